@@ -1,0 +1,27 @@
+//! Compiles `proto/` with protox: no protoc on the machine is needed.
+
+use std::path::Path;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let root = Path::new("proto");
+    let services = [
+        "envoy/service/secret/v3/sds.proto",
+        "envoy/extensions/transport_sockets/tls/v3/secret.proto",
+        "istio/v1/auth/ca.proto",
+    ];
+    println!("cargo:rerun-if-changed=proto");
+    let files = protox::compile(services.iter().map(|file| root.join(file)), [root])?;
+
+    // `Bytes` lets one encoded secret be shared by every stream that sends it.
+    // The well-known types are compiled here so that `Any` has them too.
+    let mut prost = prost_build::Config::new();
+    prost.bytes(["."]);
+    // These two carry private keys: their `Debug` is written by hand in `src/proto.rs`.
+    prost.skip_debug([".envoy.config.core.v3.DataSource", ".google.protobuf.Any"]);
+    tonic_prost_build::configure()
+        .build_transport(false)
+        .compile_well_known_types(true)
+        .include_file("proto.rs")
+        .compile_fds_with_config(files, prost)?;
+    Ok(())
+}
