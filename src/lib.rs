@@ -1,1 +1,23 @@
+//! Attaché: a node-local Secret Discovery Service agent for Envoy.
+//!
+//! The modules in the order of their dependencies: each may use what stands above it, never below.
+
+// ground
+pub mod backoff;
+pub mod clock;
+pub mod identity;
+pub mod limits;
+pub mod pki;
 pub mod proto;
+pub mod rpc;
+pub mod secret;
+// state
+pub mod cache;
+pub mod readiness;
+pub mod metrics;
+// inputs
+pub mod credential;
+pub mod ca;
+pub mod source;
+// outputs
+pub mod sds;

@@ -1,0 +1,76 @@
+//! How long to wait after a failure, and how often to speak of it.
+
+use std::time::Duration;
+
+/// Delays that double from `base` to `cap`, each cut by jitter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    /// The first delay at full length.
+    pub base: Duration,
+    /// The longest delay.
+    pub cap: Duration,
+}
+
+impl Backoff {
+    /// The delay after the `failures`-th failure in a row (1 is the first). `jitter` is drawn from 0..1, and
+    /// spreads agents that failed together over the whole second half of the delay.
+    pub fn delay(self, failures: u32, jitter: f64) -> Duration {
+        let doublings = failures.saturating_sub(1).min(31);
+        let full = self.base.saturating_mul(1 << doublings).min(self.cap);
+        full.div_f64(2.0) + full.div_f64(2.0).mul_f64(jitter.clamp(0.0, 1.0))
+    }
+}
+
+/// Remembers the last failure, so that a repeated one is not told as news.
+#[derive(Debug, Default)]
+pub struct Repeats {
+    last: Option<String>,
+}
+
+impl Repeats {
+    /// True if `failure` differs from the one before it.
+    pub fn is_news(&mut self, failure: &str) -> bool {
+        if self.last.as_deref() == Some(failure) {
+            return false;
+        }
+        self.last = Some(failure.to_owned());
+        true
+    }
+
+    /// Notes a success; true if it ends a series of failures.
+    pub fn recovered(&mut self) -> bool {
+        self.last.take().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_cap() {
+        let backoff = Backoff { base: Duration::from_millis(100), cap: Duration::from_secs(1) };
+        let full: Vec<_> = (1..=6).map(|failures| backoff.delay(failures, 1.0).as_millis()).collect();
+        assert_eq!(full, [100, 200, 400, 800, 1000, 1000]);
+        assert_eq!(backoff.delay(u32::MAX, 1.0), backoff.cap);
+    }
+
+    #[test]
+    fn jitter_keeps_a_delay_between_half_and_full() {
+        let backoff = Backoff { base: Duration::from_secs(4), cap: Duration::from_secs(60) };
+        assert_eq!(backoff.delay(1, 0.0), Duration::from_secs(2));
+        assert_eq!(backoff.delay(1, 0.5), Duration::from_secs(3));
+        assert_eq!(backoff.delay(1, 7.0), Duration::from_secs(4));
+    }
+
+    #[test]
+    fn only_a_different_failure_is_news() {
+        let mut repeats = Repeats::default();
+        assert!(!repeats.recovered());
+        assert!(repeats.is_news("refused"));
+        assert!(!repeats.is_news("refused"));
+        assert!(repeats.is_news("timed out"));
+        assert!(repeats.recovered());
+        assert!(repeats.is_news("timed out"));
+    }
+}

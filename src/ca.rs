@@ -1,0 +1,102 @@
+//! What the agent knows of a CA: it signs, or it says why not.
+
+mod answer;
+pub mod citadel;
+pub mod embedded;
+pub mod endpoint;
+pub mod server;
+
+use std::fmt;
+use std::time::Duration;
+
+pub use self::answer::{Answer, BadAnswer};
+use crate::credential::CredentialError;
+use crate::identity::SpiffeId;
+
+/// A client of one CA. A new provider is one file with one of these, and one line in `app.rs`.
+#[tonic::async_trait]
+pub trait CertificateAuthority: fmt::Debug + Send + Sync {
+    /// The provider's name, as `--ca` takes it.
+    fn name(&self) -> &'static str;
+
+    /// Has `request` signed. The caller sets the deadline, and checks the answer.
+    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError>;
+}
+
+/// What a CA is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SigningRequest {
+    /// DER.
+    pub csr: Vec<u8>,
+    /// Who the certificate is for, where that is known.
+    pub identity: Option<SpiffeId>,
+    /// How long it is to be valid.
+    pub ttl: Duration,
+}
+
+/// Why a CA gave no certificate.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each variant's message is its documentation")]
+pub enum CaError {
+    #[error("connecting to the CA at {address} failed: {source}; is it running, and is --ca-address right?")]
+    Unreachable { address: String, source: std::io::Error },
+    #[error("the TLS handshake with the CA at {address} failed: {reason}")]
+    Tls { address: String, reason: String },
+    #[error("the CA's roots can't be read: {0}")]
+    Roots(String),
+    #[error("the CA gave no answer within {0:?}")]
+    Timeout(Duration),
+    #[error("the CA at {address} answered {code:?}: {message}")]
+    Refused { address: String, code: tonic::Code, message: String },
+    #[error(transparent)]
+    Credential(#[from] CredentialError),
+    #[error("the CA's answer is not used: {0}")]
+    Answer(#[from] BadAnswer),
+    #[error("making a key or a request failed: {0}")]
+    Local(String),
+}
+
+/// How soon a failed call is worth repeating.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// It may pass by itself.
+    Transient,
+    /// Somebody has to mend something first.
+    Lasting,
+}
+
+impl CaError {
+    /// Whether it may pass by itself.
+    pub fn class(&self) -> Class {
+        use tonic::Code;
+        match self {
+            Self::Unreachable { .. } | Self::Timeout(_) | Self::Credential(_) => Class::Transient,
+            Self::Refused { code, .. } => match code {
+                Code::Unavailable
+                | Code::DeadlineExceeded
+                | Code::ResourceExhausted
+                | Code::Aborted
+                | Code::Internal
+                | Code::Cancelled
+                // The kubelet rotates the token, and each call reads it anew.
+                | Code::Unauthenticated => Class::Transient,
+                _ => Class::Lasting,
+            },
+            Self::Tls { .. } | Self::Roots(_) | Self::Answer(_) | Self::Local(_) => Class::Lasting,
+        }
+    }
+
+    /// The one word for it in metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Unreachable { .. } => "unreachable",
+            Self::Tls { .. } => "tls",
+            Self::Roots(_) => "roots",
+            Self::Timeout(_) => "timeout",
+            Self::Refused { .. } => "refused",
+            Self::Credential(_) => "credential",
+            Self::Answer(answer) => answer.label(),
+            Self::Local(_) => "local",
+        }
+    }
+}

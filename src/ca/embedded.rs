@@ -1,0 +1,281 @@
+//! A development CA inside the agent: a root and an intermediate in a folder that several agents can share.
+//!
+//! It issues whatever identity it is asked for. That is the point on a laptop, and the reason why it says at
+//! start that it is for development.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyUsagePurpose, PublicKeyData, SanType, SerialNumber,
+};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+
+use super::{Answer, CaError, CertificateAuthority, SigningRequest};
+use crate::clock::Clock;
+use crate::identity::SpiffeId;
+use crate::pki::certificate::Certificate;
+use crate::pki::key::{KeyType, PrivateKey, SigningKey};
+use crate::pki::pem;
+
+/// The root's file in the CA's folder. The names are those of Istio's plug-in CA.
+pub const ROOT_FILE: &str = "root-cert.pem";
+const INTERMEDIATE_FILE: &str = "ca-cert.pem";
+const KEY_FILE: &str = "ca-key.pem";
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// Both CA certificates.
+const CA_LIFETIME: Duration = Duration::from_secs(3650 * 24 * 3600);
+/// How far certificates are dated back, as istiod does, for clocks that are behind.
+const BACKDATE: Duration = Duration::from_secs(120);
+
+/// The development CA: a root whose key is gone, and an intermediate that signs.
+#[derive(Debug)]
+pub struct DevelopmentCa {
+    root: CertificateDer<'static>,
+    intermediate: CertificateDer<'static>,
+    issuer: Issuer<'static, SigningKey>,
+    folder: PathBuf,
+    clock: Clock,
+}
+
+/// Why there is no development CA.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each variant's message is its documentation")]
+pub enum OpenError {
+    #[error("the development CA's folder {folder} can't be used: {source}; choose another with --ca-dir")]
+    Folder { folder: PathBuf, source: io::Error },
+    #[error("the development CA's file {path} can't be used: {reason}; delete {folder} to start with a new CA")]
+    File { path: PathBuf, folder: PathBuf, reason: String },
+    #[error("making the development CA failed: {0}")]
+    Make(#[from] rcgen::Error),
+}
+
+impl DevelopmentCa {
+    /// Opens the CA in `folder`, or makes one there. Agents that do so at once get the same one.
+    pub fn open(folder: &Path, clock: Clock) -> Result<Self, OpenError> {
+        let unusable = |source| OpenError::Folder { folder: folder.to_owned(), source };
+        fs::create_dir_all(folder).map_err(unusable)?;
+        let guard = File::open(folder).map_err(unusable)?;
+        guard.lock().map_err(unusable)?;
+        // The key is written last: where it is, everything is.
+        if !folder.join(KEY_FILE).exists() {
+            Self::make(folder, clock.now())?;
+        }
+        Self::load(folder, clock)
+    }
+
+    fn make(folder: &Path, now: SystemTime) -> Result<(), OpenError> {
+        let root_key = SigningKey::generate(KeyType::EcdsaP256)?;
+        let root_params = ca_params("Attache development root", now)?;
+        let root = root_params.self_signed(&root_key)?;
+        let key = SigningKey::generate(KeyType::EcdsaP256)?;
+        let params = ca_params("Attache development CA", now)?;
+        let intermediate = params.signed_by(&key, &Issuer::from_params(&root_params, &root_key))?;
+        let write = |name: &str, mode, content: &[u8]| {
+            write_whole(&folder.join(name), mode, content)
+                .map_err(|source| OpenError::Folder { folder: folder.to_owned(), source })
+        };
+        write(ROOT_FILE, 0o644, &pem::of_certificates([root.der()]))?;
+        write(INTERMEDIATE_FILE, 0o644, &pem::of_certificates([intermediate.der()]))?;
+        write(KEY_FILE, 0o600, &key.to_private_key().to_pem())
+    }
+
+    fn load(folder: &Path, clock: Clock) -> Result<Self, OpenError> {
+        let bad = |name: &str, reason: String| OpenError::File {
+            path: folder.join(name),
+            folder: folder.to_owned(),
+            reason,
+        };
+        let certificate = |name: &str| {
+            let der = CertificateDer::from_pem_file(folder.join(name))
+                .map_err(|error| bad(name, error.to_string()))?;
+            let facts = Certificate::parse(&der).map_err(|error| bad(name, error.to_string()))?;
+            if facts.not_after <= clock.now() {
+                let at = humantime::format_rfc3339_seconds(facts.not_after);
+                return Err(bad(name, format!("it expired at {at}")));
+            }
+            Ok((der, facts))
+        };
+        let (root, _) = certificate(ROOT_FILE)?;
+        let (intermediate, facts) = certificate(INTERMEDIATE_FILE)?;
+        let key = PrivatePkcs8KeyDer::from_pem_file(folder.join(KEY_FILE))
+            .map_err(|error| bad(KEY_FILE, error.to_string()))?;
+        let key = SigningKey::from_pkcs8(&key).map_err(|error| bad(KEY_FILE, error.to_string()))?;
+        if key.subject_public_key_info() != facts.public_key {
+            return Err(bad(KEY_FILE, format!("it is not the key of {INTERMEDIATE_FILE}")));
+        }
+        let issuer = Issuer::from_ca_cert_der(&intermediate, key)?;
+        Ok(Self { root, intermediate, issuer, folder: folder.to_owned(), clock })
+    }
+
+    /// The file that holds its root.
+    pub fn root_file(&self) -> PathBuf {
+        self.folder.join(ROOT_FILE)
+    }
+
+    /// Signs a DER CSR for `identity`, whatever names the CSR itself asks for (as istiod does).
+    pub fn issue(
+        &self,
+        csr: &[u8],
+        identity: &SpiffeId,
+        ttl: Duration,
+    ) -> Result<CertificateDer<'static>, rcgen::Error> {
+        let request = rcgen::CertificateSigningRequestParams::from_der(&csr.into())?;
+        let san = SanType::URI(identity.as_str().try_into()?);
+        let params = self.leaf_params(vec![san], ttl)?;
+        Ok(params.signed_by(&request.public_key, &self.issuer)?.der().clone())
+    }
+
+    /// A certificate (with its chain) and key for the CA's own TLS server, valid for 30 days.
+    pub fn issue_server(
+        &self,
+        dns_names: &[&str],
+        addresses: &[IpAddr],
+    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKey), rcgen::Error> {
+        let names = dns_names.iter().map(|name| (*name).try_into().map(SanType::DnsName));
+        let mut san = names.collect::<Result<Vec<_>, _>>()?;
+        san.extend(addresses.iter().copied().map(SanType::IpAddress));
+        let key = SigningKey::generate(KeyType::EcdsaP256)?;
+        let leaf = self.leaf_params(san, 30 * DAY)?.signed_by(&key, &self.issuer)?;
+        Ok((vec![leaf.der().clone(), self.intermediate.clone()], key.to_private_key()))
+    }
+
+    /// Intermediate and root.
+    pub fn chain(&self) -> [&CertificateDer<'static>; 2] {
+        [&self.intermediate, &self.root]
+    }
+
+    fn leaf_params(&self, names: Vec<SanType>, ttl: Duration) -> Result<CertificateParams, rcgen::Error> {
+        let now = self.clock.now();
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.subject_alt_names = names;
+        params.not_before = (now - BACKDATE).into();
+        params.not_after = (now + ttl.min(CA_LIFETIME)).into();
+        params.serial_number = Some(serial()?);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.use_authority_key_identifier_extension = true;
+        Ok(params)
+    }
+}
+
+fn ca_params(name: &str, now: SystemTime) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.not_before = (now - DAY).into();
+    params.not_after = (now + CA_LIFETIME).into();
+    params.serial_number = Some(serial()?);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.use_authority_key_identifier_extension = true;
+    Ok(params)
+}
+
+/// 127 random bits: unique, and positive as X.509 wants it.
+fn serial() -> Result<SerialNumber, rcgen::Error> {
+    let mut bytes = [0; 16];
+    aws_lc_rs::rand::fill(&mut bytes).map_err(|_| rcgen::Error::RingUnspecified)?;
+    let [first, ..] = &mut bytes;
+    *first &= 0x7f;
+    Ok(SerialNumber::from_slice(&bytes))
+}
+
+/// Writes beside the place and renames: a crash leaves no half file.
+fn write_whole(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
+    let beside = path.with_extension("new");
+    let mut options = File::options();
+    let mut file = options.create(true).write(true).truncate(true).mode(mode).open(&beside)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(beside, path)
+}
+
+/// The development CA as a CA client: no server, no network.
+#[derive(Debug)]
+pub struct Embedded(pub DevelopmentCa);
+
+#[tonic::async_trait]
+impl CertificateAuthority for Embedded {
+    fn name(&self) -> &'static str {
+        "embedded"
+    }
+
+    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+        let identity = request
+            .identity
+            .as_ref()
+            .ok_or_else(|| CaError::Local("the development CA needs an identity: pass --spiffe-id".to_owned()))?;
+        let issued = self.0.issue(&request.csr, identity, request.ttl);
+        let leaf = issued.map_err(|error| CaError::Local(error.to_string()))?;
+        let [intermediate, root] = self.0.chain();
+        Ok(Answer { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pki::csr;
+
+    fn identity() -> SpiffeId {
+        "spiffe://cluster.local/ns/default/sa/web".parse().unwrap()
+    }
+
+    #[test]
+    fn agents_that_share_a_folder_share_a_root() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ca");
+        let open = || DevelopmentCa::open(&path, Clock::system()).unwrap().chain().map(Clone::clone);
+        let together: Vec<_> = std::thread::scope(|scope| {
+            let agents: Vec<_> = (0..4).map(|_| scope.spawn(open)).collect();
+            agents.into_iter().map(|agent| agent.join().unwrap()).collect()
+        });
+        assert!(together.iter().all(|chain| *chain == open()));
+    }
+
+    #[tokio::test]
+    async fn what_it_signs_passes_the_agents_own_checks() {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = Clock::system();
+        let ca = Embedded(DevelopmentCa::open(folder.path(), clock.clone()).unwrap());
+        for key_type in [KeyType::EcdsaP256, KeyType::EcdsaP384, KeyType::Rsa2048, KeyType::Ed25519] {
+            let key = SigningKey::generate(key_type).unwrap();
+            let csr = csr::request(&key, Some(&identity())).unwrap();
+            let ttl = Duration::from_secs(10);
+            let request = SigningRequest { csr, identity: Some(identity()), ttl };
+            let answer = ca.sign(&request).await.unwrap();
+            let checked = answer.check(key.to_private_key(), Some(&identity()), clock.now());
+            let (pair, bundle) = checked.unwrap();
+            assert_eq!((pair.chain().len(), bundle.roots().len()), (2, 1), "{key_type:?}");
+            assert!(pair.not_after() <= clock.now() + ttl);
+        }
+    }
+
+    #[test]
+    fn a_damaged_folder_is_named_with_the_way_out() {
+        let folder = tempfile::tempdir().unwrap();
+        DevelopmentCa::open(folder.path(), Clock::system()).unwrap();
+        fs::write(folder.path().join(INTERMEDIATE_FILE), "junk").unwrap();
+        let error = DevelopmentCa::open(folder.path(), Clock::system()).unwrap_err().to_string();
+        assert!(error.contains("ca-cert.pem") && error.contains("delete"), "{error}");
+    }
+
+    #[test]
+    fn its_key_is_for_its_owner_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        DevelopmentCa::open(folder.path(), Clock::system()).unwrap();
+        let mode = fs::metadata(folder.path().join(KEY_FILE)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+}

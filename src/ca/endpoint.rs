@@ -1,0 +1,221 @@
+//! Where a CA is, and how to trust it: address, TLS roots, server name.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::CaError;
+use crate::pki::pem;
+
+/// `[https://|http://]HOST[:PORT]`. Without a scheme it is TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    host: String,
+    port: u16,
+    /// Whether `http://` was asked for.
+    pub plaintext: bool,
+}
+
+impl Address {
+    /// Istio's port for TLS.
+    const TLS_PORT: u16 = 15012;
+    /// Istio's port for plaintext.
+    const PLAINTEXT_PORT: u16 = 15010;
+
+    /// `https://HOST:PORT`, as gRPC's `:scheme` and `:authority`.
+    pub fn origin(&self) -> String {
+        let scheme = if self.plaintext { "http" } else { "https" };
+        format!("{scheme}://{}", self.authority())
+    }
+
+    fn authority(&self) -> String {
+        let Self { host, port, .. } = self;
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.origin())
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || {
+            format!(
+                "{text:?} is not an address of a CA; the shape is istiod.istio-system.svc:15012 (TLS) or \
+                 http://HOST:PORT (plaintext)"
+            )
+        };
+        let (plaintext, rest) = match text.split_once("://") {
+            Some(("http", rest)) => (true, rest),
+            Some(("https", rest)) => (false, rest),
+            Some(_) => return Err(wrong()),
+            None => (false, text),
+        };
+        let authority: http::uri::Authority = rest.trim_end_matches('/').parse().map_err(|_| wrong())?;
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
+        if host.is_empty() || authority.as_str().contains('@') {
+            return Err(wrong());
+        }
+        let has_port = authority.port().is_some();
+        let port = match authority.port_u16() {
+            Some(port) => port,
+            None if has_port || authority.as_str().ends_with(':') => return Err(wrong()),
+            None if plaintext => Self::PLAINTEXT_PORT,
+            None => Self::TLS_PORT,
+        };
+        Ok(Self { host, port, plaintext })
+    }
+}
+
+/// Which roots the CA's own server certificate must chain to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Roots {
+    /// Those of the operating system.
+    System,
+    /// A PEM file, read anew for each connection.
+    File(PathBuf),
+    /// The first of these PEM files that exists.
+    FirstOf(Vec<PathBuf>),
+}
+
+impl Roots {
+    /// The certificates, and where they came from.
+    fn load(&self) -> Result<(Vec<CertificateDer<'static>>, String), String> {
+        const WAY_OUT: &str = "name the CA's root with --ca-root FILE, or --ca-root system";
+        let file = match self {
+            Self::System => {
+                let found = rustls_native_certs::load_native_certs().certs;
+                if found.is_empty() {
+                    return Err(format!("this machine has no system roots; {WAY_OUT}"));
+                }
+                return Ok((found, "the system's roots".to_owned()));
+            }
+            Self::File(path) => path,
+            Self::FirstOf(paths) => paths.iter().find(|path| path.exists()).ok_or_else(|| {
+                let places: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+                format!("none of {} exists; {WAY_OUT}", places.join(", "))
+            })?,
+        };
+        let text = std::fs::read(file).map_err(|error| format!("{}: {error}; {WAY_OUT}", file.display()))?;
+        let roots =
+            pem::certificates(&text).map_err(|error| format!("{}: {error}; {WAY_OUT}", file.display()))?;
+        Ok((roots, file.display().to_string()))
+    }
+}
+
+/// A byte stream to a CA: TCP, with or without TLS.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// Everything that is needed to connect.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Where.
+    pub address: Address,
+    /// Whom to trust.
+    pub roots: Roots,
+    /// The name that the CA's certificate must carry, where it is not the address's host.
+    pub server_name: Option<String>,
+}
+
+impl Endpoint {
+    /// A new connection, ready for HTTP/2.
+    pub async fn connect(&self) -> Result<Box<dyn Io>, CaError> {
+        let address = self.address.to_string();
+        let unreachable = |source| CaError::Unreachable { address: address.clone(), source };
+        let tcp = self.connect_tcp().await.map_err(unreachable)?;
+        if self.address.plaintext {
+            return Ok(Box::new(tcp));
+        }
+        let (roots, place) = self.roots.load().map_err(CaError::Roots)?;
+        let failed = |reason: String| CaError::Tls { address: address.clone(), reason };
+        let mut store = RootCertStore::empty();
+        store.add_parsable_certificates(roots);
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let mut config = config
+            .map_err(|error| failed(error.to_string()))?
+            .with_root_certificates(store)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let name = self.server_name.as_ref().unwrap_or(&self.address.host).clone();
+        let server_name = ServerName::try_from(name.clone())
+            .map_err(|_| failed(format!("{name:?} is not a server name; set --ca-server-name")))?;
+        let connector = TlsConnector::from(Arc::new(config));
+        let tls = connector.connect(server_name, tcp).await;
+        Ok(Box::new(tls.map_err(|error| failed(explain(&error, &place, &name)))?))
+    }
+
+    async fn connect_tcp(&self) -> io::Result<TcpStream> {
+        let target = (self.address.host.as_str(), self.address.port);
+        let tcp = TcpStream::connect(target).await?;
+        tcp.set_nodelay(true)?;
+        Ok(tcp)
+    }
+}
+
+/// What a failed handshake means for whoever has to mend it.
+fn explain(error: &io::Error, roots: &str, name: &str) -> String {
+    use rustls::{CertificateError, Error};
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+    match inner {
+        Some(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+            format!("its certificate is not signed by {roots}; set --ca-root to the root of this CA")
+        }
+        Some(Error::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        )) => format!("its certificate is not for the name {name}; set --ca-server-name to the name it has"),
+        Some(other) => other.to_string(),
+        None => format!("{error}; is this a TLS port? Plaintext needs http:// in --ca-address"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let cases = [
+            ("istiod.istio-system.svc:15012", Some("https://istiod.istio-system.svc:15012")),
+            ("https://ca.example", Some("https://ca.example:15012")),
+            ("http://127.0.0.1", Some("http://127.0.0.1:15010")),
+            ("http://[::1]:80/", Some("http://[::1]:80")),
+            ("[::1]:15012", Some("https://[::1]:15012")),
+            ("", None),
+            (":15012", None),
+            ("host:", None),
+            ("host:99999", None),
+            ("host:1/path", None),
+            ("ftp://host", None),
+            ("user@host:1", None),
+            ("two words", None),
+        ];
+        for (text, expected) in cases {
+            let parsed = text.parse::<Address>();
+            assert_eq!(parsed.as_ref().map(Address::origin).ok().as_deref(), expected, "{text}: {parsed:?}");
+        }
+    }
+
+    #[test]
+    fn roots_that_are_not_there_are_named_with_the_way_out() {
+        let missing = PathBuf::from("/nowhere/root-cert.pem");
+        for roots in [Roots::File(missing.clone()), Roots::FirstOf(vec![missing])] {
+            let error = roots.load().unwrap_err();
+            assert!(error.contains("/nowhere/root-cert.pem") && error.contains("--ca-root"), "{error}");
+        }
+    }
+}

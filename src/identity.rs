@@ -1,0 +1,130 @@
+//! SPIFFE IDs, as the SPIFFE ID standard (section 2) defines them.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// `spiffe://TRUST_DOMAIN/PATH`: who a workload is. Always valid.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SpiffeId(String);
+
+/// Why a text is not a SPIFFE ID.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a SPIFFE ID: {reason} (the shape is spiffe://cluster.local/ns/NAMESPACE/sa/ACCOUNT)")]
+pub struct NotASpiffeId {
+    text: String,
+    reason: &'static str,
+}
+
+impl SpiffeId {
+    const LONGEST: usize = 2048;
+
+    /// `spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT`, the form that Istio gives Kubernetes workloads.
+    pub fn for_service_account(trust_domain: &str, account: &ServiceAccount) -> Result<Self, NotASpiffeId> {
+        format!("spiffe://{trust_domain}/ns/{}/sa/{}", account.namespace, account.name).parse()
+    }
+
+    /// The whole ID.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The part between `spiffe://` and the path.
+    pub fn trust_domain(&self) -> &str {
+        let rest = self.0.strip_prefix("spiffe://").unwrap_or_default();
+        rest.split('/').next().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for SpiffeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for SpiffeId {
+    type Err = NotASpiffeId;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let refuse = |reason| Err(NotASpiffeId { text: text.chars().take(100).collect(), reason });
+        if text.len() > Self::LONGEST {
+            return refuse("it is longer than 2048 bytes");
+        }
+        let Some(rest) = text.strip_prefix("spiffe://") else {
+            return refuse("it does not start with spiffe://");
+        };
+        let (domain, path) = rest.split_once('/').map_or((rest, None), |(domain, path)| (domain, Some(path)));
+        if domain.is_empty() {
+            return refuse("the trust domain is empty");
+        }
+        let in_domain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-._".contains(c);
+        if !domain.chars().all(in_domain) {
+            return refuse("a trust domain holds only lower-case letters, digits, dots, dashes and underscores");
+        }
+        let in_path = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+        for segment in path.iter().flat_map(|path| path.split('/')) {
+            if segment.is_empty() || segment == "." || segment == ".." {
+                return refuse("a path segment is empty, \".\" or \"..\"");
+            }
+            if !segment.chars().all(in_path) {
+                return refuse("a path holds only letters, digits, dots, dashes and underscores");
+            }
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// A Kubernetes service account, as the `sub` of its tokens names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceAccount {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name within the namespace.
+    pub name: String,
+}
+
+impl ServiceAccount {
+    /// Reads `system:serviceaccount:NAMESPACE:NAME`.
+    pub fn from_subject(subject: &str) -> Option<Self> {
+        let (namespace, name) = subject.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+        Some(Self { namespace: namespace.to_owned(), name: name.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_a_spiffe_id() {
+        let long = format!("spiffe://td/{}", "a".repeat(2048));
+        let cases = [
+            ("spiffe://cluster.local/ns/default/sa/web", true),
+            ("spiffe://td", true),
+            ("spiffe://td/A-b_c.1", true),
+            ("spiffe://", false),
+            ("spiffe:///path", false),
+            ("https://td/a", false),
+            ("spiffe://TD/a", false),
+            ("spiffe://td:80/a", false),
+            ("spiffe://user@td/a", false),
+            ("spiffe://td/", false),
+            ("spiffe://td/a//b", false),
+            ("spiffe://td/a/../b", false),
+            ("spiffe://td/a?b", false),
+            ("spiffe://td/ä", false),
+            (&long, false),
+        ];
+        for (text, valid) in cases {
+            assert_eq!(text.parse::<SpiffeId>().is_ok(), valid, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_service_account_gives_istios_form() {
+        let account = ServiceAccount::from_subject("system:serviceaccount:shop:cart").unwrap();
+        let id = SpiffeId::for_service_account("cluster.local", &account).unwrap();
+        assert_eq!(id.as_str(), "spiffe://cluster.local/ns/shop/sa/cart");
+        assert_eq!(id.trust_domain(), "cluster.local");
+        assert_eq!(ServiceAccount::from_subject("system:node:x"), None);
+    }
+}

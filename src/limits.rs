@@ -1,0 +1,21 @@
+//! The bounds on what comes from outside, in one place.
+
+/// Bytes of one request on the SDS socket. Envoy's first one has 61 kB.
+pub const REQUEST_BYTES: usize = 1 << 20;
+/// Resource names that one stream may be subscribed to.
+pub const NAMES_PER_STREAM: usize = 10_000;
+/// Characters of a client's text (node id, NACK reason) that go into a log line.
+pub const FOREIGN_TEXT: usize = 400;
+/// Bytes of one mounted file.
+pub const FILE_BYTES: u64 = 1 << 20;
+/// Bytes of a token file.
+pub const TOKEN_BYTES: u64 = 64 << 10;
+/// Bytes of a CA's answer.
+pub const CA_ANSWER_BYTES: usize = 1 << 20;
+/// Bytes of the longest path of a Unix socket (`sun_path` less its final NUL).
+pub const SOCKET_PATH_BYTES: usize = 107;
+
+/// `text` cut to [`FOREIGN_TEXT`], without control characters: fit for a log line.
+pub fn foreign(text: &str) -> String {
+    text.chars().take(FOREIGN_TEXT).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}

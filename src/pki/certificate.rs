@@ -1,0 +1,121 @@
+//! What one certificate says.
+
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls::pki_types::CertificateDer;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::FromDer;
+use x509_parser::public_key::PublicKey;
+
+use crate::identity::SpiffeId;
+
+/// The facts of a certificate that people and checks ask for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// Subject, as one line.
+    pub subject: String,
+    /// Issuer, as one line.
+    pub issuer: String,
+    /// Serial number, lower-case hexadecimal.
+    pub serial: String,
+    /// Valid from.
+    pub not_before: SystemTime,
+    /// Valid until.
+    pub not_after: SystemTime,
+    /// URI subject alternative names.
+    pub uris: Vec<String>,
+    /// DNS subject alternative names.
+    pub dns_names: Vec<String>,
+    /// IP subject alternative names.
+    pub ip_addresses: Vec<IpAddr>,
+    /// Algorithm and size of its key, for people: `ECDSA P-256`.
+    pub key_type: String,
+    /// DER SubjectPublicKeyInfo.
+    pub public_key: Vec<u8>,
+    /// Whether it may issue certificates.
+    pub is_ca: bool,
+    /// Whether subject and issuer are the same, as with a root.
+    pub is_self_issued: bool,
+}
+
+/// A certificate's DER that can't be parsed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not an X.509 certificate: {0}")]
+pub struct NotACertificate(String);
+
+impl Certificate {
+    /// Reads a DER certificate.
+    pub fn parse(der: &CertificateDer<'_>) -> Result<Self, NotACertificate> {
+        let (rest, parsed) =
+            X509Certificate::from_der(der).map_err(|error| NotACertificate(error.to_string()))?;
+        if !rest.is_empty() {
+            return Err(NotACertificate(format!("{} bytes behind it", rest.len())));
+        }
+        let mut facts = Self {
+            subject: parsed.subject().to_string(),
+            issuer: parsed.issuer().to_string(),
+            serial: parsed.raw_serial().iter().map(|byte| format!("{byte:02x}")).collect(),
+            not_before: moment(parsed.validity().not_before.timestamp()),
+            not_after: moment(parsed.validity().not_after.timestamp()),
+            uris: Vec::new(),
+            dns_names: Vec::new(),
+            ip_addresses: Vec::new(),
+            key_type: key_type(&parsed),
+            public_key: parsed.public_key().raw.to_vec(),
+            is_ca: parsed.is_ca(),
+            is_self_issued: parsed.subject().as_raw() == parsed.issuer().as_raw(),
+        };
+        let names = parsed.subject_alternative_name().map_err(|error| NotACertificate(error.to_string()))?;
+        for name in names.iter().flat_map(|names| &names.value.general_names) {
+            match name {
+                GeneralName::URI(uri) => facts.uris.push((*uri).to_owned()),
+                GeneralName::DNSName(name) => facts.dns_names.push((*name).to_owned()),
+                GeneralName::IPAddress(bytes) => facts.ip_addresses.extend(ip_address(bytes)),
+                _ => {}
+            }
+        }
+        Ok(facts)
+    }
+
+    /// The SPIFFE ID, where there is exactly one URI name and it is one (an X.509-SVID has exactly one).
+    pub fn spiffe_id(&self) -> Option<SpiffeId> {
+        match self.uris.as_slice() {
+            [uri] => uri.parse().ok(),
+            _ => None,
+        }
+    }
+
+    /// Who it is for, in the fewest words: its names, else its subject.
+    pub fn names(&self) -> String {
+        let names: Vec<_> = self
+            .uris
+            .iter()
+            .chain(&self.dns_names)
+            .cloned()
+            .chain(self.ip_addresses.iter().map(ToString::to_string))
+            .collect();
+        if names.is_empty() { self.subject.clone() } else { names.join(", ") }
+    }
+}
+
+fn moment(timestamp: i64) -> SystemTime {
+    let distance = Duration::from_secs(timestamp.unsigned_abs());
+    if timestamp < 0 { UNIX_EPOCH - distance } else { UNIX_EPOCH + distance }
+}
+
+fn ip_address(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+}
+
+fn key_type(certificate: &X509Certificate<'_>) -> String {
+    let key = certificate.public_key();
+    match key.parsed() {
+        Ok(PublicKey::RSA(rsa)) => format!("RSA {}", rsa.key_size()),
+        Ok(PublicKey::EC(point)) => format!("ECDSA P-{}", point.key_size()),
+        _ if key.algorithm.algorithm.to_id_string() == "1.3.101.112" => "Ed25519".to_owned(),
+        _ => key.algorithm.algorithm.to_id_string(),
+    }
+}

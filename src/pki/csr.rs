@@ -1,0 +1,24 @@
+//! Certificate signing requests.
+
+use rcgen::{CertificateParams, DistinguishedName, SanType};
+
+use super::key::SigningKey;
+use super::pem;
+use crate::identity::SpiffeId;
+
+/// A CSR for `key`, DER. It names `identity` as its only subject alternative name, critical, with an empty
+/// subject, as the X.509-SVID standard wants it; without an identity it names nobody and the CA decides.
+pub fn request(key: &SigningKey, identity: Option<&SpiffeId>) -> Result<Vec<u8>, rcgen::Error> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    if let Some(identity) = identity {
+        params.subject_alt_names = vec![SanType::URI(identity.as_str().try_into()?)];
+    }
+    Ok(params.serialize_request(key)?.der().to_vec())
+}
+
+/// A DER CSR as PEM.
+pub fn to_pem(der: &[u8]) -> String {
+    // Base64 and ASCII labels: always UTF-8.
+    String::from_utf8_lossy(&pem::encode("CERTIFICATE REQUEST", der)).into_owned()
+}

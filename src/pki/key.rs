@@ -1,0 +1,237 @@
+//! Private keys: made here or read from a file. Wiped when dropped, never shown.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rcgen::{PublicKeyData, SignatureAlgorithm};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use zeroize::{Zeroize, Zeroizing};
+
+use super::pem::{encode, looks_like_der};
+
+/// The algorithm and size of a new key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum KeyType {
+    /// ECDSA on NIST P-256.
+    #[default]
+    EcdsaP256,
+    /// ECDSA on NIST P-384.
+    EcdsaP384,
+    /// RSA, 2048 bits.
+    Rsa2048,
+    /// RSA, 3072 bits.
+    Rsa3072,
+    /// RSA, 4096 bits.
+    Rsa4096,
+    /// Ed25519.
+    Ed25519,
+}
+
+impl KeyType {
+    /// Every key type with the name that `--key-type` takes.
+    pub const ALL: [(&'static str, Self); 6] = [
+        ("ecdsa-p256", Self::EcdsaP256),
+        ("ecdsa-p384", Self::EcdsaP384),
+        ("rsa-2048", Self::Rsa2048),
+        ("rsa-3072", Self::Rsa3072),
+        ("rsa-4096", Self::Rsa4096),
+        ("ed25519", Self::Ed25519),
+    ];
+
+    /// True where making a key takes so long (50 ms and more) that the runtime's thread must not do it.
+    pub fn is_slow(self) -> bool {
+        matches!(self, Self::Rsa2048 | Self::Rsa3072 | Self::Rsa4096)
+    }
+}
+
+impl FromStr for KeyType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.iter().find(|(name, _)| *name == text);
+        found.map(|(_, key_type)| *key_type).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|(name, _)| *name).collect();
+            format!("{text:?} is not a key type; choose one of {}", names.join(", "))
+        })
+    }
+}
+
+/// A fresh key that can sign.
+pub struct SigningKey(rcgen::KeyPair);
+
+impl SigningKey {
+    /// Makes a key. Takes some 20 µs, but for RSA 50 ms and more (see [`KeyType::is_slow`]).
+    pub fn generate(key_type: KeyType) -> Result<Self, rcgen::Error> {
+        use rcgen::RsaKeySize::{_2048, _3072, _4096};
+        let rsa = |size| rcgen::KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, size);
+        let pair = match key_type {
+            KeyType::EcdsaP256 => rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256),
+            KeyType::EcdsaP384 => rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384),
+            KeyType::Ed25519 => rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519),
+            KeyType::Rsa2048 => rsa(_2048),
+            KeyType::Rsa3072 => rsa(_3072),
+            KeyType::Rsa4096 => rsa(_4096),
+        };
+        pair.map(Self)
+    }
+
+    /// Reads a PKCS#8 key.
+    pub fn from_pkcs8(der: &PrivatePkcs8KeyDer<'_>) -> Result<Self, rcgen::Error> {
+        rcgen::KeyPair::try_from(der).map(Self)
+    }
+
+    /// The same key, to be published.
+    pub fn to_private_key(&self) -> PrivateKey {
+        PrivateKey(PrivateKeyDer::Pkcs8(self.0.serialized_der().to_vec().into()))
+    }
+}
+
+impl Drop for SigningKey {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+impl fmt::Debug for SigningKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SigningKey(hidden)")
+    }
+}
+
+impl PublicKeyData for SigningKey {
+    fn der_bytes(&self) -> &[u8] {
+        self.0.der_bytes()
+    }
+
+    fn algorithm(&self) -> &'static SignatureAlgorithm {
+        self.0.algorithm()
+    }
+}
+
+impl rcgen::SigningKey for SigningKey {
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
+        rcgen::SigningKey::sign(&self.0, message)
+    }
+}
+
+/// A private key as bytes: PKCS#8, PKCS#1 (RSA) or SEC1 (EC).
+pub struct PrivateKey(PrivateKeyDer<'static>);
+
+/// Why a text is not a private key that can be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAKey {
+    /// No key block.
+    #[error("it holds no PEM private key (a \"-----BEGIN PRIVATE KEY-----\" block, or EC or RSA)")]
+    NoKey,
+    /// The key needs a password.
+    #[error("its private key is encrypted: store it without a password")]
+    Encrypted,
+    /// The binary form.
+    #[error("it is DER, not PEM: convert it with `openssl pkey -inform der -outform pem`")]
+    Der,
+    /// A block is damaged.
+    #[error("its PEM is damaged: {0}")]
+    Damaged(String),
+    /// The key itself can't be read.
+    #[error("its private key can't be read: RSA, ECDSA and Ed25519 keys are known")]
+    Unknown,
+}
+
+impl PrivateKey {
+    /// The first private key of `text`.
+    pub fn from_pem(text: &[u8]) -> Result<Self, NotAKey> {
+        let contains = |marker: &[u8]| text.windows(marker.len()).any(|window| window == marker);
+        match PrivateKeyDer::from_pem_slice(text) {
+            Ok(_) if contains(b"Proc-Type: 4,ENCRYPTED") => Err(NotAKey::Encrypted),
+            Ok(key) => Ok(Self(key)),
+            Err(_) if contains(b"BEGIN ENCRYPTED PRIVATE KEY") || contains(b"Proc-Type: 4,ENCRYPTED") => {
+                Err(NotAKey::Encrypted)
+            }
+            Err(pem::Error::NoItemsFound) if looks_like_der(text) => Err(NotAKey::Der),
+            Err(pem::Error::NoItemsFound) => Err(NotAKey::NoKey),
+            Err(error) => Err(NotAKey::Damaged(error.to_string())),
+        }
+    }
+
+    /// The key as a PEM block of its own format.
+    pub fn to_pem(&self) -> Zeroizing<Vec<u8>> {
+        match &self.0 {
+            PrivateKeyDer::Pkcs1(key) => encode("RSA PRIVATE KEY", key.secret_pkcs1_der()),
+            PrivateKeyDer::Sec1(key) => encode("EC PRIVATE KEY", key.secret_sec1_der()),
+            key => encode("PRIVATE KEY", key.secret_der()),
+        }
+    }
+
+    /// The DER bytes.
+    pub fn der(&self) -> &PrivateKeyDer<'static> {
+        &self.0
+    }
+
+    /// The public half, as DER SubjectPublicKeyInfo: what a certificate for this key carries.
+    pub fn public_key(&self) -> Result<Vec<u8>, NotAKey> {
+        let key =
+            rustls::crypto::aws_lc_rs::sign::any_supported_type(&self.0).map_err(|_| NotAKey::Unknown)?;
+        key.public_key().map(|spki| spki.to_vec()).ok_or(NotAKey::Unknown)
+    }
+}
+
+impl Drop for PrivateKey {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+impl fmt::Debug for PrivateKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PrivateKey(hidden)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_type_is_made_written_and_read_back() {
+        for (name, key_type) in KeyType::ALL.into_iter().filter(|(name, _)| *name != "rsa-4096") {
+            let key = SigningKey::generate(key_type).unwrap();
+            let text = key.to_private_key().to_pem();
+            let read = PrivateKey::from_pem(&text).unwrap();
+            assert_eq!(read.public_key().unwrap(), key.subject_public_key_info(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_key_type_that_does_not_exist_lists_those_that_do() {
+        let error = "rsa-1024".parse::<KeyType>().unwrap_err();
+        assert!(error.contains("rsa-1024") && error.contains("ecdsa-p256, ecdsa-p384, rsa-2048"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_a_key_is_named() {
+        let cases: [(&[u8], NotAKey); 4] = [
+            (b"", NotAKey::NoKey),
+            (&[0x30, 0x82, 1, 1], NotAKey::Der),
+            (
+                b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n",
+                NotAKey::Encrypted,
+            ),
+            (
+                b"-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n\nAAAA\n-----END RSA PRIVATE KEY-----\n",
+                NotAKey::Encrypted,
+            ),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(PrivateKey::from_pem(text).unwrap_err(), expected);
+        }
+        let junk = PrivateKey::from_pem(b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n");
+        assert_eq!(junk.unwrap().public_key().unwrap_err(), NotAKey::Unknown);
+    }
+
+    #[test]
+    fn no_debug_shows_a_key() {
+        let key = SigningKey::generate(KeyType::default()).unwrap();
+        assert_eq!(format!("{key:?} {:?}", key.to_private_key()), "SigningKey(hidden) PrivateKey(hidden)");
+    }
+}

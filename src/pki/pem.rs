@@ -1,0 +1,92 @@
+//! PEM, read leniently and written one way.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use zeroize::Zeroizing;
+
+/// Why a text gives no certificates.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotPem {
+    /// Nothing between `-----BEGIN CERTIFICATE-----` lines.
+    #[error("it holds no PEM certificate (a \"-----BEGIN CERTIFICATE-----\" block)")]
+    NoCertificate,
+    /// The binary form.
+    #[error("it is DER, not PEM: convert it with `openssl x509 -inform der -outform pem`")]
+    Der,
+    /// A block is damaged.
+    #[error("its PEM is damaged: {0}")]
+    Damaged(String),
+}
+
+/// Every certificate of `text`, in order; other blocks and text between blocks are passed over.
+pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, NotPem> {
+    let found = CertificateDer::pem_slice_iter(text)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| NotPem::Damaged(error.to_string()))?;
+    match found.is_empty() {
+        false => Ok(found),
+        true if looks_like_der(text) => Err(NotPem::Der),
+        true => Err(NotPem::NoCertificate),
+    }
+}
+
+/// True if `bytes` start as a DER certificate or key does: a SEQUENCE of more than 127 bytes.
+pub fn looks_like_der(bytes: &[u8]) -> bool {
+    matches!(bytes, [0x30, 0x81..=0x83, ..])
+}
+
+/// `certificates` as one PEM text.
+pub fn of_certificates<'a>(certificates: impl IntoIterator<Item = &'a CertificateDer<'static>>) -> Vec<u8> {
+    certificates.into_iter().flat_map(|certificate| encode("CERTIFICATE", certificate).to_vec()).collect()
+}
+
+/// `der` as one PEM block, in memory that is wiped.
+pub fn encode(label: &str, der: &[u8]) -> Zeroizing<Vec<u8>> {
+    const LINE: usize = 64;
+    let base64 = Zeroizing::new(STANDARD.encode(der));
+    // Sized beforehand: a buffer that grows leaves copies of a key behind.
+    let size = base64.len() + base64.len() / LINE + 2 * label.len() + 64;
+    let mut out = Zeroizing::new(Vec::with_capacity(size));
+    out.extend_from_slice(format!("-----BEGIN {label}-----\n").as_bytes());
+    for line in base64.as_bytes().chunks(LINE) {
+        out.extend_from_slice(line);
+        out.push(b'\n');
+    }
+    out.extend_from_slice(format!("-----END {label}-----\n").as_bytes());
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for length in [1, 47, 48, 49, 1000] {
+            let der = CertificateDer::from(vec![7; length]);
+            let text = of_certificates([&der, &der]);
+            assert_eq!(certificates(&text).unwrap(), [der.clone(), der], "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn comments_and_crlf_are_no_obstacle() {
+        let der = CertificateDer::from(vec![1, 2, 3]);
+        let text = String::from_utf8(of_certificates([&der])).unwrap().replace('\n', "\r\n");
+        let text = format!("# the root\r\nsubject=x\r\n{text}\r\ntrailing words\r\n");
+        assert_eq!(certificates(text.as_bytes()).unwrap(), [der]);
+    }
+
+    #[test]
+    fn what_is_not_pem_is_named() {
+        assert_eq!(certificates(b""), Err(NotPem::NoCertificate));
+        assert_eq!(certificates(b"root:x:0:0"), Err(NotPem::NoCertificate));
+        assert_eq!(certificates(&[0x30, 0x82, 1, 1]), Err(NotPem::Der));
+        assert!(matches!(
+            certificates(b"-----BEGIN CERTIFICATE-----\n!!\n-----END CERTIFICATE-----\n"),
+            Err(NotPem::Damaged(_))
+        ));
+    }
+}

@@ -1,0 +1,115 @@
+//! HTTP/2 connections, both sides: gRPC without a framework around it.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::client::conn::http2::SendRequest;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tower_service::Service;
+
+/// Bytes that one stream may send before they are taken in: a first request of Envoy's at once.
+const STREAM_WINDOW: u32 = 128 << 10;
+/// Bytes that all streams of a connection together may.
+const CONNECTION_WINDOW: u32 = 1 << 20;
+
+/// A connection to a gRPC server, as generated clients take it.
+#[derive(Clone, Debug)]
+pub struct Connection(SendRequest<Body>);
+
+impl Service<http::Request<Body>> for Connection {
+    type Response = http::Response<Incoming>;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        Box::pin(self.0.send_request(request))
+    }
+}
+
+/// Opens HTTP/2 on `io` and runs `talk` on it; the connection ends with it.
+pub async fn with_connection<IO, T>(io: IO, talk: impl AsyncFnOnce(Connection) -> T) -> Result<T, hyper::Error>
+where
+    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let executor = TokioExecutor::new();
+    let (sender, connection) = hyper::client::conn::http2::handshake(executor, TokioIo::new(io)).await?;
+    let driver = async {
+        // However the connection ends, `talk` hears of it through its own calls.
+        let _ = connection.await;
+        std::future::pending().await
+    };
+    tokio::select! {
+        answer = talk(Connection(sender)) => Ok(answer),
+        answer = driver => answer,
+    }
+}
+
+/// Serves gRPC on `io` until the client goes, or `stop` is cancelled and the open calls have ended.
+pub async fn serve<IO, S>(io: IO, service: S, stop: CancellationToken)
+where
+    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    S: Service<http::Request<Incoming>, Response = http::Response<Body>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        // Envoy opens a stream for each secret: the default of 200 would silently hold the rest back.
+        .max_concurrent_streams(None)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(STREAM_WINDOW as usize)
+        .serve_connection(TokioIo::new(io), TowerToHyperService::new(service));
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection broke");
+    }
+}
+
+/// Hands each connection that `next` accepts to `connection`, until `stop` is cancelled.
+pub async fn accept<IO>(
+    what: &'static str,
+    mut next: impl AsyncFnMut() -> io::Result<IO>,
+    mut connection: impl FnMut(IO),
+    stop: &CancellationToken,
+) {
+    /// Out of file descriptors, most likely: some connection has to end first.
+    const PAUSE: Duration = Duration::from_millis(100);
+    let mut repeats = crate::backoff::Repeats::default();
+    loop {
+        let accepted = tokio::select! {
+            accepted = next() => accepted,
+            () = stop.cancelled() => return,
+        };
+        match accepted {
+            Ok(io) => {
+                repeats.recovered();
+                connection(io);
+            }
+            Err(error) => {
+                if repeats.is_news(&error.to_string()) {
+                    tracing::warn!(%error, "{what} can't accept a connection; it goes on trying");
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The secret discovery service: what Envoy talks to.
+
+pub mod dialect;
+pub mod listener;
+pub mod session;
+mod stream;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_stream::{StreamExt as _, StreamMap};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+use self::stream::SecretStream;
+use crate::cache::{Cache, Key, Workload};
+use crate::limits;
+use crate::metrics::{ByName, ByReason, Metrics};
+use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryService;
+use crate::secret::{Resource, SecretName};
+
+/// How long `FetchSecrets` waits for secrets that are not there yet, where the client sets no deadline.
+const FETCH_PATIENCE: Duration = Duration::from_secs(5);
+/// What is kept of a client's deadline for the answer's way back.
+const ANSWER_TIME: Duration = Duration::from_millis(100);
+
+/// Serves the secrets of one workload. Clones serve together.
+#[derive(Clone, Debug)]
+pub struct SecretDiscovery {
+    cache: Cache,
+    workload: Workload,
+    metrics: Metrics,
+    /// Ends every stream.
+    draining: CancellationToken,
+}
+
+impl SecretDiscovery {
+    /// Serves `workload`'s secrets from `cache` until `draining` is cancelled.
+    pub fn new(cache: Cache, workload: Workload, metrics: Metrics, draining: CancellationToken) -> Self {
+        Self { cache, workload, metrics, draining }
+    }
+
+    fn key(&self, name: SecretName) -> Key {
+        Key { workload: self.workload, name }
+    }
+
+    fn count_refusal(&self, reason: &'static str) {
+        self.metrics.refusals.get_or_create(&ByReason { reason }).inc();
+    }
+
+    fn count_push(&self, name: &str) {
+        self.metrics.pushes.get_or_create(&ByName { name: name.to_owned() }).inc();
+    }
+
+    /// Answers with what is there; waits where nothing is, `patience` at most.
+    async fn fetch(&self, names: Vec<String>, patience: Duration) -> Result<DiscoveryResponse, Status> {
+        let mut waiting = StreamMap::new();
+        let mut subscriptions = Vec::new();
+        let mut problems = HashMap::new();
+        for text in names {
+            match text.parse::<SecretName>() {
+                Ok(name) => match self.cache.subscribe(self.key(name)) {
+                    Some(subscription) => {
+                        waiting.insert(name, subscription.changes());
+                        subscriptions.push(subscription);
+                        problems.insert(name.to_string(), "it is not there yet".to_owned());
+                    }
+                    None => drop(problems.insert(text, "this agent has no source for it".to_owned())),
+                },
+                Err(unknown) => {
+                    self.count_refusal("unknown_name");
+                    problems.insert(limits::foreign(&text), unknown.to_string());
+                }
+            }
+        }
+        let is_unknown = waiting.is_empty();
+        let mut found: HashMap<SecretName, Resource> = HashMap::new();
+        let deadline = Instant::now() + patience;
+        while !waiting.is_empty() {
+            let next = tokio::time::timeout_at(deadline, waiting.next()).await;
+            let Ok(Some((name, entry))) = next else { break };
+            if let Some(good) = &entry.good {
+                found.insert(name, good.resource.clone());
+                problems.remove(name.as_str());
+                waiting.remove(&name);
+            } else if let Some(failure) = &entry.failure {
+                problems.insert(name.to_string(), failure.reason.clone());
+            }
+        }
+        if found.is_empty() {
+            let told: Vec<_> =
+                problems.iter().map(|(name, reason)| format!("no secret {name:?}: {reason}")).collect();
+            let message = if told.is_empty() { "the request names no secret".to_owned() } else { told.join("; ") };
+            return Err(match (is_unknown, problems.is_empty()) {
+                (_, true) => Status::invalid_argument(message),
+                (true, _) => Status::not_found(message),
+                (false, _) => Status::unavailable(message),
+            });
+        }
+        let mut found: Vec<_> = found.into_iter().collect();
+        found.sort_by_key(|(name, _)| *name);
+        for (name, _) in &found {
+            self.count_push(name.as_str());
+        }
+        let versions = found.iter().map(|(name, resource)| (name.as_str(), &resource.version));
+        let version_info = dialect::combined(versions);
+        let resources = found.into_iter().map(|(_, resource)| resource.any).collect();
+        Ok(dialect::response(version_info, String::new(), resources))
+    }
+}
+
+#[tonic::async_trait]
+impl SecretDiscoveryService for SecretDiscovery {
+    type StreamSecretsStream = SecretStream<Streaming<DiscoveryRequest>>;
+
+    async fn stream_secrets(
+        &self,
+        request: Request<Streaming<DiscoveryRequest>>,
+    ) -> Result<Response<Self::StreamSecretsStream>, Status> {
+        Ok(Response::new(SecretStream::new(self.clone(), request.into_inner())))
+    }
+
+    async fn fetch_secrets(
+        &self,
+        request: Request<DiscoveryRequest>,
+    ) -> Result<Response<DiscoveryResponse>, Status> {
+        let patience = client_timeout(request.metadata())
+            .map_or(FETCH_PATIENCE, |timeout| timeout.saturating_sub(ANSWER_TIME).min(FETCH_PATIENCE));
+        let request = request.into_inner();
+        let refused = |refusal: dialect::Refusal| {
+            self.count_refusal(refusal.label());
+            Status::from(refusal)
+        };
+        dialect::check_type(&request).map_err(refused)?;
+        if request.resource_names.len() > limits::NAMES_PER_STREAM {
+            return Err(refused(dialect::Refusal::TooManyNames(request.resource_names.len())));
+        }
+        let draining = Status::unavailable("the agent is stopping");
+        tokio::select! {
+            answer = self.fetch(request.resource_names, patience) => answer.map(Response::new),
+            () = self.draining.cancelled() => Err(draining),
+        }
+    }
+}
+
+/// The client's deadline, from the header that the gRPC protocol defines: digits and a unit.
+fn client_timeout(metadata: &tonic::metadata::MetadataMap) -> Option<Duration> {
+    let text = metadata.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let value: u64 = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(value.saturating_mul(3600))),
+        "M" => Some(Duration::from_secs(value.saturating_mul(60))),
+        "S" => Some(Duration::from_secs(value)),
+        "m" => Some(Duration::from_millis(value)),
+        "u" => Some(Duration::from_micros(value)),
+        "n" => Some(Duration::from_nanos(value)),
+        _ => None,
+    }
+}

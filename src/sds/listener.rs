@@ -1,0 +1,178 @@
+//! The Unix socket: taken over from a dead agent, never from a live one, and removed on exit.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use tokio::net::{UnixListener, UnixSocket};
+
+use crate::limits::SOCKET_PATH_BYTES;
+
+/// Connections that wait to be accepted. The kernel cuts it to `net.core.somaxconn`.
+const BACKLOG: u32 = 1024;
+
+/// A listening socket whose file goes when it is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    file: SocketFile,
+}
+
+/// The path of a socket of ours.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// Device and inode: another agent may have put its own socket there since.
+    id: (u64, u64),
+}
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each variant's message is its documentation")]
+pub enum ListenError {
+    #[error(
+        "the path of the socket {path} has {length} bytes: Unix sockets take {SOCKET_PATH_BYTES} at most; choose a shorter one with --socket"
+    )]
+    PathTooLong { path: PathBuf, length: usize },
+    #[error(
+        "the folder of the socket {path} can't be used: {source}; create or mount {folder}, or choose another path with --socket"
+    )]
+    Folder { path: PathBuf, folder: PathBuf, source: io::Error },
+    #[error(
+        "the socket {path} belongs to a live agent{}: stop that one, or choose another path with --socket",
+        pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
+    )]
+    Taken { path: PathBuf, pid: Option<i32> },
+    #[error("{path} is there and is not a socket: remove it, or choose another path with --socket")]
+    NotASocket { path: PathBuf },
+    #[error("listening on the socket {path} failed: {source}")]
+    Io { path: PathBuf, source: io::Error },
+}
+
+impl ListenError {
+    /// Refuses a path that no socket can have.
+    pub fn check_path(path: &Path) -> Result<(), Self> {
+        let length = path.as_os_str().as_bytes().len();
+        if length > SOCKET_PATH_BYTES {
+            return Err(Self::PathTooLong { path: path.to_owned(), length });
+        }
+        Ok(())
+    }
+}
+
+impl Listener {
+    /// Listens on `path`, whose file gets `mode`. A dead agent's socket is replaced.
+    pub fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
+        ListenError::check_path(path)?;
+        let failed = |source| ListenError::Io { path: path.to_owned(), source };
+        let folder = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let no_folder = |source| ListenError::Folder {
+            path: path.to_owned(),
+            folder: folder.to_owned(),
+            source,
+        };
+        // Two agents that start together must not both take the place of a dead one: one looks after the other.
+        let guard = File::open(folder).map_err(no_folder)?;
+        guard.lock().map_err(no_folder)?;
+        clear(path)?;
+        let socket = UnixSocket::new_stream().map_err(failed)?;
+        socket.bind(path).map_err(no_folder)?;
+        // Nobody can connect before `listen`, so there is no moment with a wider mode.
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed)?;
+        let metadata = fs::symlink_metadata(path).map_err(failed)?;
+        let file = SocketFile { path: path.to_owned(), id: (metadata.dev(), metadata.ino()) };
+        let socket = socket.listen(BACKLOG).map_err(failed)?;
+        Ok(Self { socket, file })
+    }
+
+    /// The socket, and the guard that removes its file when dropped.
+    pub fn into_parts(self) -> (UnixListener, SocketFile) {
+        (self.socket, self.file)
+    }
+}
+
+/// Makes `path` free, unless somebody listens there.
+fn clear(path: &Path) -> Result<(), ListenError> {
+    let failed = |source| ListenError::Io { path: path.to_owned(), source };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            return Err(ListenError::NotASocket { path: path.to_owned() });
+        }
+        Ok(_) => {}
+    }
+    match std::os::unix::net::UnixStream::connect(path) {
+        Ok(live) => {
+            let pid = rustix::net::sockopt::socket_peercred(&live).ok();
+            let pid = pid.map(|peer| peer.pid.as_raw_nonzero().get());
+            Err(ListenError::Taken { path: path.to_owned(), pid })
+        }
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            tracing::info!(path = %path.display(), "a dead agent's socket is replaced");
+            fs::remove_file(path).map_err(failed)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // A full backlog, or a socket that we may not connect to: somebody is there.
+        Err(_) => Err(ListenError::Taken { path: path.to_owned(), pid: None }),
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let is_ours =
+            fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.id);
+        if is_ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "the socket could not be removed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_dead_agents_socket_is_replaced_and_a_live_ones_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let live = Listener::bind(&path, 0o600).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        let error = Listener::bind(&path, 0o600).unwrap_err();
+        let pid = i32::try_from(std::process::id()).unwrap();
+        assert!(matches!(error, ListenError::Taken { pid: Some(found), .. } if found == pid), "{error}");
+        drop(live);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_somebody_else_put_there_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let ours = Listener::bind(&path, 0o600).unwrap();
+        fs::remove_file(&path).unwrap();
+        let _theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        drop(ours);
+        assert!(path.exists());
+    }
+
+    #[tokio::test]
+    async fn what_can_not_be_a_socket_is_named_with_the_way_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "precious").unwrap();
+        let long = folder.path().join("x".repeat(100));
+        let missing = folder.path().join("no/socket");
+        for (path, words) in [(&file, "not a socket"), (&long, "107"), (&missing, "create or mount")] {
+            let error = Listener::bind(path, 0o600).unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains("--socket"), "{error}");
+        }
+        assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
+    }
+}

@@ -1,0 +1,197 @@
+//! The loop of one stream: requests and changes in, responses out.
+//!
+//! It is a `Stream` that the transport polls when it can send. A client that does not read is therefore not
+//! read from either, and gets the newest secrets once it does, not a queue of old ones.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio_stream::wrappers::WatchStream;
+use tokio_stream::{Stream, StreamMap};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+use tonic::Status;
+
+use super::SecretDiscovery;
+use super::dialect::{Received, StateOfTheWorld, Verdict};
+use super::session::Session;
+use crate::cache::{Entry, Subscription};
+use crate::limits;
+use crate::metrics::ByName;
+use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use crate::secret::{Resource, SecretName};
+
+/// The responses of one stream.
+pub struct SecretStream<I> {
+    service: SecretDiscovery,
+    requests: I,
+    dialect: StateOfTheWorld,
+    session: Session,
+    subscriptions: HashMap<String, Subscription>,
+    changes: StreamMap<String, WatchStream<Entry>>,
+    /// The newest value of every subscribed name that has one.
+    resources: HashMap<String, Resource>,
+    draining: Pin<Box<WaitForCancellationFutureOwned>>,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// The client sends no more: it gets what is ready, and then the end.
+    Closing,
+    Ended,
+}
+
+impl<I> SecretStream<I> {
+    pub(super) fn new(service: SecretDiscovery, requests: I) -> Self {
+        let draining = Box::pin(service.draining.clone().cancelled_owned());
+        Self {
+            service,
+            requests,
+            dialect: StateOfTheWorld::default(),
+            session: Session::default(),
+            subscriptions: HashMap::new(),
+            changes: StreamMap::new(),
+            resources: HashMap::new(),
+            draining,
+            phase: Phase::Open,
+        }
+    }
+
+    fn receive(&mut self, request: DiscoveryRequest) -> Result<(), Status> {
+        let received = self.dialect.receive(&mut self.session, request).map_err(|refusal| {
+            self.service.count_refusal(refusal.label());
+            tracing::warn!(reason = %refusal, "a stream was refused");
+            Status::from(refusal)
+        })?;
+        self.apply(received);
+        Ok(())
+    }
+
+    fn apply(&mut self, received: Received) {
+        if let Some(verdict) = received.verdict {
+            self.note(verdict);
+        }
+        for name in received.removed {
+            self.subscriptions.remove(&name);
+            self.changes.remove(&name);
+            self.resources.remove(&name);
+        }
+        for name in received.added {
+            self.subscribe(name);
+        }
+    }
+
+    fn subscribe(&mut self, text: String) {
+        let node = limits::foreign(self.dialect.node_id());
+        let subscription = match text.parse::<SecretName>() {
+            Ok(name) => self.service.cache.subscribe(self.service.key(name)),
+            Err(unknown) => {
+                self.service.count_refusal("unknown_name");
+                tracing::warn!(node, reason = %unknown, "a name is not served");
+                return;
+            }
+        };
+        match subscription {
+            Some(subscription) => {
+                tracing::debug!(node, name = text, "subscribed");
+                self.changes.insert(text.clone(), subscription.changes());
+                self.subscriptions.insert(text, subscription);
+            }
+            None => {
+                self.service.count_refusal("no_source");
+                tracing::warn!(node, name = text, "a name is not served: no CA and no files give it");
+            }
+        }
+    }
+
+    fn note(&mut self, Verdict { items, rejection }: Verdict) {
+        for (name, version) in items {
+            let Some(subscription) = self.subscriptions.get_mut(&name) else { continue };
+            let label = ByName { name: name.clone() };
+            match &rejection {
+                None => {
+                    self.service.metrics.acks.get_or_create(&label).inc();
+                    tracing::debug!(name, %version, "accepted");
+                    subscription.accepted(version);
+                }
+                Some(reason) => {
+                    self.service.metrics.nacks.get_or_create(&label).inc();
+                    if subscription.rejected(version.clone(), reason) {
+                        let node = limits::foreign(self.dialect.node_id());
+                        tracing::warn!(
+                            name,
+                            %version,
+                            node,
+                            reason,
+                            "Envoy rejected a secret and keeps the one before; it is not sent this version again"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    fn offer(&mut self, name: String, entry: &Entry) {
+        if let Some(good) = &entry.good {
+            self.session.offer(&name, good.resource.version.clone());
+            self.resources.insert(name, good.resource.clone());
+        }
+    }
+
+    fn respond(&mut self) -> Option<DiscoveryResponse> {
+        let response = self.dialect.respond(&mut self.session, &self.resources)?;
+        for name in self.session.last_pushed() {
+            self.service.count_push(name);
+            tracing::debug!(name, nonce = response.nonce, "sent");
+        }
+        Some(response)
+    }
+}
+
+impl<I> Stream for SecretStream<I>
+where
+    I: Stream<Item = Result<DiscoveryRequest, Status>> + Unpin,
+{
+    type Item = Result<DiscoveryResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if this.phase == Phase::Ended {
+            return Poll::Ready(None);
+        }
+        if this.draining.as_mut().poll(cx).is_ready() {
+            this.phase = Phase::Ended;
+            return Poll::Ready(Some(Err(Status::unavailable("the agent is stopping"))));
+        }
+        // Requests first: what they say of the last response decides the next one.
+        while this.phase == Phase::Open {
+            match Pin::new(&mut this.requests).poll_next(cx) {
+                Poll::Ready(Some(Ok(request))) => {
+                    if let Err(status) = this.receive(request) {
+                        this.phase = Phase::Ended;
+                        return Poll::Ready(Some(Err(status)));
+                    }
+                }
+                Poll::Ready(Some(Err(status))) => {
+                    this.phase = Phase::Ended;
+                    return Poll::Ready(Some(Err(status)));
+                }
+                Poll::Ready(None) => this.phase = Phase::Closing,
+                Poll::Pending => break,
+            }
+        }
+        while let Poll::Ready(Some((name, entry))) = Pin::new(&mut this.changes).poll_next(cx) {
+            this.offer(name, &entry);
+        }
+        if let Some(response) = this.respond() {
+            return Poll::Ready(Some(Ok(response)));
+        }
+        if this.phase == Phase::Closing {
+            this.phase = Phase::Ended;
+            return Poll::Ready(None);
+        }
+        Poll::Pending
+    }
+}

@@ -1,0 +1,206 @@
+//! Secrets: checked when they are made, so that whoever holds one can serve it.
+
+mod name;
+mod wire;
+
+use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
+use webpki::{EndEntityCert, KeyUsage};
+
+pub use self::name::{SecretName, UnknownName};
+pub use self::wire::{Resource, Version};
+use crate::identity::SpiffeId;
+use crate::pki::certificate::{Certificate, NotACertificate};
+use crate::pki::key::{NotAKey, PrivateKey};
+
+/// What a resource name stands for.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "it always lives behind an Arc, made once for each renewal")]
+pub enum Secret {
+    /// A private key and its certificate chain.
+    KeyPair(KeyPair),
+    /// The roots that peers are checked against.
+    TrustBundle(TrustBundle),
+}
+
+impl Secret {
+    /// When it ceases to be of use.
+    pub fn not_after(&self) -> SystemTime {
+        match self {
+            Self::KeyPair(pair) => pair.not_after(),
+            Self::TrustBundle(bundle) => bundle.not_after(),
+        }
+    }
+}
+
+/// A private key and the chain that speaks for it: leaf first, without roots, without duplicates.
+pub struct KeyPair {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKey,
+    leaf: Certificate,
+    not_after: SystemTime,
+}
+
+/// Why a chain and a key are not a key pair.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAKeyPair {
+    /// A chain without certificates.
+    #[error("the chain is empty")]
+    Empty,
+    /// One of the chain's certificates.
+    #[error(transparent)]
+    Certificate(#[from] NotACertificate),
+    /// The key can't be used.
+    #[error("the key: {0}")]
+    Key(#[from] NotAKey),
+    /// Another key's certificate.
+    #[error("the private key does not fit the certificate of {leaf} (serial {serial})")]
+    Foreign {
+        /// The names of the chain's first certificate.
+        leaf: String,
+        /// Its serial number.
+        serial: String,
+    },
+}
+
+impl KeyPair {
+    /// Puts a key and its chain (leaf first) together. Roots and duplicates behind the leaf are left out.
+    pub fn new(chain: Vec<CertificateDer<'static>>, key: PrivateKey) -> Result<Self, NotAKeyPair> {
+        let mut certificates = chain.into_iter();
+        let first = certificates.next().ok_or(NotAKeyPair::Empty)?;
+        let leaf = Certificate::parse(&first)?;
+        if leaf.public_key != key.public_key()? {
+            return Err(NotAKeyPair::Foreign { leaf: leaf.names(), serial: leaf.serial });
+        }
+        let mut not_after = leaf.not_after;
+        let mut chain = vec![first];
+        for certificate in certificates {
+            let facts = Certificate::parse(&certificate)?;
+            if !facts.is_self_issued && !chain.contains(&certificate) {
+                not_after = not_after.min(facts.not_after);
+                chain.push(certificate);
+            }
+        }
+        Ok(Self { chain, key, leaf, not_after })
+    }
+
+    /// The certificates, leaf first.
+    pub fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.chain
+    }
+
+    /// The private key.
+    pub fn key(&self) -> &PrivateKey {
+        &self.key
+    }
+
+    /// What the leaf says.
+    pub fn leaf(&self) -> &Certificate {
+        &self.leaf
+    }
+
+    /// The leaf's SPIFFE ID, where it has one.
+    pub fn spiffe_id(&self) -> Option<SpiffeId> {
+        self.leaf.spiffe_id()
+    }
+
+    /// The first moment at which a certificate of the chain is no longer valid.
+    pub fn not_after(&self) -> SystemTime {
+        self.not_after
+    }
+}
+
+impl fmt::Debug for KeyPair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeyPair({}, serial {}, key hidden)", self.leaf.names(), self.leaf.serial)
+    }
+}
+
+/// The roots that peers' certificates are checked against. Never empty, without duplicates.
+pub struct TrustBundle {
+    roots: Vec<CertificateDer<'static>>,
+    not_after: SystemTime,
+}
+
+/// Why certificates are not a trust bundle.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotATrustBundle {
+    /// No roots.
+    #[error("there is no root certificate in it")]
+    Empty,
+    /// One of the roots.
+    #[error(transparent)]
+    Certificate(#[from] NotACertificate),
+}
+
+impl TrustBundle {
+    /// A bundle of `roots`. Sorted, so that the same roots in another order are the same bundle.
+    pub fn new(mut roots: Vec<CertificateDer<'static>>) -> Result<Self, NotATrustBundle> {
+        roots.sort_unstable_by(|a, b| a.as_ref().cmp(b.as_ref()));
+        roots.dedup();
+        let mut not_after = None;
+        for root in &roots {
+            not_after = not_after.max(Some(Certificate::parse(root)?.not_after));
+        }
+        let not_after = not_after.ok_or(NotATrustBundle::Empty)?;
+        Ok(Self { roots, not_after })
+    }
+
+    /// The roots.
+    pub fn roots(&self) -> &[CertificateDer<'static>] {
+        &self.roots
+    }
+
+    /// When the last of the roots ends.
+    pub fn not_after(&self) -> SystemTime {
+        self.not_after
+    }
+
+    /// Checks that `pair`'s leaf reaches one of the roots at `now`.
+    pub fn verify(&self, pair: &KeyPair, now: SystemTime) -> Result<(), Unchained> {
+        let unchained = |error: webpki::Error| Unchained {
+            issuer: pair.leaf.issuer.clone(),
+            roots: self.subjects(),
+            reason: error.to_string(),
+        };
+        let anchors = self
+            .roots
+            .iter()
+            .map(webpki::anchor_from_trusted_cert)
+            .collect::<Result<Vec<TrustAnchor<'_>>, _>>()
+            .map_err(unchained)?;
+        let (leaf, intermediates) =
+            pair.chain.split_first().ok_or_else(|| unchained(webpki::Error::BadDer))?;
+        let leaf = EndEntityCert::try_from(leaf).map_err(unchained)?;
+        let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let verify = |usage| {
+            let time = UnixTime::since_unix_epoch(since_epoch);
+            let algorithms = webpki::ALL_VERIFICATION_ALGS;
+            leaf.verify_for_usage(algorithms, &anchors, intermediates, time, usage, None, None).map(drop)
+        };
+        // A workload is client and server; a certificate that is only one of them is odd, but usable.
+        verify(KeyUsage::client_auth()).or_else(|_| verify(KeyUsage::server_auth())).map_err(unchained)
+    }
+
+    fn subjects(&self) -> String {
+        let roots = self.roots.iter().filter_map(|root| Certificate::parse(root).ok());
+        roots.map(|root| root.subject).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// A leaf that reaches none of the roots.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the certificate, issued by {issuer}, does not chain to a root that came with it ({roots}): {reason}")]
+pub struct Unchained {
+    issuer: String,
+    roots: String,
+    reason: String,
+}
+
+impl fmt::Debug for TrustBundle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TrustBundle({} roots)", self.roots.len())
+    }
+}

@@ -1,0 +1,4 @@
+//! What produces secrets.
+
+pub mod files;
+pub mod workload;

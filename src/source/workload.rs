@@ -1,0 +1,320 @@
+//! The life of a workload's secrets: key, CSR, CA, check, publish, sleep until the renewal, again.
+
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
+
+use crate::backoff::{Backoff, Repeats};
+use crate::ca::{CaError, CertificateAuthority, Class, SigningRequest};
+use crate::cache::{Cache, Entry, Key, Origin, Publisher, Workload};
+use crate::clock::Clock;
+use crate::credential::TokenFile;
+use crate::identity::{ServiceAccount, SpiffeId};
+use crate::metrics::{ByOutcome, ByProvider, Metrics};
+use crate::pki::csr;
+use crate::pki::key::{KeyType, SigningKey};
+use crate::secret::{KeyPair, Secret, SecretName, TrustBundle};
+
+/// When a certificate is renewed: with `ratio` of its lifetime left, give or take `jitter`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Grace {
+    /// 0.2 renews with 20 % left.
+    pub ratio: f64,
+    /// 0.01 spreads the moment over ±1 % of the lifetime.
+    pub jitter: f64,
+}
+
+impl Grace {
+    /// notAfter − (ratio ± jitter) × (notAfter − max(notBefore, received)): Istio's meaning, except that a
+    /// certificate that was dated back counts from its arrival. `draw` is a random number from −1 to 1.
+    pub fn renewal(
+        self,
+        not_before: SystemTime,
+        not_after: SystemTime,
+        received: SystemTime,
+        draw: f64,
+    ) -> SystemTime {
+        let lifetime = not_after.duration_since(not_before.max(received)).unwrap_or_default();
+        let share = (self.ratio + self.jitter * draw).clamp(0.0, 1.0);
+        not_after - lifetime.mul_f64(share)
+    }
+}
+
+/// How long to wait after the `failures`-th failed call in a row.
+///
+/// `left` is how long the certificate that is served lasts; none where there is none that is valid. The delay
+/// shrinks with it, so that no certificate ends unrenewed for want of trying. `draw` is random, from 0 to 1.
+pub fn retry_delay(class: Class, failures: u32, left: Option<Duration>, draw: f64) -> Duration {
+    const BASE: Duration = Duration::from_millis(500);
+    /// Near the end every class is tried at least this often.
+    const URGENT: Duration = Duration::from_secs(2);
+    let (cap, cap_without) = match class {
+        Class::Transient => (Duration::from_secs(60), URGENT),
+        Class::Lasting => (Duration::from_secs(300), Duration::from_secs(30)),
+    };
+    let cap = match left {
+        Some(left) => cap.min(URGENT.max(left / 16)),
+        None => cap_without,
+    };
+    Backoff { base: BASE, cap }.delay(failures, draw)
+}
+
+/// How long one call may take: as configured, but a call to a CA that hangs must not use up the last of a
+/// certificate's life.
+fn call_timeout(configured: Duration, left: Option<Duration>) -> Duration {
+    const SHORTEST: Duration = Duration::from_secs(2);
+    left.map_or(configured, |left| configured.min(SHORTEST.max(left / 4)))
+}
+
+/// How the workload's SPIFFE ID is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IdentitySource {
+    /// It was configured.
+    Fixed(SpiffeId),
+    /// It follows from the token's `sub`, less what was configured.
+    Token {
+        /// The token.
+        file: TokenFile,
+        /// The trust domain.
+        trust_domain: String,
+        /// Instead of the token's.
+        namespace: Option<String>,
+        /// Instead of the token's.
+        service_account: Option<String>,
+    },
+}
+
+impl IdentitySource {
+    /// The identity as far as it is known now: none without a token, or where the token does not tell.
+    pub fn resolve(&self) -> Option<SpiffeId> {
+        match self {
+            Self::Fixed(identity) => Some(identity.clone()),
+            Self::Token { file, trust_domain, namespace, service_account } => {
+                let told = file.read().ok().and_then(|token| token.service_account());
+                let (told_namespace, told_name) = told.map(|told| (told.namespace, told.name)).unzip();
+                let account = ServiceAccount {
+                    namespace: namespace.clone().or(told_namespace)?,
+                    name: service_account.clone().or(told_name)?,
+                };
+                SpiffeId::for_service_account(trust_domain, &account).ok()
+            }
+        }
+    }
+}
+
+/// What the source needs to know.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Whose certificate.
+    pub identity: IdentitySource,
+    /// The kind of key.
+    pub key_type: KeyType,
+    /// The lifetime that is asked for.
+    pub ttl: Duration,
+    /// When to renew.
+    pub grace: Grace,
+    /// How long one call to the CA may take.
+    pub timeout: Duration,
+}
+
+/// Keeps one workload's key pair and trust bundle fresh. One call at a time, however many streams listen.
+#[derive(Debug)]
+pub struct WorkloadSource {
+    ca: Box<dyn CertificateAuthority>,
+    settings: Settings,
+    key_pair: Publisher,
+    roots: Publisher,
+    clock: Clock,
+    metrics: Metrics,
+}
+
+/// When the CA is to be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    At(SystemTime),
+    /// Files hold both secrets.
+    Never,
+}
+
+impl WorkloadSource {
+    /// A source that publishes `workload`'s secrets to `cache`.
+    pub fn new(
+        ca: Box<dyn CertificateAuthority>,
+        settings: Settings,
+        cache: &Cache,
+        workload: Workload,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> Self {
+        let publisher = |name| cache.publisher(Key { workload, name }, Origin::Ca);
+        Self {
+            ca,
+            settings,
+            key_pair: publisher(SecretName::Workload),
+            roots: publisher(SecretName::Roots),
+            clock,
+            metrics,
+        }
+    }
+
+    /// Renews for ever. It depends on the clock alone, not on who listens.
+    pub async fn run(self) {
+        let mut failures: u32 = 0;
+        let mut repeats = Repeats::default();
+        loop {
+            self.wait_until_due().await;
+            let left = self.left();
+            match self.renew(left).await {
+                Ok(()) => {
+                    failures = 0;
+                    if repeats.recovered() {
+                        tracing::info!(provider = self.ca.name(), "the CA signs again");
+                    }
+                }
+                Err(error) => {
+                    failures = failures.saturating_add(1);
+                    let delay = retry_delay(error.class(), failures, self.left(), fastrand::f64());
+                    self.report(&error, delay, &mut repeats);
+                    self.sleep_unless_files_take_over(delay).await;
+                }
+            }
+        }
+    }
+
+    async fn wait_until_due(&self) {
+        let mut entries = (self.key_pair.watch(), self.roots.watch());
+        loop {
+            let due = self.due(&entries.0.borrow_and_update(), &entries.1.borrow_and_update());
+            let moment = async {
+                match due {
+                    Due::At(moment) => self.clock.sleep_until(moment).await,
+                    Due::Never => std::future::pending().await,
+                }
+            };
+            // The senders live in `self`, so `changed` does not fail.
+            tokio::select! {
+                () = moment => return,
+                _ = entries.0.changed() => {}
+                _ = entries.1.changed() => {}
+            }
+        }
+    }
+
+    /// The key pair's renewal decides; the roots' only where files hold the key pair.
+    fn due(&self, key_pair: &Entry, roots: &Entry) -> Due {
+        let is_held = |entry: &Entry| entry.holder > Some(Origin::Ca);
+        let entry = match (is_held(key_pair), is_held(roots)) {
+            (true, true) => return Due::Never,
+            (true, false) => roots,
+            (false, _) => key_pair,
+        };
+        let Some(good) = &entry.good else { return Due::At(SystemTime::UNIX_EPOCH) };
+        match (good.renews, &good.secret) {
+            (Some(moment), _) => Due::At(moment),
+            // Left behind by files that are gone: the CA takes over when a certificate of its own would be renewed.
+            (None, Secret::KeyPair(pair)) => Due::At(self.settings.grace.renewal(
+                pair.leaf().not_before,
+                pair.not_after(),
+                good.received,
+                0.0,
+            )),
+            (None, Secret::TrustBundle(_)) => Due::At(SystemTime::UNIX_EPOCH),
+        }
+    }
+
+    /// How long what is served stays valid.
+    fn left(&self) -> Option<Duration> {
+        let good = self.key_pair.entry().good?;
+        let left = good.secret.not_after().duration_since(self.clock.now()).ok()?;
+        (!left.is_zero()).then_some(left)
+    }
+
+    async fn renew(&self, left: Option<Duration>) -> Result<(), CaError> {
+        let started = Instant::now();
+        let outcome = self.issue(left).await;
+        let provider = self.ca.name();
+        let word = outcome.as_ref().map_or_else(CaError::label, |_| "ok");
+        self.metrics.ca_requests.get_or_create(&ByOutcome { provider, outcome: word }).inc();
+        let took = started.elapsed();
+        self.metrics.ca_durations.get_or_create(&ByProvider { provider }).observe(took.as_secs_f64());
+        let (pair, bundle) = outcome?;
+        self.publish(pair, bundle, took);
+        Ok(())
+    }
+
+    async fn issue(&self, left: Option<Duration>) -> Result<(KeyPair, TrustBundle), CaError> {
+        let local = |error: rcgen::Error| CaError::Local(error.to_string());
+        let identity = self.settings.identity.resolve();
+        let key_type = self.settings.key_type;
+        let key = if key_type.is_slow() {
+            let made = tokio::task::spawn_blocking(move || SigningKey::generate(key_type)).await;
+            made.map_err(|error| CaError::Local(error.to_string()))?
+        } else {
+            SigningKey::generate(key_type)
+        };
+        let key = key.map_err(local)?;
+        let csr = csr::request(&key, identity.as_ref()).map_err(local)?;
+        let request = SigningRequest { csr, identity, ttl: self.settings.ttl };
+        let timeout = call_timeout(self.settings.timeout, left);
+        let answer = tokio::time::timeout(timeout, self.ca.sign(&request)).await;
+        let answer = answer.map_err(|_| CaError::Timeout(timeout))??;
+        Ok(answer.check(key.to_private_key(), request.identity.as_ref(), self.clock.now())?)
+    }
+
+    fn publish(&self, pair: KeyPair, bundle: TrustBundle, took: Duration) {
+        let now = self.clock.now();
+        let grace = self.settings.grace;
+        let draw = fastrand::f64() * 2.0 - 1.0;
+        let renews = grace.renewal(pair.leaf().not_before, pair.not_after(), now, draw);
+        // However odd the answer, the CA is not asked in a tight loop.
+        let renews = renews.max(now + Duration::from_millis(200));
+        tracing::info!(
+            identity = pair.leaf().names(),
+            serial = pair.leaf().serial,
+            not_after = %humantime::format_rfc3339_seconds(pair.not_after()),
+            renews = %humantime::format_rfc3339_seconds(renews),
+            provider = self.ca.name(),
+            took = ?took,
+            "certificate issued"
+        );
+        // Roots first: a peer with a new root must not meet an Envoy that does not know it yet.
+        self.roots.publish(Secret::TrustBundle(bundle), now, Some(renews));
+        self.key_pair.publish(Secret::KeyPair(pair), now, Some(renews));
+    }
+
+    fn report(&self, error: &CaError, delay: Duration, repeats: &mut Repeats) {
+        let reason = error.to_string();
+        let served = self.key_pair.entry().good.map(|good| good.secret.not_after());
+        let served = match served {
+            Some(at) if at > self.clock.now() => {
+                format!("the certificate that is served is valid until {}", humantime::format_rfc3339_seconds(at))
+            }
+            Some(at) => {
+                format!("the certificate that is served EXPIRED at {}", humantime::format_rfc3339_seconds(at))
+            }
+            None => "there is no certificate yet".to_owned(),
+        };
+        let retry = humantime::format_duration(Duration::from_millis(
+            u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
+        ));
+        if repeats.is_news(&reason) {
+            tracing::warn!(provider = self.ca.name(), reason, served, %retry, "no new certificate");
+        } else {
+            tracing::debug!(provider = self.ca.name(), reason, served, %retry, "no new certificate");
+        }
+        self.key_pair.fail(reason.clone());
+        self.roots.fail(reason);
+    }
+
+    async fn sleep_unless_files_take_over(&self, delay: Duration) {
+        let mut key_pair = self.key_pair.watch();
+        let files = async {
+            let held = key_pair.wait_for(|entry| entry.holder > Some(Origin::Ca)).await;
+            drop(held);
+        };
+        tokio::select! {
+            () = tokio::time::sleep(delay) => {}
+            () = files => {}
+        }
+    }
+}
