@@ -185,8 +185,7 @@ impl Publisher {
             if entry.holder > Some(self.origin) {
                 return false;
             }
-            let same =
-                entry.good.as_ref().is_some_and(|good| good.resource.version == resource.version);
+            let same = entry.good.as_ref().is_some_and(|good| good.resource.version == resource.version);
             outcome = if same { Published::Same } else { Published::Changed };
             let recovered = self.clear_failure(entry);
             let taken_over = entry.holder != Some(self.origin);

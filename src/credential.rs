@@ -22,7 +22,9 @@ pub struct TokenFile {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant's message is its documentation")]
 pub enum CredentialError {
-    #[error("the token file {path} can't be read: {source}; mount the token there, or name its place with --token-file")]
+    #[error(
+        "the token file {path} can't be read: {source}; mount the token there, or name its place with --token-file"
+    )]
     Unreadable { path: PathBuf, source: io::Error },
     #[error("the token file {path} is empty: whoever writes it has not done so yet, or failed")]
     Empty { path: PathBuf },

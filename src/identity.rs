@@ -9,7 +9,9 @@ pub struct SpiffeId(String);
 
 /// Why a text is not a SPIFFE ID.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a SPIFFE ID: {reason} (the shape is spiffe://cluster.local/ns/NAMESPACE/sa/ACCOUNT)")]
+#[error(
+    "{text:?} is not a SPIFFE ID: {reason} (the shape is spiffe://cluster.local/ns/NAMESPACE/sa/ACCOUNT)"
+)]
 pub struct NotASpiffeId {
     text: String,
     reason: &'static str,
@@ -58,7 +60,9 @@ impl FromStr for SpiffeId {
         }
         let in_domain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-._".contains(c);
         if !domain.chars().all(in_domain) {
-            return refuse("a trust domain holds only lower-case letters, digits, dots, dashes and underscores");
+            return refuse(
+                "a trust domain holds only lower-case letters, digits, dots, dashes and underscores",
+            );
         }
         let in_path = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
         for segment in path.iter().flat_map(|path| path.split('/')) {

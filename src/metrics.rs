@@ -141,9 +141,12 @@ impl Collector for Entries {
         self.moments(&mut encoder, "secret_received", "When the secret that is served came", |one| {
             one.entry.good.as_ref().map(|good| good.received)
         })?;
-        self.moments(&mut encoder, "secret_renewal", "When the secret that is served is to be renewed", |one| {
-            one.entry.good.as_ref().and_then(|good| good.renews)
-        })?;
+        self.moments(
+            &mut encoder,
+            "secret_renewal",
+            "When the secret that is served is to be renewed",
+            |one| one.entry.good.as_ref().and_then(|good| good.renews),
+        )?;
         self.gauges(&mut encoder, "secret_failing", "1 while its source can't give a newer secret", |one| {
             i64::from(one.entry.failure.is_some())
         })?;
@@ -168,9 +171,8 @@ impl Entries {
         help: &str,
         moment: impl Fn(&Snapshot) -> Option<SystemTime>,
     ) -> Result<(), std::fmt::Error> {
-        let seconds = |moment: SystemTime| {
-            moment.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
-        };
+        let seconds =
+            |moment: SystemTime| moment.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
         let name = format!("{name}_timestamp");
         let gauge_type = ConstGauge::new(0.0).metric_type();
         let mut family = encoder.encode_descriptor(&name, help, Some(&Unit::Seconds), gauge_type)?;

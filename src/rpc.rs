@@ -39,7 +39,10 @@ impl Service<http::Request<Body>> for Connection {
 }
 
 /// Opens HTTP/2 on `io` and runs `talk` on it; the connection ends with it.
-pub async fn with_connection<IO, T>(io: IO, talk: impl AsyncFnOnce(Connection) -> T) -> Result<T, hyper::Error>
+pub async fn with_connection<IO, T>(
+    io: IO,
+    talk: impl AsyncFnOnce(Connection) -> T,
+) -> Result<T, hyper::Error>
 where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -84,10 +87,10 @@ where
     }
 }
 
-/// Hands each connection that `next` accepts to `connection`, until `stop` is cancelled.
-pub async fn accept<IO>(
+/// Hands each connection that `poll_accept` gives to `connection`, until `stop` is cancelled.
+pub async fn accept<IO, A>(
     what: &'static str,
-    mut next: impl AsyncFnMut() -> io::Result<IO>,
+    mut poll_accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<(IO, A)>>,
     mut connection: impl FnMut(IO),
     stop: &CancellationToken,
 ) {
@@ -96,11 +99,11 @@ pub async fn accept<IO>(
     let mut repeats = crate::backoff::Repeats::default();
     loop {
         let accepted = tokio::select! {
-            accepted = next() => accepted,
+            accepted = std::future::poll_fn(&mut poll_accept) => accepted,
             () = stop.cancelled() => return,
         };
         match accepted {
-            Ok(io) => {
+            Ok((io, _)) => {
                 repeats.recovered();
                 connection(io);
             }

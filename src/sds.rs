@@ -92,7 +92,8 @@ impl SecretDiscovery {
         if found.is_empty() {
             let told: Vec<_> =
                 problems.iter().map(|(name, reason)| format!("no secret {name:?}: {reason}")).collect();
-            let message = if told.is_empty() { "the request names no secret".to_owned() } else { told.join("; ") };
+            let message =
+                if told.is_empty() { "the request names no secret".to_owned() } else { told.join("; ") };
             return Err(match (is_unknown, problems.is_empty()) {
                 (_, true) => Status::invalid_argument(message),
                 (true, _) => Status::not_found(message),

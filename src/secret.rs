@@ -192,7 +192,9 @@ impl TrustBundle {
 
 /// A leaf that reaches none of the roots.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the certificate, issued by {issuer}, does not chain to a root that came with it ({roots}): {reason}")]
+#[error(
+    "the certificate, issued by {issuer}, does not chain to a root that came with it ({roots}): {reason}"
+)]
 pub struct Unchained {
     issuer: String,
     roots: String,

@@ -28,7 +28,9 @@ pub enum BadAnswer {
     Unreadable(String),
     #[error("the answer holds {0} certificates: more than {max} are refused", max = Answer::LONGEST)]
     TooLong(usize),
-    #[error("the answer names no root, so nobody could check the certificate: the CA must send its root last")]
+    #[error(
+        "the answer names no root, so nobody could check the certificate: the CA must send its root last"
+    )]
     NoRoot,
     #[error("the certificate is for another key than the one in the request (it names {names})")]
     ForeignKey { names: String },
@@ -92,7 +94,11 @@ impl Answer {
                 if is_root && !is_leaf { own_roots.push(certificate) } else { others.push(certificate) }
             }
             let is_anchor_group = index > 0 && index == last && own_roots.is_empty() && roots.is_empty();
-            if is_anchor_group { roots.append(&mut others) } else { chain.append(&mut others) }
+            if is_anchor_group {
+                roots.append(&mut others)
+            } else {
+                chain.append(&mut others)
+            }
             roots.append(&mut own_roots);
         }
         Ok(Self { chain, roots })

@@ -51,7 +51,9 @@ pub struct DevelopmentCa {
 pub enum OpenError {
     #[error("the development CA's folder {folder} can't be used: {source}; choose another with --ca-dir")]
     Folder { folder: PathBuf, source: io::Error },
-    #[error("the development CA's file {path} can't be used: {reason}; delete {folder} to start with a new CA")]
+    #[error(
+        "the development CA's file {path} can't be used: {reason}; delete {folder} to start with a new CA"
+    )]
     File { path: PathBuf, folder: PathBuf, reason: String },
     #[error("making the development CA failed: {0}")]
     Make(#[from] rcgen::Error),
@@ -117,7 +119,8 @@ impl DevelopmentCa {
 
     /// The file that holds its root.
     pub fn root_file(&self) -> PathBuf {
-        self.folder.join(ROOT_FILE)
+        let file = self.folder.join(ROOT_FILE);
+        std::path::absolute(&file).unwrap_or(file)
     }
 
     /// Signs a DER CSR for `identity`, whatever names the CSR itself asks for (as istiod does).
@@ -190,13 +193,12 @@ fn serial() -> Result<SerialNumber, rcgen::Error> {
     Ok(SerialNumber::from_slice(&bytes))
 }
 
-/// Writes beside the place and renames: a crash leaves no half file.
+/// Writes beside the place and renames: nobody reads half a file. It is not worth waiting for the disk.
 fn write_whole(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
     let beside = path.with_extension("new");
     let mut options = File::options();
     let mut file = options.create(true).write(true).truncate(true).mode(mode).open(&beside)?;
     file.write_all(content)?;
-    file.sync_all()?;
     fs::rename(beside, path)
 }
 
@@ -211,10 +213,9 @@ impl CertificateAuthority for Embedded {
     }
 
     async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
-        let identity = request
-            .identity
-            .as_ref()
-            .ok_or_else(|| CaError::Local("the development CA needs an identity: pass --spiffe-id".to_owned()))?;
+        let identity = request.identity.as_ref().ok_or_else(|| {
+            CaError::Local("the development CA needs an identity: pass --spiffe-id".to_owned())
+        })?;
         let issued = self.0.issue(&request.csr, identity, request.ttl);
         let leaf = issued.map_err(|error| CaError::Local(error.to_string()))?;
         let [intermediate, root] = self.0.chain();

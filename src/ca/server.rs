@@ -67,7 +67,8 @@ impl Settings {
         if let Some(identity) = &self.identity {
             return Ok(identity.clone());
         }
-        let claims = token.claims().ok_or_else(|| refuse("the token is not a JWT; --spiffe-id would do without"))?;
+        let claims =
+            token.claims().ok_or_else(|| refuse("the token is not a JWT; --spiffe-id would do without"))?;
         if claims.expires.is_some_and(|at| at <= self.clock.now()) {
             return Err(refuse("the token has expired"));
         }
@@ -75,8 +76,10 @@ impl Settings {
             return Err(refuse("the token's audience is not istio-ca"));
         }
         let account = token.service_account();
-        let account = account.ok_or_else(|| refuse("the token's sub is not system:serviceaccount:NAMESPACE:ACCOUNT"))?;
-        SpiffeId::for_service_account(&self.trust_domain, &account).map_err(|error| refuse(&error.to_string()))
+        let account = account
+            .ok_or_else(|| refuse("the token's sub is not system:serviceaccount:NAMESPACE:ACCOUNT"))?;
+        SpiffeId::for_service_account(&self.trust_domain, &account)
+            .map_err(|error| refuse(&error.to_string()))
     }
 }
 
@@ -100,14 +103,19 @@ impl IstioCertificateService for CaServer {
             return Err(Status::invalid_argument(format!("a TTL of {ttl} is over the maximum of {max}")));
         }
         let issued = self.0.ca.issue(&csr, &identity, ttl);
-        let leaf = issued.map_err(|error| Status::invalid_argument(format!("the CSR is not taken: {error}")))?;
+        let leaf =
+            issued.map_err(|error| Status::invalid_argument(format!("the CSR is not taken: {error}")))?;
         let [intermediate, root] = self.0.ca.chain();
         let ttl = humantime::format_duration(ttl);
         tracing::info!(%identity, %ttl, "certificate issued");
         // As an istiod with a plugged-in intermediate: strings of one, two and one certificates.
-        let text = |certificates: &[_]| String::from_utf8_lossy(&pem::of_certificates(certificates)).into_owned();
-        let cert_chain =
-            vec![text(&[leaf]), text(&[intermediate.clone(), root.clone()]), text(std::slice::from_ref(root))];
+        let text =
+            |certificates: &[_]| String::from_utf8_lossy(&pem::of_certificates(certificates)).into_owned();
+        let cert_chain = vec![
+            text(&[leaf]),
+            text(&[intermediate.clone(), root.clone()]),
+            text(std::slice::from_ref(root)),
+        ];
         Ok(Response::new(IstioCertificateResponse { cert_chain }))
     }
 }

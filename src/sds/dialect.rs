@@ -107,8 +107,7 @@ impl StateOfTheWorld {
                 received.verdict = Some(Verdict { items, rejection });
             }
         }
-        received.removed =
-            session.names().filter(|name| !names.contains(*name)).map(str::to_owned).collect();
+        received.removed = session.names().filter(|name| !names.contains(*name)).map(str::to_owned).collect();
         for name in &received.removed {
             session.unsubscribe(name);
         }

@@ -2,8 +2,8 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixSocket};
@@ -71,11 +71,8 @@ impl Listener {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        let no_folder = |source| ListenError::Folder {
-            path: path.to_owned(),
-            folder: folder.to_owned(),
-            source,
-        };
+        let no_folder =
+            |source| ListenError::Folder { path: path.to_owned(), folder: folder.to_owned(), source };
         // Two agents that start together must not both take the place of a dead one: one looks after the other.
         let guard = File::open(folder).map_err(no_folder)?;
         guard.lock().map_err(no_folder)?;

@@ -14,7 +14,9 @@ pub enum SecretName {
 
 /// A name that this agent does not serve.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown resource name {0:?}: this agent serves \"default\" (key pair) and \"ROOTCA\" (trust bundle)")]
+#[error(
+    "unknown resource name {0:?}: this agent serves \"default\" (key pair) and \"ROOTCA\" (trust bundle)"
+)]
 pub struct UnknownName(String);
 
 impl SecretName {

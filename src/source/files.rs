@@ -76,9 +76,9 @@ struct Generation {
     roots: Result<Option<TrustBundle>, FileError>,
 }
 
-/// Whether `folder` holds files that this source would serve, good or not.
-pub fn holds_files(folder: &Path) -> bool {
-    [CHAIN_FILE, KEY_FILE, ROOT_FILE].iter().any(|name| folder.join(name).exists())
+/// Whether `folder` holds a key pair, good or not: whoever mounts one needs no CA.
+pub fn holds_key_pair(folder: &Path) -> bool {
+    [CHAIN_FILE, KEY_FILE].iter().all(|name| folder.join(name).exists())
 }
 
 /// Serves `default` from `cert-chain.pem` and `key.pem`, and `ROOTCA` from `root-cert.pem`, of one folder.
@@ -95,6 +95,7 @@ pub struct FileSource {
 /// One secret's way into the cache, and what was said of it last.
 #[derive(Debug)]
 struct Feed {
+    name: SecretName,
     publisher: Publisher,
     repeats: Repeats,
     was_there: bool,
@@ -111,6 +112,7 @@ impl FileSource {
         metrics: Metrics,
     ) -> Self {
         let feed = |name| Feed {
+            name,
             publisher: cache.publisher(Key { workload, name }, Origin::Files),
             repeats: Repeats::default(),
             was_there: false,
@@ -139,7 +141,10 @@ impl FileSource {
             if is_good || settled {
                 watch.changed().await;
                 // At most one publish in each window; what comes in between is folded into the next.
-                tokio::time::sleep(self.debounce.saturating_sub(read_at.elapsed())).await;
+                let rest = self.debounce.saturating_sub(read_at.elapsed());
+                if !rest.is_zero() {
+                    tokio::time::sleep(rest).await;
+                }
                 settled = false;
             } else {
                 // Half of a change, most likely. If nothing completes it within the window, it is told.
@@ -152,7 +157,9 @@ impl FileSource {
     fn publish(&mut self, generation: Generation, tell: bool) -> bool {
         let now = self.clock.now();
         let key_pair = match generation.key_pair {
-            Ok(Some(pair)) => Self::check_time(&self.folder, &pair, now).map(|()| Some(Secret::KeyPair(pair))),
+            Ok(Some(pair)) => {
+                Self::check_time(&self.folder, &pair, now).map(|()| Some(Secret::KeyPair(pair)))
+            }
             Ok(None) => Ok(None),
             Err(error) => Err(error),
         };
@@ -203,11 +210,7 @@ impl Feed {
         folder: &Path,
         metrics: &Metrics,
     ) -> bool {
-        let folder = folder.display();
-        let name = self.publisher.entry().good.map_or("", |good| match good.secret {
-            Secret::KeyPair(_) => SecretName::Workload.as_str(),
-            Secret::TrustBundle(_) => SecretName::Roots.as_str(),
-        });
+        let (name, folder) = (self.name, folder.display());
         match secret {
             Ok(Some(secret)) => {
                 let what = format!("{secret:?}");
@@ -215,13 +218,13 @@ impl Feed {
                 self.repeats.recovered();
                 self.was_there = true;
                 if self.publisher.publish(secret, now, None) == Published::Changed {
-                    tracing::info!(%folder, what, %not_after, "served from files");
+                    tracing::info!(%name, %folder, what, %not_after, "served from files");
                 }
                 true
             }
             Ok(None) => {
                 if std::mem::take(&mut self.was_there) {
-                    tracing::warn!(%folder, name, "the files are gone; what they held is served until it expires");
+                    tracing::warn!(%name, %folder, "the files are gone; what they held is served until it expires");
                     self.publisher.release();
                 }
                 true
@@ -232,7 +235,7 @@ impl Feed {
                     let label = BySource { source: "files", reason: error.label() };
                     metrics.source_failures.get_or_create(&label).inc();
                     if self.repeats.is_news(&reason) {
-                        tracing::warn!(%folder, reason, "mounted files are not used; what was served before stays");
+                        tracing::warn!(%name, %folder, reason, "mounted files are not used; what was served before stays");
                     }
                     self.publisher.fail(reason);
                 }
@@ -291,8 +294,8 @@ fn parse_pair(chain: (&Path, Content), key: (&Path, Content)) -> Result<Option<K
     };
     let chain = pem::certificates(&chain)
         .map_err(|source| FileError::Certificates { path: chain_path.to_owned(), source })?;
-    let key = PrivateKey::from_pem(&key)
-        .map_err(|source| FileError::Key { path: key_path.to_owned(), source })?;
+    let key =
+        PrivateKey::from_pem(&key).map_err(|source| FileError::Key { path: key_path.to_owned(), source })?;
     let pair = KeyPair::new(chain, key).map_err(|source| FileError::Pair {
         chain: chain_path.to_owned(),
         key: key_path.to_owned(),

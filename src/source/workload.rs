@@ -46,8 +46,8 @@ impl Grace {
 /// shrinks with it, so that no certificate ends unrenewed for want of trying. `draw` is random, from 0 to 1.
 pub fn retry_delay(class: Class, failures: u32, left: Option<Duration>, draw: f64) -> Duration {
     const BASE: Duration = Duration::from_millis(500);
-    /// Near the end every class is tried at least this often.
-    const URGENT: Duration = Duration::from_secs(2);
+    /// Near the end every class is tried at least every 2 s, the call's own time included.
+    const URGENT: Duration = Duration::from_millis(1500);
     let (cap, cap_without) = match class {
         Class::Transient => (Duration::from_secs(60), URGENT),
         Class::Lasting => (Duration::from_secs(300), Duration::from_secs(30)),
@@ -287,7 +287,10 @@ impl WorkloadSource {
         let served = self.key_pair.entry().good.map(|good| good.secret.not_after());
         let served = match served {
             Some(at) if at > self.clock.now() => {
-                format!("the certificate that is served is valid until {}", humantime::format_rfc3339_seconds(at))
+                format!(
+                    "the certificate that is served is valid until {}",
+                    humantime::format_rfc3339_seconds(at)
+                )
             }
             Some(at) => {
                 format!("the certificate that is served EXPIRED at {}", humantime::format_rfc3339_seconds(at))

@@ -1,0 +1,13 @@
+//! The built agent, driven over its real socket, and what it depends on.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that can't go on says so by panicking, in its helpers too"
+)]
+
+mod bootstrap;
+mod support;
+mod wire;

@@ -4,8 +4,9 @@
 //! file by swapping a link that lies two look-ups before it. Every folder in which something is looked up is
 //! watched, and an event counts if it is about one of the names that are looked up there.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,8 +26,11 @@ pub(super) struct Watch {
     paths: Vec<PathBuf>,
     shared: Arc<Shared>,
     watcher: Option<RecommendedWatcher>,
-    folders: BTreeSet<PathBuf>,
+    folders: Folders,
 }
+
+/// Folders with device and inode: one that was removed and made again is another one, and needs a new watch.
+type Folders = BTreeMap<PathBuf, (u64, u64)>;
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -44,7 +48,7 @@ impl Watch {
             move |event| shared.take(event)
         });
         let watcher = watcher.inspect_err(poll_instead).ok();
-        Self { paths, shared, watcher, folders: BTreeSet::new() }
+        Self { paths, shared, watcher, folders: Folders::new() }
     }
 
     /// Watches where the paths lead now. Whatever happens after this call wakes [`Watch::changed`].
@@ -52,8 +56,7 @@ impl Watch {
         // A link may be swapped between the look at it and the watch on its folder: look until it stands still.
         for _ in 0..LINKS {
             let lookups: BTreeSet<PathBuf> = self.paths.iter().flat_map(|path| lookups(path)).collect();
-            let folders = lookups.iter().filter_map(|path| path.parent()).filter(|path| path.is_dir());
-            let folders: BTreeSet<PathBuf> = folders.map(Path::to_owned).collect();
+            let folders = lookups.iter().filter_map(|path| folder(path.parent()?)).collect();
             let is_same = {
                 let mut known = self.shared.lookups.lock().unwrap_or_else(PoisonError::into_inner);
                 std::mem::replace(&mut *known, lookups.clone()) == lookups
@@ -65,19 +68,19 @@ impl Watch {
         }
     }
 
-    fn watch(&mut self, folders: BTreeSet<PathBuf>) {
+    fn watch(&mut self, folders: Folders) {
         let Some(watcher) = &mut self.watcher else { return };
-        for gone in self.folders.difference(&folders) {
-            // The kernel has dropped the watch of a folder that was deleted.
-            let _ = watcher.unwatch(gone);
+        let gone = self.folders.iter().filter(|(path, id)| folders.get(*path) != Some(id));
+        for (path, _) in gone {
+            // The kernel drops the watch of a folder that is deleted, so this may find none.
+            let _ = watcher.unwatch(path);
         }
         let mut failure = None;
-        for new in folders.difference(&self.folders) {
-            if let Err(error) = watcher.watch(new, RecursiveMode::NonRecursive)
-                && !matches!(error.kind, notify::ErrorKind::PathNotFound)
-                && !is_private(&error)
-            {
-                failure = Some(error);
+        let new = folders.iter().filter(|(path, id)| self.folders.get(*path) != Some(id));
+        for (path, _) in new {
+            match watcher.watch(path, RecursiveMode::NonRecursive) {
+                Err(error) if !is_passing(&error) => failure = Some(error),
+                _ => {}
             }
         }
         self.folders = folders;
@@ -96,9 +99,20 @@ impl Watch {
     }
 }
 
-/// A folder on the way that may be passed through but not listed: a swap right there goes unseen.
-fn is_private(error: &notify::Error) -> bool {
-    matches!(&error.kind, notify::ErrorKind::Io(source) if source.kind() == std::io::ErrorKind::PermissionDenied)
+fn folder(path: &Path) -> Option<(PathBuf, (u64, u64))> {
+    let found = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_dir)?;
+    Some((path.to_owned(), (found.dev(), found.ino())))
+}
+
+/// A folder that has just gone, or one on the way that may be passed through but not listed: only a swap right
+/// there goes unseen.
+fn is_passing(error: &notify::Error) -> bool {
+    use std::io::ErrorKind::{NotFound, PermissionDenied};
+    match &error.kind {
+        notify::ErrorKind::PathNotFound => true,
+        notify::ErrorKind::Io(source) => matches!(source.kind(), NotFound | PermissionDenied),
+        _ => false,
+    }
 }
 
 fn poll_instead(error: &notify::Error) {
@@ -188,7 +202,16 @@ mod tests {
         // Links are found by the names under which the kernel looks them up, in its order.
         assert_eq!(
             found,
-            ["", "mount", "", "volume", "volume/key.pem", "volume/..data", "volume/..2026", "volume/..2026/key.pem"]
+            [
+                "",
+                "mount",
+                "",
+                "volume",
+                "volume/key.pem",
+                "volume/..data",
+                "volume/..2026",
+                "volume/..2026/key.pem"
+            ]
         );
     }
 

@@ -1,0 +1,186 @@
+//! Puts the parts together. The only place that spawns what lives as long as the agent.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::ca::CertificateAuthority;
+use crate::ca::citadel::Citadel;
+use crate::ca::embedded::{DevelopmentCa, Embedded};
+use crate::cache::{Cache, Workload};
+use crate::clock::Clock;
+use crate::config::{Config, Provider};
+use crate::metrics::Metrics;
+use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
+use crate::sds::SecretDiscovery;
+use crate::sds::listener::Listener;
+use crate::source::files::FileSource;
+use crate::source::workload::WorkloadSource;
+use crate::status::Status;
+use crate::{limits, readiness, rpc};
+
+/// The one workload there is.
+const WORKLOAD: Workload = Workload(0);
+
+/// Keeps other processes of this user, and core files, from the keys in this process's memory.
+pub fn protect_memory() {
+    use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!(%error, "core files can't be forbidden; keys may get into them");
+    }
+}
+
+/// Runs the agent until SIGTERM or SIGINT.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    let started = Instant::now();
+    protect_memory();
+    for note in &config.notes {
+        tracing::warn!("{note}");
+    }
+    let clock = Clock::system();
+    let cache = Cache::default();
+    let metrics = Metrics::default();
+    let stop = CancellationToken::new();
+    let mut tasks = JoinSet::new();
+    let calls = TaskTracker::new();
+
+    // The sockets first: what can't be taken is said before anybody is asked for a certificate.
+    let listener = Listener::bind(&config.socket, config.socket_mode)?;
+    let (socket, socket_file) = listener.into_parts();
+    if let Some(address) = config.status_address {
+        let listener = TcpListener::bind(address).await.with_context(|| {
+            format!("listening on {address} for probes and metrics failed; choose another --status-address, or none")
+        })?;
+        let status = Status::new(cache.clone(), metrics.clone(), clock.clone(), stop.clone());
+        tasks.spawn(serve_status(listener, status, calls.clone(), stop.clone()));
+    }
+
+    let mut files = FileSource::new(
+        config.cert_dir.clone(),
+        config.file_debounce,
+        &cache,
+        WORKLOAD,
+        clock.clone(),
+        metrics.clone(),
+    );
+    files.publish_once();
+    tasks.spawn(files.run());
+    let ca = certificate_authority(config.provider, &clock)?;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        socket = %config.socket.display(),
+        ca = ca.as_ref().map_or("none", |ca| ca.name()),
+        cert_dir = %config.cert_dir.display(),
+        status = config.status_address.map(tracing::field::display),
+        "attache serves"
+    );
+    if let Some(ca) = ca {
+        let (cache, clock, metrics) = (&cache, clock.clone(), metrics.clone());
+        let source = WorkloadSource::new(ca, config.workload, cache, WORKLOAD, clock, metrics);
+        tasks.spawn(source.run());
+    }
+
+    let service = SecretDiscovery::new(cache.clone(), WORKLOAD, metrics, stop.clone());
+    let service = SecretDiscoveryServiceServer::new(service).max_decoding_message_size(limits::REQUEST_BYTES);
+    tasks.spawn({
+        let (calls, stop) = (calls.clone(), stop.clone());
+        async move {
+            let serve = |io| drop(calls.spawn(rpc::serve(io, service.clone(), stop.clone())));
+            rpc::accept("the SDS socket", |cx| socket.poll_accept(cx), serve, &stop).await;
+        }
+    });
+    let announce = announce_ready(cache, clock, started);
+    let mut announce = std::pin::pin!(announce);
+
+    let mut signals = Signals::new()?;
+    let mut is_ready = false;
+    loop {
+        tokio::select! {
+            () = announce.as_mut(), if !is_ready => is_ready = true,
+            name = signals.next() => {
+                tracing::info!(signal = name, "stopping");
+                break;
+            }
+            Some(ended) = tasks.join_next() => {
+                ended.context("a part of the agent failed")?;
+                anyhow::bail!("a part of the agent ended by itself");
+            }
+        }
+    }
+
+    // Gone from the folder before the streams end: a successor may take the place at once.
+    drop(socket_file);
+    stop.cancel();
+    calls.close();
+    drain(&calls, config.drain_timeout, &mut signals).await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn certificate_authority(
+    provider: Provider,
+    clock: &Clock,
+) -> anyhow::Result<Option<Box<dyn CertificateAuthority>>> {
+    Ok(match provider {
+        Provider::None => None,
+        Provider::Embedded { folder } => {
+            let ca = DevelopmentCa::open(&folder, clock.clone())?;
+            tracing::warn!(
+                root = %ca.root_file().display(),
+                "the embedded CA is for development: whoever can read its folder can be anybody"
+            );
+            Some(Box::new(Embedded(ca)))
+        }
+        Provider::Citadel { endpoint, token, cluster_id, headers } => {
+            Some(Box::new(Citadel { endpoint, token, cluster_id, headers, clock: clock.clone() }))
+        }
+    })
+}
+
+async fn serve_status(listener: TcpListener, status: Status, calls: TaskTracker, stop: CancellationToken) {
+    let serve = |io| drop(calls.spawn(status.clone().serve(io)));
+    rpc::accept("the status address", |cx| listener.poll_accept(cx), serve, &stop).await;
+}
+
+async fn announce_ready(cache: Cache, clock: Clock, started: Instant) {
+    readiness::ready(&cache, &clock).await;
+    tracing::info!(after = ?started.elapsed(), "ready");
+}
+
+/// Waits for the calls that are open, but not for ever, and not past a second signal.
+async fn drain(calls: &TaskTracker, timeout: Duration, signals: &mut Signals) {
+    tokio::select! {
+        () = calls.wait() => {}
+        () = tokio::time::sleep(timeout) => {
+            tracing::warn!(open = calls.len(), ?timeout, "connections that did not end in time are cut");
+        }
+        name = signals.next() => tracing::warn!(signal = name, open = calls.len(), "stopping at once"),
+    }
+}
+
+/// The signals that mean: stop.
+pub struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    /// Takes SIGTERM and SIGINT over from the kernel.
+    pub fn new() -> anyhow::Result<Self> {
+        let take = |kind| signal(kind).context("taking over a signal failed");
+        Ok(Self { terminate: take(SignalKind::terminate())?, interrupt: take(SignalKind::interrupt())? })
+    }
+
+    /// The next signal's name.
+    pub async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}

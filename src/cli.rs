@@ -1,0 +1,98 @@
+//! The command line: a table of commands.
+
+mod bootstrap;
+mod ca;
+mod get;
+mod run;
+
+use std::ffi::OsString;
+use std::future::Future;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Parser, Subcommand};
+
+use crate::config::{Mistakes, RunArgs};
+
+/// A node-local Secret Discovery Service agent for Envoy.
+#[derive(Debug, Parser)]
+#[command(name = "attache", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one in the life of the process")]
+enum Command {
+    Run(RunArgs),
+    Ca(ca::CaArgs),
+    Get(get::GetArgs),
+    Bootstrap(bootstrap::BootstrapArgs),
+}
+
+/// Exit codes: 0 stopped as asked, 1 failed while running, 2 wrong use.
+const FAILED: u8 = 1;
+const WRONG_USE: u8 = 2;
+
+/// Runs the command line `arguments` (with the program's name first).
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let outcome = match parse(arguments.into_iter().collect()) {
+        Ok((Command::Run(args), unknown)) => run::run(&args, unknown),
+        Ok((_, unknown)) if !unknown.is_empty() => Err(Mistakes(unknown).into()),
+        Ok((Command::Ca(args), _)) => ca::run(&args),
+        Ok((Command::Get(args), _)) => get::run(&args),
+        Ok((Command::Bootstrap(args), _)) => bootstrap::run(&args),
+        Err(error) => {
+            // Help and version come this way too, with code 0.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_USE));
+        }
+    };
+    let Err(error) = outcome else { return ExitCode::SUCCESS };
+    let is_wrong_use = error.is::<Mistakes>();
+    let way_out = if is_wrong_use { "\nSee attache --help, or attache COMMAND --help." } else { "" };
+    let _ = writeln!(std::io::stderr(), "attache: {error:#}{way_out}");
+    ExitCode::from(if is_wrong_use { WRONG_USE } else { FAILED })
+}
+
+/// Parses all of it, and collects unknown options instead of stopping at the first.
+fn parse(mut arguments: Vec<OsString>) -> Result<(Command, Vec<String>), clap::Error> {
+    let mut unknown = Vec::new();
+    loop {
+        let error = match Cli::try_parse_from(&arguments) {
+            Ok(cli) => return Ok((cli.command, unknown)),
+            Err(error) => error,
+        };
+        let text = |kind| match error.get(kind) {
+            Some(ContextValue::String(text)) => Some(text.clone()),
+            _ => None,
+        };
+        let name = text(ContextKind::InvalidArg).filter(|name| name.starts_with("--"));
+        let at = name.as_ref().and_then(|name| {
+            let is_it = |argument: &OsString| {
+                let argument = argument.to_string_lossy();
+                argument == name.as_str() || argument.starts_with(&format!("{name}="))
+            };
+            arguments.iter().position(is_it)
+        });
+        let (ErrorKind::UnknownArgument, Some(name), Some(at)) = (error.kind(), name, at) else {
+            return Err(error);
+        };
+        let hint = text(ContextKind::SuggestedArg).map(|known| format!("; did you mean {known}?"));
+        unknown.push(format!("unknown option {name}{}", hint.unwrap_or_default()));
+        let removed = arguments.remove(at);
+        // Its value, if it has one, is not a mistake of its own.
+        let is_value = |next: &OsString| !next.to_string_lossy().starts_with('-');
+        if !removed.to_string_lossy().contains('=') && arguments.get(at).is_some_and(is_value) {
+            arguments.remove(at);
+        }
+    }
+}
+
+/// Runs `work` on a runtime of this one thread.
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(work)
+}

@@ -1,0 +1,169 @@
+//! `attache ca`: the development CA as a server.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing_subscriber::filter::Targets;
+
+use crate::app::{Signals, protect_memory};
+use crate::ca::embedded::DevelopmentCa;
+use crate::ca::server::{CaServer, Settings};
+use crate::clock::Clock;
+use crate::config::{LogConfig, parse_duration};
+use crate::identity::SpiffeId;
+use crate::proto::istio::v1::auth::istio_certificate_service_server::IstioCertificateServiceServer;
+use crate::{limits, rpc, telemetry};
+
+/// A development CA that speaks Istio's CA protocol.
+///
+/// It keeps its root and intermediate in a folder, and issues the identity that a caller's token names in its
+/// sub (system:serviceaccount:NAMESPACE:ACCOUNT, audience istio-ca), without checking the token's signature.
+/// It is for trying things out, not for production.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct CaArgs {
+    /// Where to listen; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15012")]
+    listen: SocketAddr,
+    /// The folder of root and intermediate, made if it is not there
+    #[arg(long, value_name = "DIR", default_value = "./attache-ca")]
+    ca_dir: PathBuf,
+    /// The longest lifetime; requests for more are refused, as istiod does
+    #[arg(long, value_name = "DURATION", default_value = "2160h", value_parser = parse_duration)]
+    max_ttl: Duration,
+    /// Without TLS
+    #[arg(long)]
+    plaintext: bool,
+    /// The identity of every caller, instead of the one in its token
+    #[arg(long, value_name = "ID")]
+    spiffe_id: Option<SpiffeId>,
+    /// The trust domain of identities from tokens
+    #[arg(long, value_name = "NAME", default_value = "cluster.local")]
+    trust_domain: String,
+    /// The cluster id that callers must send, if they send one
+    #[arg(long, value_name = "ID", default_value = "Kubernetes")]
+    cluster_id: String,
+    /// error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: tracing::Level,
+}
+
+/// Names under which the server's own certificate is valid.
+const SERVER_NAMES: [&str; 3] =
+    ["istiod.istio-system.svc", "istiod.istio-system.svc.cluster.local", "localhost"];
+/// A handshake that takes longer is given up.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How old the server's certificate gets, of the 30 days that it is valid.
+const SERVER_CERTIFICATE_AGE: Duration = Duration::from_secs(10 * 24 * 3600);
+
+/// Serves until SIGTERM or SIGINT.
+pub(super) fn run(args: &CaArgs) -> anyhow::Result<()> {
+    let filter = Targets::new().with_default(args.log_level);
+    telemetry::init(&LogConfig { filter, json: false });
+    super::block_on(serve(args.clone()))
+}
+
+async fn serve(args: CaArgs) -> anyhow::Result<()> {
+    protect_memory();
+    let clock = Clock::system();
+    let open = || DevelopmentCa::open(&args.ca_dir, clock.clone());
+    let (ca, tls_ca) = (open()?, open()?);
+    let listener = TcpListener::bind(args.listen)
+        .await
+        .with_context(|| format!("listening on {} failed; choose another --listen", args.listen))?;
+    let address = listener.local_addr().unwrap_or(args.listen);
+    let scheme = if args.plaintext { "http" } else { "https" };
+    tracing::warn!("this CA is for development: it believes every token");
+    tracing::info!(address = %format!("{scheme}://{address}"), root = %ca.root_file().display(), "the CA serves");
+    let server = CaServer::new(Settings {
+        ca,
+        identity: args.spiffe_id,
+        trust_domain: args.trust_domain,
+        cluster_id: args.cluster_id,
+        max_ttl: args.max_ttl,
+        clock,
+    });
+    let server = IstioCertificateServiceServer::new(server).max_decoding_message_size(limits::REQUEST_BYTES);
+
+    let stop = CancellationToken::new();
+    let calls = TaskTracker::new();
+    let mut tls = if args.plaintext { None } else { Some(Tls::new(tls_ca, address.ip())?) };
+    let connection = |io: TcpStream| {
+        // Small answers must not wait for an acknowledgement of the ones before.
+        let _ = io.set_nodelay(true);
+        let (server, stop) = (server.clone(), stop.clone());
+        match tls.as_mut().map(Tls::acceptor) {
+            None => drop(calls.spawn(rpc::serve(io, server, stop))),
+            Some(Ok(acceptor)) => drop(calls.spawn(serve_tls(acceptor, io, server, stop))),
+            Some(Err(error)) => tracing::error!(%error, "no certificate for the CA's own server"),
+        }
+    };
+    let mut signals = Signals::new()?;
+    tokio::select! {
+        () = rpc::accept("the CA's address", |cx| listener.poll_accept(cx), connection, &stop) => {}
+        name = signals.next() => tracing::info!(signal = name, "stopping"),
+    }
+    stop.cancel();
+    calls.close();
+    tokio::select! {
+        () = calls.wait() => {}
+        () = tokio::time::sleep(Duration::from_secs(1)) => {}
+        _ = signals.next() => {}
+    }
+    Ok(())
+}
+
+async fn serve_tls(
+    acceptor: TlsAcceptor,
+    io: TcpStream,
+    server: IstioCertificateServiceServer<CaServer>,
+    stop: CancellationToken,
+) {
+    match tokio::time::timeout(HANDSHAKE, acceptor.accept(io)).await {
+        Ok(Ok(io)) => rpc::serve(io, server, stop).await,
+        Ok(Err(error)) => tracing::warn!(%error, "a TLS handshake failed"),
+        Err(_) => tracing::debug!("a TLS handshake was given up"),
+    }
+}
+
+/// The server's side of TLS, with a certificate from the CA itself, replaced long before it ends.
+struct Tls {
+    ca: DevelopmentCa,
+    addresses: Vec<IpAddr>,
+    acceptor: TlsAcceptor,
+    made: Instant,
+}
+
+impl Tls {
+    fn new(ca: DevelopmentCa, address: IpAddr) -> anyhow::Result<Self> {
+        let addresses = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST), address];
+        let acceptor = Self::make(&ca, &addresses)?;
+        Ok(Self { ca, addresses, acceptor, made: Instant::now() })
+    }
+
+    fn acceptor(&mut self) -> anyhow::Result<TlsAcceptor> {
+        if self.made.elapsed() > SERVER_CERTIFICATE_AGE {
+            self.acceptor = Self::make(&self.ca, &self.addresses)?;
+            self.made = Instant::now();
+        }
+        Ok(self.acceptor.clone())
+    }
+
+    fn make(ca: &DevelopmentCa, addresses: &[IpAddr]) -> anyhow::Result<TlsAcceptor> {
+        let (chain, key) = ca.issue_server(&SERVER_NAMES, addresses)?;
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(chain, key.der().clone_key())?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(TlsAcceptor::from(Arc::new(config)))
+    }
+}

@@ -1,0 +1,270 @@
+//! `attache get`: asks a socket for secrets and shows them.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, bail};
+use prost::Message as _;
+use serde_json::{Value, json};
+use tokio::net::UnixStream;
+use tonic::{Code, Request, Status};
+
+use crate::clock::Clock;
+use crate::config::{DEFAULT_SOCKET, parse_duration};
+use crate::pki::certificate::Certificate;
+use crate::pki::key::PrivateKey;
+use crate::pki::pem;
+use crate::proto::SECRET_TYPE_URL;
+use crate::proto::envoy::config::core::v3::{DataSource, Node, data_source::Specifier};
+use crate::proto::envoy::extensions::transport_sockets::tls::v3::{Secret, secret::Type};
+use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
+use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
+use crate::rpc;
+
+/// Fetch secrets from an SDS socket and show them.
+///
+/// Names are default (the workload's key pair) and ROOTCA (its trust roots). Private keys are shown only with
+/// --show-key. Exits with 1 if one of the secrets is not there.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct GetArgs {
+    /// Resource names
+    #[arg(value_name = "NAME", default_values = ["default", "ROOTCA"])]
+    names: Vec<String>,
+    /// The socket to ask
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// What to print: a table, the certificates as PEM, or JSON
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Output::Table)]
+    output: Output,
+    /// Print private keys too (with pem and json)
+    #[arg(long)]
+    show_key: bool,
+    /// How long to wait for secrets that are not there yet
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_duration)]
+    timeout: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    Table,
+    Pem,
+    Json,
+}
+
+/// Asks, and prints to standard output.
+pub(super) fn run(args: &GetArgs) -> anyhow::Result<()> {
+    let answers = super::block_on(fetch(args))?;
+    let now = Clock::system().now();
+    let mut out = Vec::new();
+    let mut missing = Vec::new();
+    let mut values = Vec::new();
+    for (name, answer) in answers {
+        let shown = match answer {
+            Ok(shown) => shown,
+            Err(status) => {
+                missing.push(explain(&name, &status));
+                continue;
+            }
+        };
+        match args.output {
+            Output::Table => out.extend_from_slice(shown.table(now).as_bytes()),
+            Output::Pem => shown.write_pem(args.show_key, &mut out),
+            Output::Json => values.push(shown.json(args.show_key)),
+        }
+    }
+    if args.output == Output::Json {
+        writeln!(out, "{:#}", Value::Array(values))?;
+    }
+    std::io::stdout().write_all(&out).context("writing the answer failed")?;
+    if missing.is_empty() { Ok(()) } else { bail!("{}", missing.join("\nattache: ")) }
+}
+
+fn explain(name: &str, status: &Status) -> String {
+    match status.code() {
+        Code::NotFound | Code::Unavailable if !status.message().is_empty() => status.message().to_owned(),
+        Code::Unimplemented => {
+            format!("{name}: this socket's server has no FetchSecrets: it is not attache's")
+        }
+        code => format!("{name}: {code:?}: {}", status.message()),
+    }
+}
+
+/// Each name is asked for by itself, so that one that is missing tells its own reason.
+async fn fetch(args: &GetArgs) -> anyhow::Result<Vec<(String, Result<Shown, Status>)>> {
+    let socket = args.socket.display();
+    let io = UnixStream::connect(&args.socket).await.with_context(|| {
+        format!("connecting to {socket} failed; is `attache run` running, and is --socket the same?")
+    })?;
+    let client = async |connection| {
+        let client =
+            SecretDiscoveryServiceClient::with_origin(connection, http::Uri::from_static("http://attache"));
+        let mut answers = Vec::new();
+        for name in &args.names {
+            let answer = fetch_one(client.clone(), name, args.timeout).await;
+            answers.push((name.clone(), answer.and_then(Shown::new)));
+        }
+        answers
+    };
+    rpc::with_connection(io, client).await.with_context(|| format!("{socket} does not speak HTTP/2"))
+}
+
+async fn fetch_one(
+    mut client: SecretDiscoveryServiceClient<rpc::Connection>,
+    name: &str,
+    timeout: Duration,
+) -> Result<Secret, Status> {
+    let node = Node { id: "attache-get".to_owned(), cluster: String::new() };
+    let mut request = Request::new(DiscoveryRequest {
+        node: Some(node),
+        resource_names: vec![name.to_owned()],
+        type_url: SECRET_TYPE_URL.to_owned(),
+        ..DiscoveryRequest::default()
+    });
+    request.set_timeout(timeout);
+    // The server answers before this; whoever else is there may not.
+    let patience = timeout + Duration::from_secs(1);
+    let response = tokio::time::timeout(patience, client.fetch_secrets(request))
+        .await
+        .map_err(|_| Status::deadline_exceeded("no answer"))??
+        .into_inner();
+    let any = response.resources.into_iter().next();
+    let any = any.ok_or_else(|| Status::not_found(format!("no secret {name:?}: the answer is empty")))?;
+    Secret::decode(any.value).map_err(|error| Status::data_loss(format!("not a Secret message: {error}")))
+}
+
+/// A secret, taken apart to be shown.
+struct Shown {
+    name: String,
+    certificates: Vec<Certificate>,
+    pem: Vec<u8>,
+    /// Of a key pair.
+    key: Option<Key>,
+}
+
+struct Key {
+    pem: Vec<u8>,
+    fits: bool,
+}
+
+impl Shown {
+    fn new(secret: Secret) -> Result<Self, Status> {
+        let bad = |what: &str| Status::data_loss(format!("{}: {what}", secret.name));
+        let (chain, key) = match &secret.r#type {
+            Some(Type::TlsCertificate(pair)) => (&pair.certificate_chain, Some(&pair.private_key)),
+            Some(Type::ValidationContext(context)) => (&context.trusted_ca, None),
+            None => return Err(bad("neither a key pair nor a trust bundle")),
+        };
+        let chain = inline(chain.as_ref()).ok_or_else(|| bad("its certificates are not inline"))?;
+        let ders = pem::certificates(chain).map_err(|error| bad(&error.to_string()))?;
+        let certificates = ders.iter().map(Certificate::parse).collect::<Result<Vec<_>, _>>();
+        let certificates = certificates.map_err(|error| bad(&error.to_string()))?;
+        let key = key.map(|key| {
+            let pem = inline(key.as_ref()).unwrap_or_default();
+            let public = PrivateKey::from_pem(pem).and_then(|key| key.public_key()).ok();
+            let fits = public.as_ref() == certificates.first().map(|leaf| &leaf.public_key);
+            Key { pem: pem.to_vec(), fits }
+        });
+        Ok(Self { name: secret.name.clone(), certificates, pem: pem::of_certificates(&ders), key })
+    }
+
+    fn table(&self, now: SystemTime) -> String {
+        let mut out = String::new();
+        let kind = if self.key.is_some() { "key pair" } else { "trust bundle" };
+        let count = match self.certificates.len() {
+            1 => "1 certificate".to_owned(),
+            count => format!("{count} certificates"),
+        };
+        // Writing to a String does not fail.
+        let _ = writeln!(out, "{}: {kind}, {count}", self.name);
+        for (index, certificate) in self.certificates.iter().enumerate() {
+            let role = match (&self.key, index) {
+                (Some(_), 0) => "leaf",
+                (Some(_), _) => "intermediate",
+                (None, _) => "root",
+            };
+            let mut row = |label: &str, value: &str| {
+                let _ = writeln!(out, "    {label:<12} {value}");
+            };
+            row(role, &certificate.names());
+            if !certificate.subject.is_empty() && certificate.names() != certificate.subject {
+                row("subject", &certificate.subject);
+            }
+            row("issuer", &certificate.issuer);
+            row("serial", &certificate.serial);
+            row("valid", &validity(certificate, now));
+            let fits = match &self.key {
+                Some(key) if index == 0 && key.fits => ", the private key fits",
+                Some(_) if index == 0 => ", THE PRIVATE KEY DOES NOT FIT",
+                _ => "",
+            };
+            row("key", &format!("{}{fits}", certificate.key_type));
+            if index + 1 < self.certificates.len() {
+                out.push('\n');
+            }
+        }
+        out.push('\n');
+        out
+    }
+
+    fn write_pem(&self, show_key: bool, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.pem);
+        if let Some(key) = self.key.as_ref().filter(|_| show_key) {
+            out.extend_from_slice(&key.pem);
+        }
+    }
+
+    fn json(&self, show_key: bool) -> Value {
+        let show = |moment| humantime::format_rfc3339_seconds(moment).to_string();
+        let certificate = |certificate: &Certificate| {
+            json!({
+                "subject": certificate.subject,
+                "issuer": certificate.issuer,
+                "serial": certificate.serial,
+                "uris": certificate.uris,
+                "dns_names": certificate.dns_names,
+                "ip_addresses": certificate.ip_addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                "not_before": show(certificate.not_before),
+                "not_after": show(certificate.not_after),
+                "key_type": certificate.key_type,
+            })
+        };
+        let mut value = json!({
+            "name": self.name,
+            "kind": if self.key.is_some() { "key_pair" } else { "trust_bundle" },
+            "certificates": self.certificates.iter().map(certificate).collect::<Vec<_>>(),
+            "pem": String::from_utf8_lossy(&self.pem),
+        });
+        if let (Some(key), Some(fields)) = (&self.key, value.as_object_mut()) {
+            fields.insert("key_fits".to_owned(), json!(key.fits));
+            if show_key {
+                fields.insert("private_key".to_owned(), json!(String::from_utf8_lossy(&key.pem)));
+            }
+        }
+        value
+    }
+}
+
+fn inline(source: Option<&DataSource>) -> Option<&[u8]> {
+    match source?.specifier.as_ref()? {
+        Specifier::InlineBytes(bytes) => Some(bytes),
+        Specifier::InlineString(text) => Some(text.as_bytes()),
+        Specifier::Filename(_) => None,
+    }
+}
+
+fn validity(certificate: &Certificate, now: SystemTime) -> String {
+    let show = |moment| humantime::format_rfc3339_seconds(moment);
+    let span = |duration: Duration| {
+        let exact = humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string();
+        exact.split(' ').take(2).collect::<Vec<_>>().join(" ")
+    };
+    let (from, until) = (certificate.not_before, certificate.not_after);
+    let state = match (from.duration_since(now), until.duration_since(now)) {
+        (Ok(ahead), _) if !ahead.is_zero() => format!("NOT YET VALID: {} to go", span(ahead)),
+        (_, Ok(left)) => format!("{} left", span(left)),
+        (_, Err(past)) => format!("EXPIRED {} ago", span(past.duration())),
+    };
+    format!("{} to {} ({state})", show(from), show(until))
+}

@@ -1,0 +1,21 @@
+//! `attache run`: the agent.
+
+use crate::app;
+use crate::config::{Config, Environment, Mistakes, RunArgs};
+use crate::telemetry;
+
+/// Runs the agent. `unknown` are options that do not exist: they go into the report with the other mistakes.
+pub(super) fn run(args: &RunArgs, unknown: Vec<String>) -> anyhow::Result<()> {
+    let variables = std::env::vars_os();
+    let environment: Environment = variables
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect();
+    let config = Config::new(args, &environment);
+    let config = match (config, unknown.is_empty()) {
+        (Ok(config), true) => config,
+        (Ok(_), false) => return Err(Mistakes(unknown).into()),
+        (Err(Mistakes(all)), _) => return Err(Mistakes(unknown.into_iter().chain(all).collect()).into()),
+    };
+    telemetry::init(&config.log);
+    super::block_on(app::run(config))
+}

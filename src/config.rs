@@ -1,0 +1,417 @@
+//! What was typed and what the environment says, made into a [`Config`] that holds only valid values.
+//!
+//! Every option is looked for on three levels: the flag, `ATTACHE_<FLAG>`, and the variable that Istio's agent
+//! reads. The highest level that has it wins, and every mistake goes into one report.
+
+mod args;
+mod reader;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tracing_subscriber::filter::Targets;
+
+pub use self::args::RunArgs;
+pub use self::reader::{Environment, Mistakes, parse_duration};
+use self::reader::{Level, Reader};
+use crate::ca::citadel::Header;
+use crate::ca::endpoint::{Address, Endpoint, Roots};
+use crate::credential::TokenFile;
+use crate::identity::SpiffeId;
+use crate::pki::key::KeyType;
+use crate::sds::listener::ListenError;
+use crate::source::files::holds_key_pair;
+use crate::source::workload::{Grace, IdentitySource, Settings};
+
+/// Where Istio's proxies look for a socket that is not their agent's.
+pub const DEFAULT_SOCKET: &str = "/var/run/secrets/workload-spiffe-uds/socket";
+const SERVICE_ACCOUNT_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// A valid configuration of `attache run`.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where Envoy connects.
+    pub socket: PathBuf,
+    /// The socket file's permissions.
+    pub socket_mode: u32,
+    /// Who signs.
+    pub provider: Provider,
+    /// What is asked of it.
+    pub workload: Settings,
+    /// The folder of mounted files.
+    pub cert_dir: PathBuf,
+    /// At most one publish in each such span.
+    pub file_debounce: Duration,
+    /// Where probes and metrics are; none to have none.
+    pub status_address: Option<SocketAddr>,
+    /// How long open calls may take to end after SIGTERM.
+    pub drain_timeout: Duration,
+    /// What is logged.
+    pub log: LogConfig,
+    /// What a person should know about the options, though they are valid.
+    pub notes: Vec<String>,
+}
+
+/// What is logged, and how.
+#[derive(Clone, Debug)]
+pub struct LogConfig {
+    /// Levels by target.
+    pub filter: Targets,
+    /// One JSON object a line, instead of text.
+    pub json: bool,
+}
+
+/// The CA client to use.
+#[derive(Clone, Debug)]
+pub enum Provider {
+    /// Istio's CA protocol.
+    Citadel {
+        /// Where the CA is.
+        endpoint: Endpoint,
+        /// The workload's credential.
+        token: TokenFile,
+        /// Sent with each call.
+        cluster_id: tonic::metadata::MetadataValue<tonic::metadata::Ascii>,
+        /// Further headers.
+        headers: Vec<Header>,
+    },
+    /// The development CA.
+    Embedded {
+        /// Its folder.
+        folder: PathBuf,
+    },
+    /// Mounted files alone.
+    None,
+}
+
+/// The providers by the names that `--ca` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ProviderName {
+    Citadel,
+    Embedded,
+    None,
+}
+
+const PROVIDERS: &str = "citadel (Istio's CA protocol; give --ca-address), embedded (a CA of its own, for development), \
+                         none (files in --cert-dir alone)";
+
+impl Config {
+    /// Puts flags and environment together.
+    pub fn new(args: &RunArgs, environment: &Environment) -> Result<Self, Mistakes> {
+        let mut reader = Reader::new(environment);
+        let r = &mut reader;
+        let mut notes = Vec::new();
+
+        let socket = PathBuf::from(r.text("socket", &args.socket, &[]).or(DEFAULT_SOCKET));
+        if let Err(error) = ListenError::check_path(&socket) {
+            r.mistake(error.to_string());
+        }
+        let socket_mode = r.parsed("socket-mode", &args.socket_mode, &[], parse_mode).or(0o660_u32);
+
+        let cert_dir = PathBuf::from(r.text("cert-dir", &args.cert_dir, &[]).or("/etc/certs"));
+        let file_debounce =
+            r.duration("file-debounce", &args.file_debounce, &["FILE_DEBOUNCE_DURATION"], Duration::ZERO);
+        let file_debounce = file_debounce.or(Duration::from_millis(100));
+        let files_alone = r.switch("file-mounted-certs", args.file_mounted_certs, &["FILE_MOUNTED_CERTS"]);
+
+        let ca = r.parsed("ca", &args.ca, &["CA_PROVIDER"], parse_provider);
+        let address = r.parsed("ca-address", &args.ca_address, &["CA_ADDR"], str::parse::<Address>);
+        let ca_dir = r.text("ca-dir", &args.ca_dir, &[]);
+        let name = choose(r, ca, &files_alone, &address, &ca_dir, &cert_dir);
+
+        let jwt_policy = r.text("jwt-policy", &None, &["JWT_POLICY"]);
+        let default_token = match jwt_policy.value.as_deref() {
+            Some("first-party-jwt") => format!("{SERVICE_ACCOUNT_FOLDER}/token"),
+            _ => "/var/run/secrets/tokens/istio-token".to_owned(),
+        };
+        let token = r.text("token-file", &args.token_file, &[]).or(default_token);
+        let token = TokenFile::new(token);
+        let identity = identity(r, args, &token, name);
+
+        let key_type = r.parsed("key-type", &args.key_type, &[], str::parse::<KeyType>);
+        let key_type = match key_type.value {
+            Some(key_type) => key_type,
+            None => istio_key_type(r),
+        };
+        let second = Duration::from_secs(1);
+        let ttl = r.duration("cert-ttl", &args.cert_ttl, &["SECRET_TTL"], second);
+        let timeout = r.duration("ca-timeout", &args.ca_timeout, &[], Duration::from_millis(100));
+        let ratio = r.parsed("grace-ratio", &args.grace_ratio, &["SECRET_GRACE_PERIOD_RATIO"], parse_ratio);
+        let jitter =
+            r.parsed("grace-jitter", &args.grace_jitter, &["SECRET_GRACE_PERIOD_RATIO_JITTER"], parse_jitter);
+        let workload = Settings {
+            identity,
+            key_type,
+            ttl: ttl.or(Duration::from_secs(24 * 3600)),
+            grace: Grace { ratio: ratio.or(0.5), jitter: jitter.or(0.01) },
+            timeout: timeout.or(Duration::from_secs(10)),
+        };
+
+        let server_name = r.text("ca-server-name", &args.ca_server_name, &["ISTIOD_SAN"]).value;
+        let roots = roots(r, args);
+        let headers = headers(r, args);
+        let cluster_id = r
+            .parsed("cluster-id", &args.cluster_id, &["ISTIO_META_CLUSTER_ID"], |text| {
+                text.parse().map_err(|_| format!("{text:?} can't be sent in a header"))
+            })
+            .or(tonic::metadata::MetadataValue::from_static("Kubernetes"));
+        let provider = match (name, address.value) {
+            (Some(ProviderName::Citadel), Some(address)) => {
+                if address.plaintext {
+                    notes.push(format!("the workload's token goes to {address} in plain text"));
+                }
+                let endpoint = Endpoint { address, roots, server_name };
+                Provider::Citadel { endpoint, token, cluster_id, headers }
+            }
+            (Some(ProviderName::Embedded), _) => {
+                Provider::Embedded { folder: ca_dir.or("./attache-ca").into() }
+            }
+            // Where an address or a choice is missing, that is among the mistakes.
+            _ => Provider::None,
+        };
+
+        let status_address = r
+            .parsed("status-address", &args.status_address, &[], parse_status_address)
+            .or(Some(SocketAddr::from(([127, 0, 0, 1], 15055))));
+        let drain_timeout =
+            r.duration("drain-timeout", &args.drain_timeout, &[], Duration::ZERO).or(Duration::from_secs(5));
+        let filter = r.parsed("log-level", &args.log_level, &["ATTACHE_LOG"], parse_filter);
+        let json = r.parsed("log-format", &args.log_format, &[], parse_format).or(false);
+        let info = Targets::new().with_default(tracing::Level::INFO);
+        let log = LogConfig { filter: filter.or(info), json };
+
+        reader.finish(Self {
+            socket,
+            socket_mode,
+            provider,
+            workload,
+            cert_dir,
+            file_debounce,
+            status_address,
+            drain_timeout,
+            log,
+            notes,
+        })
+    }
+}
+
+/// Which provider the options ask for. None where they ask for none that makes sense: that is a mistake then.
+fn choose(
+    r: &mut Reader<'_>,
+    ca: reader::Found<ProviderName>,
+    files_alone: &reader::Found<bool>,
+    address: &reader::Found<Address>,
+    ca_dir: &reader::Found<String>,
+    cert_dir: &std::path::Path,
+) -> Option<ProviderName> {
+    let only_files = files_alone.value == Some(true);
+    let Some(name) = ca.value else {
+        if ca.was_wrong || address.was_wrong || files_alone.was_wrong {
+            return None;
+        }
+        if only_files || (address.value.is_none() && holds_key_pair(cert_dir)) {
+            return Some(ProviderName::None);
+        }
+        if address.value.is_some() {
+            return Some(ProviderName::Citadel);
+        }
+        r.mistake(format!(
+            "no CA is configured, and {} holds no key pair: choose with --ca one of {PROVIDERS}",
+            cert_dir.display()
+        ));
+        return None;
+    };
+    let clash = |level: Option<Level>| level.is_some() && level == ca.level;
+    if only_files && name != ProviderName::None {
+        if clash(files_alone.level) {
+            r.mistake(format!(
+                "{} and {} contradict each other: with the first no CA is used; drop one of them",
+                files_alone.from, ca.from
+            ));
+        }
+        if files_alone.level >= ca.level {
+            return Some(ProviderName::None);
+        }
+    }
+    if name != ProviderName::Citadel && clash(address.level) {
+        r.mistake(format!(
+            "{} and {} contradict each other: only citadel has an address; drop one of them",
+            ca.from, address.from
+        ));
+    }
+    if name != ProviderName::Embedded && clash(ca_dir.level) {
+        r.mistake(format!(
+            "{} and {} contradict each other: only embedded has a folder; drop one of them",
+            ca.from, ca_dir.from
+        ));
+    }
+    if name == ProviderName::Citadel && address.value.is_none() && !address.was_wrong {
+        r.mistake(format!("{} needs the CA's address: --ca-address HOST:PORT", ca.from));
+    }
+    Some(name)
+}
+
+fn identity(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    token: &TokenFile,
+    provider: Option<ProviderName>,
+) -> IdentitySource {
+    let whole = r.parsed("spiffe-id", &args.spiffe_id, &[], str::parse::<SpiffeId>);
+    let domain = r.text("trust-domain", &args.trust_domain, &["TRUST_DOMAIN"]);
+    let namespace = r.text("namespace", &args.namespace, &["POD_NAMESPACE"]);
+    let account = r.text("service-account", &args.service_account, &["SERVICE_ACCOUNT"]);
+    for part in [&domain, &namespace, &account] {
+        if whole.level.is_some() && whole.level == part.level {
+            r.mistake(format!(
+                "{} and {} contradict each other: the first is the whole identity; drop one of them",
+                whole.from, part.from
+            ));
+        }
+    }
+    let is_named = domain.level.max(namespace.level).max(account.level);
+    if let Some(identity) = whole.value.filter(|_| whole.level >= is_named) {
+        return IdentitySource::Fixed(identity);
+    }
+    let trust_domain = domain.or("cluster.local");
+    let (mut namespace, mut account) = (namespace.value, account.value);
+    if provider == Some(ProviderName::Embedded) {
+        namespace = namespace.or(Some("default".to_owned()));
+        account = account.or(Some("default".to_owned()));
+    }
+    // Said now, because later it would only show as a certificate that nobody asked for.
+    let probe = crate::identity::ServiceAccount {
+        namespace: namespace.clone().unwrap_or("namespace".to_owned()),
+        name: account.clone().unwrap_or("account".to_owned()),
+    };
+    match SpiffeId::for_service_account(&trust_domain, &probe) {
+        Ok(identity) if namespace.is_some() && account.is_some() => return IdentitySource::Fixed(identity),
+        Ok(_) => {}
+        Err(error) => r.mistake(format!("--trust-domain, --namespace and --service-account: {error}")),
+    }
+    IdentitySource::Token { file: token.clone(), trust_domain, namespace, service_account: account }
+}
+
+fn roots(r: &mut Reader<'_>, args: &RunArgs) -> Roots {
+    let provider = r.text("pilot-cert-provider", &None, &["PILOT_CERT_PROVIDER"]).value;
+    match r.text("ca-root", &args.ca_root, &["CA_ROOT_CA"]).value {
+        Some(text) if text.eq_ignore_ascii_case("system") => Roots::System,
+        Some(path) => Roots::File(path.into()),
+        None if provider.as_deref() == Some("kubernetes") => {
+            Roots::File(format!("{SERVICE_ACCOUNT_FOLDER}/ca.crt").into())
+        }
+        None => Roots::FirstOf(vec![
+            "/var/run/secrets/istio/root-cert.pem".into(),
+            "/etc/certs/root-cert.pem".into(),
+        ]),
+    }
+}
+
+/// Flags `--ca-header K=V`, then variables `CA_HEADER_K`; the first of a name wins.
+fn headers(r: &mut Reader<'_>, args: &RunArgs) -> Vec<Header> {
+    let mut headers: Vec<Header> = Vec::new();
+    let typed =
+        args.ca_header.iter().map(|text| ("--ca-header".to_owned(), text.split_once('='), text.clone()));
+    let typed: Vec<_> = typed
+        .map(|(from, pair, text)| (from, pair.map(|(k, v)| (k.to_owned(), v.to_owned())), text))
+        .collect();
+    let inherited = r.with_prefix("CA_HEADER_");
+    let inherited = inherited.into_iter().map(|(name, value)| {
+        let key = name.trim_start_matches("CA_HEADER_").to_ascii_lowercase();
+        (name.clone(), Some((key, value)), name)
+    });
+    for (from, pair, text) in typed.into_iter().chain(inherited) {
+        let header = pair
+            .and_then(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value.parse().ok()?)));
+        match header {
+            Some((name, _)) if headers.iter().any(|(known, _): &Header| *known == name) => {}
+            Some(header) => headers.push(header),
+            None => {
+                r.mistake(format!("{from} {text:?}: the shape is NAME=VALUE, in ASCII, not for a -bin name"))
+            }
+        }
+    }
+    headers
+}
+
+/// Istio's variables for keys: ECC_SIGNATURE_ALGORITHM with ECC_CURVE, else WORKLOAD_RSA_KEY_SIZE.
+fn istio_key_type(r: &mut Reader<'_>) -> KeyType {
+    let algorithm = r.text("ecc", &None, &["ECC_SIGNATURE_ALGORITHM"]);
+    let curve = r.text("ecc", &None, &["ECC_CURVE"]);
+    let bits = r.text("rsa", &None, &["WORKLOAD_RSA_KEY_SIZE"]);
+    match (algorithm.value.as_deref(), curve.value.as_deref(), bits.value.as_deref()) {
+        (Some("ECDSA"), None | Some("P256"), _) => KeyType::EcdsaP256,
+        (Some("ECDSA"), Some("P384"), _) => KeyType::EcdsaP384,
+        (Some("ECDSA"), Some(other), _) => {
+            r.mistake(format!("ECC_CURVE {other:?}: choose P256 or P384, or set --key-type"));
+            KeyType::default()
+        }
+        (Some(other), _, _) => {
+            r.mistake(format!("ECC_SIGNATURE_ALGORITHM {other:?}: only ECDSA is known; set --key-type"));
+            KeyType::default()
+        }
+        (None, _, Some(bits)) => format!("rsa-{bits}").parse().unwrap_or_else(|_| {
+            r.mistake(format!(
+                "WORKLOAD_RSA_KEY_SIZE {bits:?}: choose 2048, 3072 or 4096, or set --key-type"
+            ));
+            KeyType::default()
+        }),
+        (None, _, None) => KeyType::default(),
+    }
+}
+
+fn parse_provider(text: &str) -> Result<ProviderName, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "citadel" => Ok(ProviderName::Citadel),
+        "embedded" => Ok(ProviderName::Embedded),
+        "none" => Ok(ProviderName::None),
+        _ => Err(format!("{text:?} is not a CA of this agent; choose one of {PROVIDERS}")),
+    }
+}
+
+fn parse_mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| format!("{text:?} is not a file mode; the shape is octal, like 0660"))
+}
+
+fn parse_ratio(text: &str) -> Result<f64, String> {
+    let ratio = text.parse().ok().filter(|ratio| *ratio > 0.0 && *ratio < 1.0);
+    ratio.ok_or_else(|| format!("{text:?} is not between 0 and 1; 0.2 renews with 20 % of the lifetime left"))
+}
+
+fn parse_jitter(text: &str) -> Result<f64, String> {
+    let jitter = text.parse().ok().filter(|jitter| (0.0..1.0).contains(jitter));
+    jitter.ok_or_else(|| {
+        format!("{text:?} is not from 0 to below 1; 0.01 spreads renewals by ±1 % of the lifetime")
+    })
+}
+
+fn parse_status_address(text: &str) -> Result<Option<SocketAddr>, String> {
+    if text == "none" {
+        return Ok(None);
+    }
+    let address = text.parse().map(Some);
+    address.map_err(|_| format!("{text:?} is not an address; the shape is 127.0.0.1:15055, or none"))
+}
+
+fn parse_filter(text: &str) -> Result<Targets, String> {
+    let wrong = || format!("{text:?} is not a log level; choose error, warn, info, debug or trace");
+    // `Targets` takes any word for the name of a target.
+    if !text.contains('=') && text.parse::<tracing::level_filters::LevelFilter>().is_err() {
+        return Err(wrong());
+    }
+    text.parse().map_err(|_| wrong())
+}
+
+/// True for JSON.
+fn parse_format(text: &str) -> Result<bool, String> {
+    match text {
+        "text" => Ok(false),
+        "json" => Ok(true),
+        _ => Err(format!("{text:?} is not a log format; choose text or json")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

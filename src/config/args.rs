@@ -1,0 +1,99 @@
+//! What can be typed after `attache run`. Values stay text here: they are judged together, in one report.
+
+/// Serve this workload's key pair and trust roots to Envoy over a Unix socket.
+///
+/// Every option also reads ATTACHE_<OPTION> from the environment, and where Istio's agent has a variable
+/// for the same thing, that one too (in brackets). A flag wins over ATTACHE_<OPTION>, that over Istio's.
+/// Durations read like 24h, 90s, 100ms, 1h30m, 1.5h.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct RunArgs {
+    /// The socket that Envoy connects to [default: /var/run/secrets/workload-spiffe-uds/socket]
+    #[arg(long, value_name = "PATH", help_heading = "Socket")]
+    pub socket: Option<String>,
+    /// The socket's file mode, octal [default: 0660]
+    #[arg(long, value_name = "MODE", help_heading = "Socket")]
+    pub socket_mode: Option<String>,
+
+    /// Who signs: citadel (Istio's CA protocol), embedded (a CA of its own, for development), none (mounted files
+    /// alone) [default: citadel where there is an address; none with --file-mounted-certs, or where --cert-dir holds
+    /// a key pair] [CA_PROVIDER]
+    #[arg(long, value_name = "PROVIDER", help_heading = "CA")]
+    pub ca: Option<String>,
+    /// The CA's address, like istiod.istio-system.svc:15012; http://HOST:PORT for plain text [CA_ADDR]
+    #[arg(long, value_name = "ADDRESS", help_heading = "CA")]
+    pub ca_address: Option<String>,
+    /// The root of the CA's own TLS certificate: a PEM file, or system [default: /var/run/secrets/istio/root-cert.pem,
+    /// else /etc/certs/root-cert.pem] [CA_ROOT_CA]
+    #[arg(long, value_name = "FILE", help_heading = "CA")]
+    pub ca_root: Option<String>,
+    /// The name in the CA's TLS certificate [default: the address's host] [ISTIOD_SAN]
+    #[arg(long, value_name = "NAME", help_heading = "CA")]
+    pub ca_server_name: Option<String>,
+    /// A header for each call to the CA; repeatable [CA_HEADER_<NAME>]
+    #[arg(long, value_name = "NAME=VALUE", help_heading = "CA")]
+    pub ca_header: Vec<String>,
+    /// How long one call to the CA may take [default: 10s]
+    #[arg(long, value_name = "DURATION", help_heading = "CA")]
+    pub ca_timeout: Option<String>,
+    /// The embedded CA's folder; agents that share it share a root [default: ./attache-ca]
+    #[arg(long, value_name = "DIR", help_heading = "CA")]
+    pub ca_dir: Option<String>,
+    /// The file with the workload's bearer token, read anew for each call
+    /// [default: /var/run/secrets/tokens/istio-token]
+    #[arg(long, value_name = "FILE", help_heading = "CA")]
+    pub token_file: Option<String>,
+    /// The cluster id that the CA is told [default: Kubernetes] [ISTIO_META_CLUSTER_ID]
+    #[arg(long, value_name = "ID", help_heading = "CA")]
+    pub cluster_id: Option<String>,
+
+    /// The whole identity, like spiffe://cluster.local/ns/default/sa/web, instead of the three below
+    #[arg(long, value_name = "ID", help_heading = "Identity")]
+    pub spiffe_id: Option<String>,
+    /// [default: cluster.local] [TRUST_DOMAIN]
+    #[arg(long, value_name = "NAME", help_heading = "Identity")]
+    pub trust_domain: Option<String>,
+    /// [default: from the token; with the embedded CA default] [POD_NAMESPACE]
+    #[arg(long, value_name = "NAME", help_heading = "Identity")]
+    pub namespace: Option<String>,
+    /// [default: from the token; with the embedded CA default] [SERVICE_ACCOUNT]
+    #[arg(long, value_name = "NAME", help_heading = "Identity")]
+    pub service_account: Option<String>,
+
+    /// ecdsa-p256, ecdsa-p384, rsa-2048, rsa-3072, rsa-4096 or ed25519 [default: ecdsa-p256]
+    /// [ECC_SIGNATURE_ALGORITHM, ECC_CURVE, WORKLOAD_RSA_KEY_SIZE]
+    #[arg(long, value_name = "TYPE", help_heading = "Certificate")]
+    pub key_type: Option<String>,
+    /// The lifetime to ask for [default: 24h] [SECRET_TTL]
+    #[arg(long, value_name = "DURATION", help_heading = "Certificate")]
+    pub cert_ttl: Option<String>,
+    /// Renew with this share of the lifetime left [default: 0.5] [SECRET_GRACE_PERIOD_RATIO]
+    #[arg(long, value_name = "0..1", help_heading = "Certificate")]
+    pub grace_ratio: Option<String>,
+    /// Spread the renewal over ± this share of the lifetime [default: 0.01] [SECRET_GRACE_PERIOD_RATIO_JITTER]
+    #[arg(long, value_name = "0..1", help_heading = "Certificate")]
+    pub grace_jitter: Option<String>,
+
+    /// The folder of mounted cert-chain.pem, key.pem and root-cert.pem, which win over the CA where they exist
+    /// [default: /etc/certs]
+    #[arg(long, value_name = "DIR", help_heading = "Mounted files")]
+    pub cert_dir: Option<String>,
+    /// Use mounted files alone, never a CA [FILE_MOUNTED_CERTS]
+    #[arg(long, help_heading = "Mounted files")]
+    pub file_mounted_certs: bool,
+    /// Publish changed files at most once in this span [default: 100ms] [FILE_DEBOUNCE_DURATION]
+    #[arg(long, value_name = "DURATION", help_heading = "Mounted files")]
+    pub file_debounce: Option<String>,
+
+    /// The address of /livez, /readyz and /metrics; none to have none [default: 127.0.0.1:15055]
+    #[arg(long, value_name = "ADDRESS", help_heading = "Operation")]
+    pub status_address: Option<String>,
+    /// How long open calls may take to end after SIGTERM [default: 5s]
+    #[arg(long, value_name = "DURATION", help_heading = "Operation")]
+    pub drain_timeout: Option<String>,
+    /// error, warn, info, debug or trace; TARGET=LEVEL,… for parts [default: info] [ATTACHE_LOG]
+    #[arg(long, value_name = "LEVEL", help_heading = "Operation")]
+    pub log_level: Option<String>,
+    /// text or json [default: text]
+    #[arg(long, value_name = "FORMAT", help_heading = "Operation")]
+    pub log_format: Option<String>,
+}

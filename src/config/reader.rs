@@ -1,0 +1,152 @@
+//! Looks an option up on its three levels, and collects mistakes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+/// The environment's variables.
+pub type Environment = BTreeMap<String, String>;
+
+/// Everything that is wrong with the options.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Mistakes(pub Vec<String>);
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(all) = self;
+        match all.as_slice() {
+            [one] => write!(f, "{one}"),
+            all => {
+                write!(f, "{} mistakes in the options:", all.len())?;
+                all.iter().try_for_each(|mistake| write!(f, "\n  - {mistake}"))
+            }
+        }
+    }
+}
+
+/// Reads `24h`, `90s`, `100ms`, and Go's `24h0m0s` and `1.5h`.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    /// Longer ones would leave what a clock can show.
+    const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    let duration = humantime::parse_duration(text).ok().filter(|duration| *duration <= LONGEST);
+    duration.ok_or_else(|| format!("{text:?} is not a duration; the shape is 24h, 90s, 100ms or 1h30m"))
+}
+
+/// Where an option was found, the strongest last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Level {
+    Istio,
+    Attache,
+    Flag,
+}
+
+/// What became of one option.
+#[derive(Clone, Debug)]
+pub(super) struct Found<T> {
+    /// None where nobody set it, or it was wrong.
+    pub(super) value: Option<T>,
+    pub(super) level: Option<Level>,
+    /// What was set, as the user knows it: `--ca none`, `CA_ADDR`.
+    pub(super) from: String,
+    pub(super) was_wrong: bool,
+}
+
+impl<T> Found<T> {
+    pub(super) fn or(self, default: impl Into<T>) -> T {
+        self.value.unwrap_or_else(|| default.into())
+    }
+}
+
+pub(super) struct Reader<'a> {
+    environment: &'a Environment,
+    mistakes: Vec<String>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(environment: &'a Environment) -> Self {
+        Self { environment, mistakes: Vec::new() }
+    }
+
+    pub(super) fn mistake(&mut self, mistake: String) {
+        self.mistakes.push(mistake);
+    }
+
+    pub(super) fn finish<T>(self, value: T) -> Result<T, Mistakes> {
+        if self.mistakes.is_empty() { Ok(value) } else { Err(Mistakes(self.mistakes)) }
+    }
+
+    /// Variables whose names start with `prefix`.
+    pub(super) fn with_prefix(&self, prefix: &str) -> Environment {
+        let all = self.environment.iter().filter(|(name, _)| name.starts_with(prefix));
+        all.map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
+
+    /// The option `flag` as text: typed, else `ATTACHE_<FLAG>`, else the first of `others`. A variable that is
+    /// empty counts as not set: manifests often leave them so.
+    pub(super) fn text(&mut self, flag: &str, typed: &Option<String>, others: &[&str]) -> Found<String> {
+        if let Some(value) = typed {
+            let from = format!("--{flag}");
+            if value.is_empty() {
+                self.mistake(format!("{from} is empty: give it a value, or leave it out"));
+                return Found { value: None, level: None, from, was_wrong: true };
+            }
+            return Found { value: Some(value.clone()), level: Some(Level::Flag), from, was_wrong: false };
+        }
+        let own = format!("ATTACHE_{}", flag.to_ascii_uppercase().replace('-', "_"));
+        let mut names = std::iter::once(own.as_str()).chain(others.iter().copied());
+        let is_set = |name: &&str| self.environment.get(*name).is_some_and(|value| !value.is_empty());
+        let Some(name) = names.find(is_set) else {
+            return Found { value: None, level: None, from: String::new(), was_wrong: false };
+        };
+        let level = if name.starts_with("ATTACHE_") { Level::Attache } else { Level::Istio };
+        let value = self.environment.get(name).cloned();
+        Found { value, level: Some(level), from: name.to_owned(), was_wrong: false }
+    }
+
+    /// The option made into a `T`.
+    pub(super) fn parsed<T, E: fmt::Display>(
+        &mut self,
+        flag: &str,
+        typed: &Option<String>,
+        others: &[&str],
+        parse: impl Fn(&str) -> Result<T, E>,
+    ) -> Found<T> {
+        let Found { value, level, from, was_wrong } = self.text(flag, typed, others);
+        let Some(text) = value else { return Found { value: None, level, from, was_wrong } };
+        let named = format!("{from} {text}");
+        match parse(&text) {
+            Ok(value) => Found { value: Some(value), level, from: named, was_wrong },
+            Err(error) => {
+                self.mistake(format!("{from}: {error}"));
+                Found { value: None, level, from: named, was_wrong: true }
+            }
+        }
+    }
+
+    /// The option as a duration of `least` or more.
+    pub(super) fn duration(
+        &mut self,
+        flag: &str,
+        typed: &Option<String>,
+        others: &[&str],
+        least: Duration,
+    ) -> Found<Duration> {
+        self.parsed(flag, typed, others, |text| match parse_duration(text)? {
+            value if value < least => Err(format!("{text:?} is too short: {least:?} is the least")),
+            value => Ok(value),
+        })
+    }
+
+    /// A flag without a value; in the environment `true` or `false`.
+    pub(super) fn switch(&mut self, flag: &str, typed: bool, others: &[&str]) -> Found<bool> {
+        if typed {
+            let from = format!("--{flag}");
+            return Found { value: Some(true), level: Some(Level::Flag), from, was_wrong: false };
+        }
+        self.parsed(flag, &None, others, |text| match text.to_ascii_lowercase().as_str() {
+            "true" | "1" | "t" => Ok(true),
+            "false" | "0" | "f" => Ok(false),
+            _ => Err(format!("{text:?} is neither true nor false")),
+        })
+    }
+}

@@ -1,0 +1,170 @@
+use clap::Parser;
+
+use super::*;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+fn config(line: &str, environment: &[(&str, &str)]) -> Result<Config, Mistakes> {
+    let line = ["attache"].into_iter().chain(line.split_whitespace());
+    let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    Config::new(&Line::try_parse_from(line).unwrap().run, &environment.collect())
+}
+
+fn mistakes(line: &str, environment: &[(&str, &str)]) -> Vec<String> {
+    config(line, environment).map(|_| Vec::new()).unwrap_or_else(|Mistakes(all)| all)
+}
+
+#[test]
+fn a_flag_wins_over_our_variable_and_that_over_istios() {
+    let environment = [("CA_PROVIDER", "none"), ("SECRET_TTL", "1h0m0s"), ("ATTACHE_CERT_TTL", "2h")];
+    let ttl =
+        |line: &str, environment: &[_]| config(line, environment).unwrap().workload.ttl.as_secs() / 3600;
+    assert_eq!(ttl("--cert-ttl 3h", &environment), 3);
+    assert_eq!(ttl("", &environment), 2);
+    assert_eq!(ttl("", &environment[..2]), 1);
+    assert_eq!(ttl("", &[("CA_PROVIDER", "none"), ("SECRET_TTL", "")]), 24, "empty is not set");
+}
+
+#[test]
+fn every_mistake_is_in_the_report_with_its_own_name() {
+    let line = "--ca vault --cert-ttl 5x --grace-ratio 2 --socket-mode 999 --status-address here --key-type dsa \
+                --log-level loud --spiffe-id web --ca-header x";
+    let all = mistakes(line, &[("FILE_DEBOUNCE_DURATION", "soon"), ("FILE_MOUNTED_CERTS", "maybe")]);
+    let words = [
+        "--ca: \"vault\"",
+        "--cert-ttl: \"5x\"",
+        "--grace-ratio: \"2\"",
+        "--socket-mode: \"999\"",
+        "--status-address: \"here\"",
+        "--key-type: \"dsa\"",
+        "--log-level: \"loud\"",
+        "--spiffe-id: \"web\"",
+        "--ca-header \"x\"",
+        "FILE_DEBOUNCE_DURATION: \"soon\"",
+        "FILE_MOUNTED_CERTS: \"maybe\"",
+    ];
+    for word in words {
+        assert_eq!(all.iter().filter(|mistake| mistake.contains(word)).count(), 1, "{word}: {all:#?}");
+    }
+    assert_eq!(all.len(), words.len(), "{all:#?}");
+}
+
+#[test]
+fn durations_in_our_notation_and_in_gos() {
+    let cases = [
+        ("24h", Some(86_400_000)),
+        ("24h0m0s", Some(86_400_000)),
+        ("1.5h", Some(5_400_000)),
+        ("1h30m", Some(5_400_000)),
+        ("90s", Some(90_000)),
+        ("100ms", Some(100)),
+        ("0s", Some(0)),
+        ("", None),
+        ("5", None),
+        ("h", None),
+        ("5x", None),
+        ("-5s", None),
+        ("1000000000h", None),
+        ("forever", None),
+    ];
+    for (text, millis) in cases {
+        assert_eq!(parse_duration(text).ok(), millis.map(Duration::from_millis), "{text}");
+    }
+}
+
+#[test]
+fn no_ca_at_all_lists_the_choices() {
+    let all = mistakes("--cert-dir /nowhere", &[]);
+    let [one] = all.as_slice() else { panic!("{all:?}") };
+    for word in ["no CA is configured", "/nowhere", "--ca", "citadel", "embedded", "none"] {
+        assert!(one.contains(word), "{one}");
+    }
+}
+
+#[test]
+fn contradictions_are_judged_within_one_level() {
+    let mounted = ("FILE_MOUNTED_CERTS", "true");
+    let cases: [(&str, &[(&str, &str)], Option<&str>); 11] = [
+        ("--ca embedded --ca-address ca:1", &[], Some("only citadel has an address")),
+        ("--ca none --ca-address ca:1", &[], Some("only citadel has an address")),
+        ("--ca embedded", &[("CA_ADDR", "ca:1")], None),
+        ("--ca citadel --ca-address ca:1 --ca-dir x", &[], Some("only embedded has a folder")),
+        ("--ca citadel --ca-address ca:1", &[("ATTACHE_CA_DIR", "x")], None),
+        ("--ca citadel", &[], Some("needs the CA's address")),
+        ("--ca embedded --file-mounted-certs", &[], Some("no CA is used")),
+        ("", &[("CA_PROVIDER", "Citadel"), ("CA_ADDR", "ca:1"), mounted], Some("no CA is used")),
+        ("", &[("CA_ADDR", "ca:1"), mounted], None),
+        ("--spiffe-id spiffe://td/a --namespace b", &[mounted], Some("the whole identity")),
+        ("--spiffe-id spiffe://td/a", &[mounted, ("POD_NAMESPACE", "b")], None),
+    ];
+    for (line, environment, expected) in cases {
+        let all = mistakes(line, environment);
+        match expected {
+            None => assert!(all.is_empty(), "{line}: {all:?}"),
+            Some(words) => assert!(all.len() == 1 && all[0].contains(words), "{line}: {all:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_provider_follows_from_what_is_there() {
+    let provider = |line: &str, environment: &[_]| match config(line, environment).unwrap().provider {
+        Provider::Citadel { .. } => "citadel",
+        Provider::Embedded { .. } => "embedded",
+        Provider::None => "none",
+    };
+    assert_eq!(provider("--ca-address istiod:15012", &[]), "citadel");
+    assert_eq!(provider("", &[("CA_ADDR", "istiod:15012")]), "citadel");
+    assert_eq!(provider("", &[("CA_ADDR", "istiod:15012"), ("FILE_MOUNTED_CERTS", "true")]), "none");
+    assert_eq!(provider("--ca embedded", &[("FILE_MOUNTED_CERTS", "true")]), "embedded");
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["cert-chain.pem", "key.pem"] {
+        std::fs::write(folder.path().join(name), "").unwrap();
+    }
+    assert_eq!(provider("", &[("ATTACHE_CERT_DIR", folder.path().to_str().unwrap())]), "none");
+}
+
+#[test]
+fn identities() {
+    let fixed = |line: &str, environment: &[_]| match config(line, environment).unwrap().workload.identity {
+        IdentitySource::Fixed(identity) => identity.to_string(),
+        IdentitySource::Token { trust_domain, .. } => format!("token in {trust_domain}"),
+    };
+    assert_eq!(fixed("--ca embedded", &[]), "spiffe://cluster.local/ns/default/sa/default");
+    assert_eq!(fixed("--ca embedded --namespace shop", &[]), "spiffe://cluster.local/ns/shop/sa/default");
+    assert_eq!(fixed("--ca-address ca:1", &[("TRUST_DOMAIN", "td")]), "token in td");
+    let pod = [("POD_NAMESPACE", "shop"), ("SERVICE_ACCOUNT", "cart")];
+    assert_eq!(fixed("--ca-address ca:1", &pod), "spiffe://cluster.local/ns/shop/sa/cart");
+    assert_eq!(fixed("--ca-address ca:1 --spiffe-id spiffe://td/x", &pod), "spiffe://td/x");
+    assert!(mistakes("--ca embedded --trust-domain UPPER", &[])[0].contains("--trust-domain"));
+}
+
+#[test]
+fn istios_variables_for_keys() {
+    let key_type = |environment: &[_]| {
+        let with_ca: Vec<_> = environment.iter().copied().chain([("CA_PROVIDER", "none")]).collect();
+        config("", &with_ca).map(|config| config.workload.key_type)
+    };
+    assert_eq!(key_type(&[]).unwrap(), KeyType::EcdsaP256);
+    assert_eq!(key_type(&[("ECC_CURVE", "P384")]).unwrap(), KeyType::EcdsaP256, "alone it has no effect");
+    assert_eq!(
+        key_type(&[("ECC_SIGNATURE_ALGORITHM", "ECDSA"), ("ECC_CURVE", "P384")]).unwrap(),
+        KeyType::EcdsaP384
+    );
+    assert_eq!(key_type(&[("WORKLOAD_RSA_KEY_SIZE", "2048")]).unwrap(), KeyType::Rsa2048);
+    assert!(key_type(&[("WORKLOAD_RSA_KEY_SIZE", "512")]).is_err());
+}
+
+#[test]
+fn headers_come_from_flags_and_variables() {
+    let environment = [("CA_HEADER_X_TENANT", "inherited"), ("CA_HEADER_OTHER", "b")];
+    let config = config("--ca-address ca:1 --ca-header X_Tenant=typed", &environment).unwrap();
+    let Provider::Citadel { headers, .. } = config.provider else { panic!("not citadel") };
+    let headers: Vec<_> =
+        headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+    assert_eq!(headers, [("x_tenant", "typed"), ("other", "b")]);
+}

@@ -1,0 +1,230 @@
+//! A real Envoy as a child process.
+//!
+//! Every port is chosen by the kernel (`port_value: 0`) and asked for afterwards, so that any number of
+//! tests run side by side.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::sync::OnceCell;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Far longer than anything takes on a busy machine: reaching it means that it never comes.
+const PATIENCE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(20);
+
+/// The path of the Envoy binary, installed by the first test of the process that needs it.
+pub async fn binary() -> &'static Path {
+    static BINARY: OnceCell<PathBuf> = OnceCell::const_new();
+    BINARY
+        .get_or_init(async || {
+            let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-envoy");
+            let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+            let output = Command::new(&script)
+                .env("CARGO_TARGET_DIR", target)
+                .output()
+                .await
+                .unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
+            assert!(output.status.success(), "no Envoy:\n{}", String::from_utf8_lossy(&output.stderr));
+            PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+        })
+        .await
+}
+
+/// A running Envoy; dropping it kills it.
+pub struct Envoy {
+    name: String,
+    log: PathBuf,
+    admin: SocketAddr,
+    process: Child,
+}
+
+impl Envoy {
+    /// Starts Envoy and returns as soon as its admin interface answers, which is long before its listeners
+    /// open: those wait for their secrets. `dir` takes its files, which begin with `name`.
+    ///
+    /// The bootstrap's admin address is replaced by a free one; its listeners should ask for port 0.
+    pub async fn start(mut bootstrap: Value, dir: &Path, name: &str) -> Self {
+        let file = |suffix: &str| dir.join(format!("{name}.{suffix}"));
+        bootstrap["admin"]["address"] =
+            json!({ "socket_address": { "address": "127.0.0.1", "port_value": 0 } });
+        std::fs::write(file("json"), format!("{bootstrap:#}")).unwrap();
+
+        let log = File::create(file("log")).unwrap();
+        let mut process = Command::new(binary().await)
+            .arg("--config-path")
+            .arg(file("json"))
+            // It keeps the address of an earlier Envoy of this name otherwise.
+            .arg("--admin-address-path")
+            .arg(fresh(file("admin")))
+            // Hot restart is what ties Envoys of one machine together, through shared memory and a base id.
+            .args(["--disable-hot-restart", "--concurrency", "1", "--log-level", "info"])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+
+        let deadline = Instant::now() + PATIENCE;
+        let admin = loop {
+            let address = std::fs::read_to_string(file("admin")).unwrap_or_default();
+            if let Ok(address) = address.trim_end().parse()
+                && TcpStream::connect(address).await.is_ok()
+            {
+                break address;
+            }
+            let ended = process.try_wait().unwrap();
+            assert!(
+                ended.is_none() && Instant::now() < deadline,
+                "{name} did not start ({ended:?}):\n{}",
+                std::fs::read_to_string(file("log")).unwrap(),
+            );
+            sleep(POLL).await;
+        };
+        Self { name: name.to_owned(), log: file("log"), admin, process }
+    }
+
+    /// The body of an admin page, such as `/config_dump`.
+    pub async fn admin_get(&self, path: &str) -> String {
+        match http_get(self.admin, path).await {
+            Ok((200, _, body)) => body,
+            other => panic!("{} answers {path} with {other:?}:\n{}", self.name, self.log()),
+        }
+    }
+
+    /// Where a listener is bound. It is bound, and its port known, before it accepts anything.
+    pub async fn listener_address(&self, name: &str) -> SocketAddr {
+        self.bound(name).await.unwrap_or_else(|| panic!("{} has no listener {name}", self.name))
+    }
+
+    /// Waits until these listeners accept connections: their secrets have come, or
+    /// `initial_fetch_timeout` has passed without them.
+    pub async fn wait_listeners(&self, names: &[&str]) {
+        self.wait_until(&format!("it listens as {names:?}"), async || {
+            // Before it is live no worker accepts, and this page answers 503.
+            if !matches!(http_get(self.admin, "/ready").await, Ok((200, ..))) {
+                return false;
+            }
+            for name in names {
+                if self.bound(name).await.is_none() {
+                    return false;
+                }
+            }
+            true
+        })
+        .await;
+    }
+
+    /// Every counter and gauge.
+    pub async fn stats(&self) -> BTreeMap<String, u64> {
+        let page = self.admin_get("/stats").await;
+        let number = |line: &str| {
+            let (name, value) = line.rsplit_once(": ")?;
+            Some((name.to_owned(), value.parse().ok()?))
+        };
+        page.lines().filter_map(number).collect()
+    }
+
+    /// One counter or gauge; 0 as long as Envoy has not counted it.
+    pub async fn stat(&self, name: &str) -> u64 {
+        self.stats().await.get(name).copied().unwrap_or(0)
+    }
+
+    /// Waits until a counter or gauge reaches a value.
+    pub async fn wait_stat(&self, name: &str, at_least: u64) {
+        self.wait_until(&format!("{name} is {at_least}"), async || self.stat(name).await >= at_least).await;
+    }
+
+    /// The certificates that Envoy uses at the moment, as its admin page `/certs` shows them.
+    pub async fn certs(&self) -> Value {
+        serde_json::from_str(&self.admin_get("/certs").await).unwrap()
+    }
+
+    /// Everything that Envoy has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// Whether the process is still there.
+    pub fn is_running(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_none()
+    }
+
+    /// Waits until something is true of this Envoy; `what` says it in the failure.
+    pub async fn wait_until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
+        let waited = timeout(PATIENCE, async {
+            while !holds().await {
+                sleep(POLL).await;
+            }
+        })
+        .await;
+        assert!(waited.is_ok(), "{}: waited in vain until {what}:\n{}", self.name, self.log());
+    }
+
+    async fn bound(&self, name: &str) -> Option<SocketAddr> {
+        let page: Value = serde_json::from_str(&self.admin_get("/listeners?format=json").await).unwrap();
+        let listener = page["listener_statuses"].as_array()?.iter().find(|it| it["name"] == name)?;
+        let address = &listener["local_address"]["socket_address"];
+        let ip = address["address"].as_str()?.parse().ok()?;
+        Some(SocketAddr::new(ip, address["port_value"].as_u64()?.try_into().ok()?))
+    }
+}
+
+fn fresh(path: PathBuf) -> PathBuf {
+    let _ = std::fs::remove_file(&path);
+    path
+}
+
+/// Status, headers in lower case, body of a plain HTTP/1.1 GET on a connection of its own.
+pub async fn http_get(to: SocketAddr, path: &str) -> Result<(u16, BTreeMap<String, String>, String)> {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {to}\r\nconnection: close\r\n\r\n");
+    let answer = timeout(PATIENCE, async {
+        let mut stream = TcpStream::connect(to).await?;
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await?;
+        std::io::Result::Ok(answer)
+    })
+    .await
+    .with_context(|| format!("no end to the answer of {to}{path}"))?
+    .with_context(|| format!("asking {to}{path}"))?;
+
+    let answer = String::from_utf8(answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").with_context(|| format!("cut short: {answer:?}"))?;
+    let mut lines = head.split("\r\n");
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)).context("no status line")?.parse()?;
+    let mut headers = BTreeMap::new();
+    for line in lines {
+        let (name, value) = line.split_once(": ").with_context(|| format!("not a header: {line:?}"))?;
+        headers
+            .entry(name.to_ascii_lowercase())
+            .and_modify(|values: &mut String| *values = format!("{values}, {value}"))
+            .or_insert_with(|| value.to_owned());
+    }
+    let chunked = headers.get("transfer-encoding").is_some_and(|encoding| encoding == "chunked");
+    Ok((status, headers, if chunked { unchunked(body)? } else { body.to_owned() }))
+}
+
+fn unchunked(mut rest: &str) -> Result<String> {
+    let mut body = String::new();
+    loop {
+        let (size, after) = rest.split_once("\r\n").context("the chunks end early")?;
+        let size = usize::from_str_radix(size, 16)?;
+        if size == 0 {
+            return Ok(body);
+        }
+        let Some((chunk, after)) = after.split_at_checked(size) else { bail!("a chunk ends early") };
+        body += chunk;
+        rest = after.strip_prefix("\r\n").context("a chunk is longer than it says")?;
+    }
+}

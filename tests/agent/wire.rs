@@ -1,0 +1,348 @@
+//! The hand-written subset in `proto/` against the full definitions: the same bytes mean the same.
+//!
+//! Our side of each pair is spelled out field by field, without `..Default::default()`: a field that is added
+//! to `proto/` does not compile here until it is compared too.
+
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use attache::proto::{self, SECRET_TYPE_URL};
+use bytes::Bytes;
+use envoy_types::pb as full;
+use prost::{Message, Name};
+
+use full::envoy::config::core::v3 as full_core;
+use full::envoy::extensions::transport_sockets::tls::v3 as full_tls;
+use full::envoy::service::discovery::v3 as full_discovery;
+use full::google::protobuf as full_protobuf;
+use proto::envoy::config::core::v3 as core;
+use proto::envoy::extensions::transport_sockets::tls::v3 as tls;
+use proto::envoy::service::discovery::v3 as discovery;
+use proto::google::protobuf;
+
+/// What the one writes the other reads. Either would skip a field that has another number, and misread or
+/// refuse one that has another type.
+fn both_ways<Ours, Theirs>(ours: Ours, theirs: Theirs)
+where
+    Ours: Message + Default + PartialEq + Debug,
+    Theirs: Message + Default + PartialEq + Debug,
+{
+    assert_ne!(ours, Ours::default(), "an empty message proves nothing");
+    assert_eq!(Ours::decode(&*theirs.encode_to_vec()).unwrap(), ours, "read from theirs");
+    assert_eq!(Theirs::decode(&*ours.encode_to_vec()).unwrap(), theirs, "read from ours");
+}
+
+fn data(specifier: core::data_source::Specifier) -> Option<core::DataSource> {
+    Some(core::DataSource { specifier: Some(specifier) })
+}
+
+fn full_data(specifier: full_core::data_source::Specifier) -> Option<full_core::DataSource> {
+    Some(full_core::DataSource { specifier: Some(specifier), ..Default::default() })
+}
+
+fn inline(bytes: &'static [u8]) -> Option<core::DataSource> {
+    data(core::data_source::Specifier::InlineBytes(Bytes::from_static(bytes)))
+}
+
+fn full_inline(bytes: &[u8]) -> Option<full_core::DataSource> {
+    full_data(full_core::data_source::Specifier::InlineBytes(bytes.to_vec()))
+}
+
+fn any(value: &'static [u8]) -> protobuf::Any {
+    protobuf::Any { type_url: SECRET_TYPE_URL.into(), value: Bytes::from_static(value) }
+}
+
+fn full_any(value: &[u8]) -> full_protobuf::Any {
+    full_protobuf::Any { type_url: full_tls::Secret::type_url(), value: value.to_vec() }
+}
+
+fn node() -> core::Node {
+    core::Node { id: "sidecar~1".into(), cluster: "web".into() }
+}
+
+fn full_node() -> full_core::Node {
+    full_core::Node { id: "sidecar~1".into(), cluster: "web".into(), ..Default::default() }
+}
+
+fn status() -> proto::google::rpc::Status {
+    proto::google::rpc::Status { code: 13, message: "no such key".into() }
+}
+
+fn full_status() -> full::google::rpc::Status {
+    full::google::rpc::Status { code: 13, message: "no such key".into(), ..Default::default() }
+}
+
+fn request() -> discovery::DiscoveryRequest {
+    discovery::DiscoveryRequest {
+        version_info: "v1".into(),
+        node: Some(node()),
+        resource_names: vec!["default".into(), "ROOTCA".into()],
+        type_url: SECRET_TYPE_URL.into(),
+        response_nonce: "n1".into(),
+        error_detail: Some(status()),
+    }
+}
+
+fn full_request() -> full_discovery::DiscoveryRequest {
+    full_discovery::DiscoveryRequest {
+        version_info: "v1".into(),
+        node: Some(full_node()),
+        resource_names: vec!["default".into(), "ROOTCA".into()],
+        type_url: full_tls::Secret::type_url(),
+        response_nonce: "n1".into(),
+        error_detail: Some(full_status()),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn discovery_messages_are_envoys() {
+    both_ways(node(), full_node());
+    both_ways(
+        core::ControlPlane { identifier: "attache".into() },
+        full_core::ControlPlane { identifier: "attache".into() },
+    );
+    both_ways(status(), full_status());
+    both_ways(any(b"\x01\xff"), full_any(b"\x01\xff"));
+    both_ways(request(), full_request());
+    both_ways(
+        discovery::DiscoveryResponse {
+            version_info: "v2".into(),
+            resources: vec![any(b"one"), any(b"two")],
+            type_url: SECRET_TYPE_URL.into(),
+            nonce: "n2".into(),
+            control_plane: Some(core::ControlPlane { identifier: "attache".into() }),
+        },
+        full_discovery::DiscoveryResponse {
+            version_info: "v2".into(),
+            resources: vec![full_any(b"one"), full_any(b"two")],
+            type_url: full_tls::Secret::type_url(),
+            nonce: "n2".into(),
+            control_plane: Some(full_core::ControlPlane { identifier: "attache".into() }),
+            ..Default::default()
+        },
+    );
+}
+
+#[test]
+fn secrets_are_envoys() {
+    use core::data_source::Specifier;
+    use full_core::data_source::Specifier as FullSpecifier;
+    for (ours, theirs) in [
+        (Specifier::Filename("/a".into()), FullSpecifier::Filename("/a".into())),
+        (
+            Specifier::InlineBytes(Bytes::from_static(b"\x00\xff")),
+            FullSpecifier::InlineBytes(b"\x00\xff".into()),
+        ),
+        (Specifier::InlineString("pem".into()), FullSpecifier::InlineString("pem".into())),
+    ] {
+        both_ways(data(ours).unwrap(), full_data(theirs).unwrap());
+    }
+
+    let certificate =
+        tls::TlsCertificate { certificate_chain: inline(b"chain"), private_key: inline(b"key") };
+    let full_certificate = full_tls::TlsCertificate {
+        certificate_chain: full_inline(b"chain"),
+        private_key: full_inline(b"key"),
+        ..Default::default()
+    };
+    let context = tls::CertificateValidationContext { trusted_ca: inline(b"roots") };
+    let full_context =
+        full_tls::CertificateValidationContext { trusted_ca: full_inline(b"roots"), ..Default::default() };
+    both_ways(certificate.clone(), full_certificate.clone());
+    both_ways(context.clone(), full_context.clone());
+    for (ours, theirs) in [
+        (
+            tls::secret::Type::TlsCertificate(certificate),
+            full_tls::secret::Type::TlsCertificate(full_certificate),
+        ),
+        (
+            tls::secret::Type::ValidationContext(context),
+            full_tls::secret::Type::ValidationContext(full_context),
+        ),
+    ] {
+        both_ways(
+            tls::Secret { name: "default".into(), r#type: Some(ours) },
+            full_tls::Secret { name: "default".into(), r#type: Some(theirs) },
+        );
+    }
+    assert_eq!(SECRET_TYPE_URL, full_tls::Secret::type_url());
+}
+
+#[test]
+fn structs_are_protobufs() {
+    use full_protobuf::value::Kind as FullKind;
+    use protobuf::value::Kind;
+    let value = |kind| protobuf::Value { kind: Some(kind) };
+    let full_value = |kind| full_protobuf::Value { kind: Some(kind) };
+    let structure = |kind| protobuf::Struct { fields: [("key".to_owned(), value(kind))].into() };
+    let full_structure =
+        |kind| full_protobuf::Struct { fields: [("key".to_owned(), full_value(kind))].into() };
+    for (ours, theirs) in [
+        (Kind::NullValue(0), FullKind::NullValue(0)),
+        (Kind::NumberValue(-0.5), FullKind::NumberValue(-0.5)),
+        (Kind::StringValue("text".into()), FullKind::StringValue("text".into())),
+        (Kind::BoolValue(true), FullKind::BoolValue(true)),
+        (
+            Kind::StructValue(structure(Kind::BoolValue(true))),
+            FullKind::StructValue(full_structure(FullKind::BoolValue(true))),
+        ),
+        (
+            Kind::ListValue(protobuf::ListValue { values: vec![value(Kind::NumberValue(1.0))] }),
+            FullKind::ListValue(full_protobuf::ListValue {
+                values: vec![full_value(FullKind::NumberValue(1.0))],
+            }),
+        ),
+    ] {
+        both_ways(structure(ours), full_structure(theirs));
+    }
+}
+
+#[test]
+fn what_the_subset_leaves_out_is_skipped() {
+    let text = |text: &str| full_protobuf::Value {
+        kind: Some(full_protobuf::value::Kind::StringValue(text.into())),
+    };
+    let metadata = Some(full_protobuf::Struct { fields: [("key".to_owned(), text("value"))].into() });
+    let extension = |index| full_core::Extension {
+        name: format!("envoy.filters.http.number_{index}"),
+        category: "envoy.filters.http".into(),
+        type_urls: vec!["type.googleapis.com/some.Message".into(); 3],
+        ..Default::default()
+    };
+    let request = full_discovery::DiscoveryRequest {
+        node: Some(full_core::Node {
+            metadata: metadata.clone(),
+            locality: Some(full_core::Locality { zone: "a".into(), ..Default::default() }),
+            user_agent_name: "envoy".into(),
+            user_agent_version_type: Some(full_core::node::UserAgentVersionType::UserAgentBuildVersion(
+                full_core::BuildVersion { metadata, ..Default::default() },
+            )),
+            extensions: (0..516).map(extension).collect(),
+            client_features: vec!["envoy.lb.does_not_support_overprovisioning".into()],
+            dynamic_parameters: [("key".to_owned(), Default::default())].into(),
+            ..full_node()
+        }),
+        resource_locators: vec![full_discovery::ResourceLocator {
+            name: "xdstp://".into(),
+            ..Default::default()
+        }],
+        error_detail: Some(full::google::rpc::Status { details: vec![full_any(b"detail")], ..full_status() }),
+        ..full_request()
+    };
+    assert_eq!(discovery::DiscoveryRequest::decode(&*request.encode_to_vec()).unwrap(), self::request());
+
+    let response = full_discovery::DiscoveryResponse {
+        nonce: "n1".into(),
+        canary: true,
+        resource_errors: vec![full_discovery::ResourceError {
+            error_detail: Some(full_status()),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    let read = discovery::DiscoveryResponse::decode(&*response.encode_to_vec()).unwrap();
+    assert_eq!(read, discovery::DiscoveryResponse { nonce: "n1".into(), ..Default::default() });
+
+    let certificate = full_tls::TlsCertificate {
+        private_key: full_inline(b"key"),
+        password: full_inline(b"password"),
+        ocsp_staple: full_inline(b"staple"),
+        watched_directory: Some(full_core::WatchedDirectory { path: "/certs".into(), ..Default::default() }),
+        ..Default::default()
+    };
+    let read = tls::TlsCertificate::decode(&*certificate.encode_to_vec()).unwrap();
+    assert_eq!(read, tls::TlsCertificate { private_key: inline(b"key"), ..Default::default() });
+
+    let session_tickets = full_tls::Secret {
+        name: "tickets".into(),
+        r#type: Some(full_tls::secret::Type::SessionTicketKeys(full_tls::TlsSessionTicketKeys::default())),
+    };
+    let read = tls::Secret::decode(&*session_tickets.encode_to_vec()).unwrap();
+    assert_eq!(read, tls::Secret { name: "tickets".into(), r#type: None });
+}
+
+/// A length-delimited field, as the encoding's specification has it. Short enough for one-byte lengths.
+fn delimited(number: u8, content: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(content.len()).ok().filter(|length| *length < 0x80).unwrap();
+    [&[number << 3 | 2, length], content].concat()
+}
+
+/// No crate carries Istio's definitions, so their bytes are written out.
+#[test]
+fn certificate_requests_and_answers_are_istios() {
+    use proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
+
+    let signer = |name: &str| protobuf::Value { kind: Some(protobuf::value::Kind::StringValue(name.into())) };
+    let request = IstioCertificateRequest {
+        csr: "PEM".into(),
+        validity_duration: 86_400,
+        metadata: Some(protobuf::Struct { fields: [("CertSigner".to_owned(), signer("x"))].into() }),
+    };
+    let entry = [delimited(1, b"CertSigner"), delimited(2, &delimited(3, b"x"))].concat();
+    // 86,400 as a varint of field 3.
+    let validity = vec![3 << 3, 0x80, 0xa3, 0x05];
+    let bytes = [delimited(1, b"PEM"), validity, delimited(4, &delimited(1, &entry))].concat();
+    assert_eq!(request.encode_to_vec(), bytes);
+    assert_eq!(IstioCertificateRequest::decode(&*bytes).unwrap(), request);
+
+    let response = IstioCertificateResponse { cert_chain: vec!["leaf".into(), "root".into()] };
+    let bytes = [delimited(1, b"leaf"), delimited(1, b"root")].concat();
+    assert_eq!(response.encode_to_vec(), bytes);
+    let with_unknown = [bytes, delimited(2, b"later")].concat();
+    assert_eq!(IstioCertificateResponse::decode(&*with_unknown).unwrap(), response);
+}
+
+/// A gRPC service that refuses every call and keeps its path.
+#[derive(Clone, Default)]
+struct Paths(Arc<Mutex<Vec<String>>>);
+
+impl Paths {
+    fn taken(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl tower_service::Service<http::Request<tonic::body::Body>> for Paths {
+    type Response = http::Response<tonic::body::Body>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+        self.0.lock().unwrap().push(request.uri().path().to_owned());
+        std::future::ready(Ok(tonic::Status::unimplemented("only the path counts").into_http()))
+    }
+}
+
+#[tokio::test]
+async fn services_and_methods_have_the_originals_paths() {
+    use full::envoy::service::secret::v3 as full_secret;
+    use proto::envoy::service::secret::v3 as secret;
+    use proto::istio::v1::auth;
+
+    let paths = Paths::default();
+    let mut ours = secret::secret_discovery_service_client::SecretDiscoveryServiceClient::new(paths.clone());
+    ours.stream_secrets(tokio_stream::empty()).await.unwrap_err();
+    ours.fetch_secrets(request()).await.unwrap_err();
+    let called = paths.taken();
+    let mut theirs =
+        full_secret::secret_discovery_service_client::SecretDiscoveryServiceClient::new(paths.clone());
+    theirs.stream_secrets(tokio_stream::empty()).await.unwrap_err();
+    theirs.fetch_secrets(full_request()).await.unwrap_err();
+    assert_eq!(called, paths.taken());
+    assert_eq!(
+        secret::secret_discovery_service_server::SERVICE_NAME,
+        full_secret::secret_discovery_service_server::SERVICE_NAME,
+    );
+
+    let mut ca = auth::istio_certificate_service_client::IstioCertificateServiceClient::new(paths.clone());
+    ca.create_certificate(auth::IstioCertificateRequest::default()).await.unwrap_err();
+    assert_eq!(paths.taken(), ["/istio.v1.auth.IstioCertificateService/CreateCertificate"]);
+    assert_eq!(auth::istio_certificate_service_server::SERVICE_NAME, "istio.v1.auth.IstioCertificateService");
+}
