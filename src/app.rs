@@ -52,10 +52,12 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     // The sockets first: what can't be taken is said before anybody is asked for a certificate.
     let listener = Listener::bind(&config.socket, config.socket_mode)?;
     let (socket, socket_file) = listener.into_parts();
+    let mut status_address = None;
     if let Some(address) = config.status_address {
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!("listening on {address} for probes and metrics failed; choose another --status-address, or none")
         })?;
+        status_address = listener.local_addr().ok();
         let status = Status::new(cache.clone(), metrics.clone(), clock.clone(), stop.clone());
         tasks.spawn(serve_status(listener, status, calls.clone(), stop.clone()));
     }
@@ -76,7 +78,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         socket = %config.socket.display(),
         ca = ca.as_ref().map_or("none", |ca| ca.name()),
         cert_dir = %config.cert_dir.display(),
-        status = config.status_address.map(tracing::field::display),
+        status = status_address.map(tracing::field::display),
         "attache serves"
     );
     if let Some(ca) = ca {

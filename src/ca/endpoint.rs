@@ -15,12 +15,12 @@ use tokio_rustls::TlsConnector;
 use super::CaError;
 use crate::pki::pem;
 
-/// `[https://|http://]HOST[:PORT]`. Without a scheme it is TLS.
+/// `[https://|http://]HOST[:PORT]`. Without a scheme it is TLS, but for Istio's plaintext port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     host: String,
     port: u16,
-    /// Whether `http://` was asked for.
+    /// Whether the connection is without TLS.
     pub plaintext: bool,
 }
 
@@ -69,13 +69,13 @@ impl FromStr for Address {
         if host.is_empty() || authority.as_str().contains('@') {
             return Err(wrong());
         }
-        let has_port = authority.port().is_some();
-        let port = match authority.port_u16() {
-            Some(port) => port,
-            None if has_port || authority.as_str().ends_with(':') => return Err(wrong()),
-            None if plaintext => Self::PLAINTEXT_PORT,
-            None => Self::TLS_PORT,
+        let port = match authority.as_str().strip_prefix(authority.host()) {
+            Some("") if plaintext => Self::PLAINTEXT_PORT,
+            Some("") => Self::TLS_PORT,
+            Some(port) => port.trim_start_matches(':').parse().map_err(|_| wrong())?,
+            None => return Err(wrong()),
         };
+        let plaintext = plaintext || (port == Self::PLAINTEXT_PORT && !text.starts_with("https"));
         Ok(Self { host, port, plaintext })
     }
 }
@@ -191,6 +191,8 @@ mod tests {
     fn addresses() {
         let cases = [
             ("istiod.istio-system.svc:15012", Some("https://istiod.istio-system.svc:15012")),
+            ("istiod:15010", Some("http://istiod:15010")),
+            ("https://istiod:15010", Some("https://istiod:15010")),
             ("https://ca.example", Some("https://ca.example:15012")),
             ("http://127.0.0.1", Some("http://127.0.0.1:15010")),
             ("http://[::1]:80/", Some("http://[::1]:80")),

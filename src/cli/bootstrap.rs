@@ -490,7 +490,7 @@ mod tests {
             ("--upstream app:65536", "app:8080"),
             ("--upstream app:0", "1 to 65535"),
             ("--allow web", "spiffe://"),
-            ("--initial-fetch-timeout 15", "15s"),
+            ("--initial-fetch-timeout 15", "90s"),
             ("--socket=", "path"),
             ("--node-id=", "--node-id"),
             ("--outbound-listen 127.0.0.1:0", "--outbound-to"),

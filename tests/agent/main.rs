@@ -5,9 +5,11 @@
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
+    missing_docs,
     reason = "a test that can't go on says so by panicking, in its helpers too"
 )]
 
 mod bootstrap;
+mod mtls;
 mod support;
 mod wire;

@@ -1,3 +1,8 @@
 //! What the tests talk to: real proxies and servers, not mocks of the agent's own traits.
 
 pub mod envoy;
+pub mod fake_ca;
+pub mod files;
+pub mod mesh;
+pub mod process;
+pub mod sds;

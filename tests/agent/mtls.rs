@@ -1,0 +1,162 @@
+//! The main job: two real Envoys, mutual TLS, certificates of seconds, and never a failed request.
+
+use std::time::Duration;
+
+use crate::support::envoy::http_get;
+use crate::support::files::spiffe;
+use crate::support::mesh::{Traffic, api_envoy, caller_envoy, wait_success};
+use crate::support::process::{Agent, Ca};
+
+/// `attache ca` options for `account`, and a certificate lifetime.
+fn options(ca: &Ca, account: &str, ttl: &str) -> Vec<String> {
+    let mut options = ca.client(account);
+    options.extend(["--cert-ttl".to_owned(), ttl.to_owned()]);
+    options
+}
+
+async fn agent(folder: &std::path::Path, ca: &Ca, account: &str, ttl: &str) -> Agent {
+    let options = options(ca, account, ttl);
+    Agent::ready(folder, account, &options.iter().map(String::as_str).collect::<Vec<_>>()).await
+}
+
+#[tokio::test]
+async fn every_request_succeeds_across_ten_renewals_and_strangers_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ca = Ca::start(folder).await;
+    let mut web = agent(folder, &ca, "web", "10s").await;
+    let mut api = agent(folder, &ca, "api", "10s").await;
+    let api_envoy = api_envoy(folder, &api).await;
+    let inbound = api_envoy.listener_address("inbound").await;
+    let web_envoy = caller_envoy(folder, "web", &web, inbound, &spiffe("api")).await;
+    let outbound = web_envoy.listener_address("outbound").await;
+    wait_success(&web_envoy, outbound).await;
+
+    let traffic = Traffic::start(outbound);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    web.process.wait_log_times("certificate issued", 11).await;
+    api.process.wait_log_times("certificate issued", 11).await;
+    // The newest certificate has its time to arrive.
+    let newest = web.serials().last().unwrap().clone();
+    let is_used = async || http_get(outbound, "/").await.unwrap().1["x-peer-serial"].contains(&newest);
+    web_envoy.wait_until("the newest serial is seen by the peer", is_used).await;
+    let report = traffic.stop().await;
+
+    assert!(report.failures.is_empty(), "{:#?}\n{}", report.failures, web_envoy.log());
+    assert!(report.succeeded > 500, "only {} requests", report.succeeded);
+    assert_eq!(report.identities, [spiffe("web")]);
+    let issued = web.serials();
+    assert!(report.serials.len() >= 10, "the peer saw {:?} of {issued:?}", report.serials);
+    assert!(report.serials.iter().all(|serial| issued.contains(serial)), "{:?} of {issued:?}", report.serials);
+    assert_eq!(web.metric("attache_nacks_total{name=\"default\"}").await, 0.0);
+    assert!(web.metric("attache_acks_total{name=\"default\"}").await >= 10.0);
+
+    // The callee is not whom the caller wants.
+    let picky = caller_envoy(folder, "picky", &web, inbound, &spiffe("somebody-else")).await;
+    picky.wait_listeners(&["outbound"]).await;
+    picky.wait_stat("sds.default.update_success", 1).await;
+    let (status, ..) = http_get(picky.listener_address("outbound").await, "/").await.unwrap();
+    assert_eq!(status, 503);
+    assert!(picky.stat("cluster.peer.ssl.fail_verify_san").await >= 1);
+
+    // The caller is not whom the callee lets in.
+    let stranger = agent(folder, &ca, "stranger", "60s").await;
+    let stranger = caller_envoy(folder, "stranger", &stranger, inbound, &spiffe("api")).await;
+    stranger.wait_listeners(&["outbound"]).await;
+    let before = api_envoy.stat(&format!("listener.{inbound}.ssl.fail_verify_san")).await;
+    let (status, ..) = http_get(stranger.listener_address("outbound").await, "/").await.unwrap();
+    assert_eq!(status, 503);
+    let after = api_envoy.stat(&format!("listener.{inbound}.ssl.fail_verify_san")).await;
+    assert!(after > before, "{before} {after}");
+}
+
+#[tokio::test]
+async fn envoy_may_come_first_and_the_agent_may_be_killed_under_traffic() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ca_dir = folder.join("ca");
+    let arguments = |account: &str| {
+        let all = ["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap(), "--cert-ttl", "30s", "--spiffe-id"];
+        all.into_iter().map(str::to_owned).chain([spiffe(account)]).collect::<Vec<_>>()
+    };
+    let start = |account: &str| {
+        let arguments = arguments(account);
+        Agent::start(folder, account, &arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let mut web = start("web");
+    web.process.wait_log("ready").await;
+    web.process.kill().await;
+
+    // Both Envoys start while nobody answers on the socket: one finds a dead socket, one finds none.
+    let mut api = start("api");
+    api.process.wait_log("ready").await;
+    api.process.signal(rustix::process::Signal::TERM);
+    assert!(api.process.ended().await.success());
+    let api_envoy = api_envoy(folder, &api).await;
+    let inbound = api_envoy.listener_address("inbound").await;
+    let web_envoy = caller_envoy(folder, "web", &web, inbound, &spiffe("api")).await;
+    let outbound = web_envoy.listener_address("outbound").await;
+    api_envoy.wait_stat("cluster.attache_sds.upstream_cx_connect_fail", 1).await;
+    web_envoy.wait_stat("cluster.attache_sds.upstream_cx_connect_fail", 1).await;
+
+    web.restart();
+    api.restart();
+    wait_success(&web_envoy, outbound).await;
+
+    let traffic = Traffic::start(outbound);
+    for _ in 0..3 {
+        web.process.wait_log("ready").await;
+        api.process.wait_log("ready").await;
+        let updates = web_envoy.stat("sds.default.update_success").await;
+        web.process.kill().await;
+        api.process.kill().await;
+        web.restart();
+        api.restart();
+        // The new agent has a new certificate, and Envoy comes for it.
+        web_envoy.wait_stat("sds.default.update_success", updates + 1).await;
+    }
+    let report = traffic.stop().await;
+    assert!(report.failures.is_empty(), "{:#?}\n{}", report.failures, web_envoy.log());
+    assert!(report.serials.len() >= 3, "{:?}", report.serials);
+    assert_eq!(web.process.count("a dead agent's socket is replaced"), 1, "{}", web.process.log());
+}
+
+#[tokio::test]
+async fn no_request_fails_while_the_ca_is_away_and_it_is_back_in_use_within_two_seconds() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut ca = Ca::start(folder).await;
+    let mut web = agent(folder, &ca, "web", "20s").await;
+    let api = agent(folder, &ca, "api", "20s").await;
+    let api_envoy = api_envoy(folder, &api).await;
+    let inbound = api_envoy.listener_address("inbound").await;
+    let web_envoy = caller_envoy(folder, "web", &web, inbound, &spiffe("api")).await;
+    let outbound = web_envoy.listener_address("outbound").await;
+    wait_success(&web_envoy, outbound).await;
+
+    let traffic = Traffic::start(outbound);
+    ca.process.kill().await;
+    // Renewal is due with 10 s left; it fails for 5 s.
+    let (_, line) = web.process.wait_next_log("no new certificate").await;
+    assert!(line.contains("connecting to the CA at https://127.0.0.1"), "{line}");
+    assert!(line.contains("the certificate that is served is valid until"), "{line}");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(web.process.count(" WARN no new certificate"), 1, "told once:\n{}", web.process.log());
+    assert_eq!(web.status("/readyz").await, (200, "ready\n".to_owned()));
+    assert_eq!(web.metric("attache_secret_failing{name=\"default\"}").await, 1.0);
+
+    let issued = web.process.count("certificate issued");
+    ca.restart().await;
+    let back = std::time::Instant::now();
+    let (renewed, _) = web.process.wait_log_times("certificate issued", issued + 1).await;
+    let took = renewed.duration_since(back);
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    web.process.wait_log("the CA signs again").await;
+    assert_eq!(web.metric("attache_secret_failing{name=\"default\"}").await, 0.0);
+
+    let newest = web.serials().last().unwrap().clone();
+    let is_used = async || http_get(outbound, "/").await.unwrap().1["x-peer-serial"].contains(&newest);
+    web_envoy.wait_until("the newest serial is seen by the peer", is_used).await;
+    let report = traffic.stop().await;
+    assert!(report.failures.is_empty(), "{:#?}\n{}", report.failures, web_envoy.log());
+}

@@ -1,0 +1,69 @@
+//! Files that others would mount: tokens, certificates.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use attache::ca::embedded::DevelopmentCa;
+use attache::clock::Clock;
+use attache::pki::key::{KeyType, SigningKey};
+use attache::pki::{csr, pem};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde_json::json;
+
+/// A service-account token as the kubelet writes it, but for the signature. `lifetime` in seconds, from now.
+pub fn token(account: &str, audience: &str, lifetime: i64) -> String {
+    #[expect(clippy::disallowed_methods, reason = "a token that is good now needs the time that is now")]
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let claims = json!({
+        "sub": format!("system:serviceaccount:default:{account}"),
+        "aud": [audience],
+        "exp": i64::try_from(now).unwrap() + lifetime,
+    });
+    let part = |value: serde_json::Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    format!("{}.{}.c2lnbmF0dXJl", part(json!({ "alg": "RS256" })), part(claims))
+}
+
+/// `spiffe://cluster.local/ns/default/sa/ACCOUNT`.
+pub fn spiffe(account: &str) -> String {
+    format!("spiffe://cluster.local/ns/default/sa/{account}")
+}
+
+/// The three files of a `--cert-dir`, as text.
+pub struct Mounted {
+    pub chain: Vec<u8>,
+    pub key: Vec<u8>,
+    pub root: Vec<u8>,
+}
+
+impl Mounted {
+    /// A fresh key pair of `account`, from the CA in `ca_dir`.
+    pub fn new(ca_dir: &Path, account: &str) -> Self {
+        let ca = DevelopmentCa::open(ca_dir, Clock::system()).unwrap();
+        let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+        let request = csr::request(&key, None).unwrap();
+        let leaf = ca.issue(&request, &spiffe(account).parse().unwrap(), Duration::from_secs(3600)).unwrap();
+        let [intermediate, root] = ca.chain();
+        Self {
+            chain: pem::of_certificates([&leaf, intermediate]),
+            key: key.to_private_key().to_pem().to_vec(),
+            root: pem::of_certificates([root]),
+        }
+    }
+
+    /// Writes the files into `folder`, one after the other, in place.
+    pub fn write(&self, folder: &Path) {
+        std::fs::create_dir_all(folder).unwrap();
+        for (name, content) in [("cert-chain.pem", &self.chain), ("key.pem", &self.key), ("root-cert.pem", &self.root)] {
+            std::fs::write(folder.join(name), content).unwrap();
+        }
+    }
+}
+
+/// A listener that takes connections and never says a word.
+pub async fn silent_server() -> (tokio::net::TcpListener, u16) {
+    let listener = tokio::net::TcpListener::bind((IpAddr::from([127, 0, 0, 1]), 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    (listener, port)
+}

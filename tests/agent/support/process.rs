@@ -1,0 +1,236 @@
+//! The built binary as a child process, and its log.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::envoy::http_get;
+
+/// Far longer than anything takes on a busy machine: reaching it means that it never comes.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A command line of the built binary, with nothing of the test's own environment.
+pub fn attache(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+    command.args(arguments).env_clear().kill_on_drop(true).stdin(Stdio::null());
+    command
+}
+
+/// Runs a command line to its end.
+pub async fn output(arguments: &[&str]) -> Output {
+    timeout(PATIENCE, attache(arguments).output()).await.expect("it does not end").unwrap()
+}
+
+/// The same, as exit code and standard error.
+pub async fn failure(arguments: &[&str]) -> (i32, String) {
+    let output = output(arguments).await;
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+type Lines = Arc<Mutex<Vec<(Instant, String)>>>;
+
+/// A running `attache`; dropping it kills it.
+pub struct Process {
+    child: Child,
+    lines: Lines,
+    /// How many lines there are.
+    grown: watch::Receiver<usize>,
+}
+
+impl Process {
+    /// Starts `command` and reads its log.
+    pub fn start(mut command: Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+        let lines = Lines::default();
+        let (grow, grown) = watch::channel(0);
+        tokio::spawn({
+            let lines = Arc::clone(&lines);
+            async move {
+                while let Ok(Some(line)) = log.next_line().await {
+                    let mut lines = lines.lock().unwrap();
+                    lines.push((Instant::now(), line));
+                    grow.send_replace(lines.len());
+                }
+            }
+        });
+        Self { child, lines, grown }
+    }
+
+    /// Everything it has logged.
+    pub fn log(&self) -> String {
+        let lines = self.lines.lock().unwrap();
+        lines.iter().map(|(_, line)| format!("{line}\n")).collect()
+    }
+
+    /// How many lines of its log contain `words`.
+    pub fn count(&self, words: &str) -> usize {
+        self.lines.lock().unwrap().iter().filter(|(_, line)| line.contains(words)).count()
+    }
+
+    /// Waits until the log has `times` lines with `words`: when the last of them was read, and the line.
+    pub async fn wait_log_times(&mut self, words: &str, times: usize) -> (Instant, String) {
+        let found = timeout(PATIENCE, async {
+            loop {
+                let found = {
+                    let lines = self.lines.lock().unwrap();
+                    lines.iter().filter(|(_, line)| line.contains(words)).nth(times - 1).cloned()
+                };
+                if let Some(found) = found {
+                    return Some(found);
+                }
+                if self.grown.changed().await.is_err() {
+                    return None;
+                }
+            }
+        })
+        .await;
+        let Ok(Some(found)) = found else { panic!("{words:?} is not logged {times} times:\n{}", self.log()) };
+        found
+    }
+
+    pub async fn wait_log(&mut self, words: &str) -> (Instant, String) {
+        self.wait_log_times(words, 1).await
+    }
+
+    /// The next line with `words` from here on.
+    pub async fn wait_next_log(&mut self, words: &str) -> (Instant, String) {
+        let known = self.count(words);
+        self.wait_log_times(words, known + 1).await
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(self.pid(), signal).unwrap();
+    }
+
+    pub fn pid(&self) -> rustix::process::Pid {
+        let pid = self.child.id().expect("it has ended");
+        rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap()
+    }
+
+    /// Waits for its end.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let ended = timeout(PATIENCE, self.child.wait()).await;
+        ended.unwrap_or_else(|_| panic!("it does not end:\n{}", self.log())).unwrap()
+    }
+
+    /// SIGKILL, and its end.
+    pub async fn kill(&mut self) {
+        self.child.start_kill().unwrap();
+        self.ended().await;
+    }
+}
+
+/// `attache run`.
+pub struct Agent {
+    pub process: Process,
+    pub socket: PathBuf,
+    arguments: Vec<String>,
+}
+
+impl Agent {
+    /// Starts an agent with its socket in `folder`, and with none of the machine's own files. It may not be
+    /// ready yet.
+    pub fn start(folder: &Path, name: &str, arguments: &[&str]) -> Self {
+        let socket = folder.join(format!("{name}.sock"));
+        let mut all = vec!["run", "--socket", socket.to_str().unwrap(), "--status-address", "127.0.0.1:0"];
+        let no_files = folder.join("no-files");
+        if !arguments.contains(&"--cert-dir") {
+            all.extend(["--cert-dir", no_files.to_str().unwrap()]);
+        }
+        all.extend(arguments);
+        let process = Process::start(attache(&all));
+        let arguments = all.into_iter().map(str::to_owned).collect();
+        Self { process, socket, arguments }
+    }
+
+    /// Starts it and waits until it is ready.
+    pub async fn ready(folder: &Path, name: &str, arguments: &[&str]) -> Self {
+        let mut agent = Self::start(folder, name, arguments);
+        agent.process.wait_log("ready").await;
+        agent
+    }
+
+    /// Starts it again with the same options, after its end.
+    pub fn restart(&mut self) {
+        let arguments: Vec<_> = self.arguments.iter().map(String::as_str).collect();
+        self.process = Process::start(attache(&arguments));
+    }
+
+    /// Where its probes and metrics are.
+    pub async fn status_address(&mut self) -> SocketAddr {
+        let (_, line) = self.process.wait_log("attache serves").await;
+        let (_, behind) = line.split_once("status=").unwrap();
+        behind.split_whitespace().next().unwrap().parse().unwrap()
+    }
+
+    /// Status and body of a page of its status address.
+    pub async fn status(&mut self, path: &str) -> (u16, String) {
+        let (status, _, body) = http_get(self.status_address().await, path).await.unwrap();
+        (status, body)
+    }
+
+    /// One sample of `/metrics`, by name and labels; 0 where there is none.
+    pub async fn metric(&mut self, sample: &str) -> f64 {
+        let (_, body) = self.status("/metrics").await;
+        let value = body.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok());
+        value.unwrap_or(0.0)
+    }
+
+    /// The serial of each certificate that it was issued, in order.
+    pub fn serials(&self) -> Vec<String> {
+        let log = self.process.log();
+        let issued = log.lines().filter(|line| line.contains("certificate issued"));
+        issued.filter_map(|line| Some(line.split_once("serial=\"")?.1.split('"').next()?.to_owned())).collect()
+    }
+}
+
+/// `attache ca`.
+pub struct Ca {
+    pub process: Process,
+    pub address: SocketAddr,
+    folder: PathBuf,
+}
+
+impl Ca {
+    /// Starts a CA with TLS on a free port, with its files in `folder`.
+    pub async fn start(folder: &Path) -> Self {
+        Self::start_at(folder, "127.0.0.1:0".parse().unwrap()).await
+    }
+
+    async fn start_at(folder: &Path, listen: SocketAddr) -> Self {
+        let ca_dir = folder.join("ca");
+        let listen = listen.to_string();
+        let arguments = ["ca", "--listen", &listen, "--ca-dir", ca_dir.to_str().unwrap()];
+        let mut process = Process::start(attache(&arguments));
+        let (_, line) = process.wait_log("the CA serves").await;
+        let (_, behind) = line.split_once("address=https://").unwrap();
+        let address = behind.split_whitespace().next().unwrap().parse().unwrap();
+        Self { process, address, folder: folder.to_owned() }
+    }
+
+    /// Starts it again at the same address, after its end.
+    pub async fn restart(&mut self) {
+        *self = Self::start_at(&self.folder, self.address).await;
+    }
+
+    /// The options with which an agent uses it, with a fresh token for `account`.
+    pub fn client(&self, account: &str) -> Vec<String> {
+        let token = self.folder.join(format!("{account}.token"));
+        std::fs::write(&token, super::files::token(account, "istio-ca", 3600)).unwrap();
+        let root = self.folder.join("ca/root-cert.pem");
+        let options = [
+            ("--ca-address", self.address.to_string()),
+            ("--ca-root", root.display().to_string()),
+            ("--token-file", token.display().to_string()),
+        ];
+        options.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+    }
+}

@@ -1,0 +1,114 @@
+//! A plain SDS client.
+
+use std::path::Path;
+use std::time::Duration;
+
+use attache::proto::SECRET_TYPE_URL;
+use attache::proto::envoy::config::core::v3::{Node, data_source::Specifier};
+use attache::proto::envoy::extensions::transport_sockets::tls::v3::{Secret, secret::Type};
+use attache::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use attache::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
+use attache::proto::google::rpc;
+use attache::rpc::{Connection, with_connection};
+use prost::Message as _;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::StreamExt as _;
+use tonic::{Status, Streaming};
+
+use super::process::PATIENCE;
+
+pub type Client = SecretDiscoveryServiceClient<Connection>;
+
+/// Runs `talk` on one connection to `socket`.
+pub async fn on_connection<T>(socket: &Path, talk: impl AsyncFnOnce(Client) -> T) -> T {
+    let io = UnixStream::connect(socket).await.unwrap();
+    let origin = http::Uri::from_static("http://attache");
+    with_connection(io, async |connection| talk(Client::with_origin(connection, origin)).await).await.unwrap()
+}
+
+/// A request as a client sends it first.
+pub fn request(names: &[&str]) -> DiscoveryRequest {
+    DiscoveryRequest {
+        node: Some(Node { id: "test".to_owned(), cluster: "tests".to_owned() }),
+        resource_names: names.iter().map(|name| (*name).to_owned()).collect(),
+        type_url: SECRET_TYPE_URL.to_owned(),
+        ..DiscoveryRequest::default()
+    }
+}
+
+/// One open stream.
+pub struct Stream {
+    requests: mpsc::Sender<DiscoveryRequest>,
+    responses: Streaming<DiscoveryResponse>,
+    names: Vec<String>,
+}
+
+impl Stream {
+    /// Opens a stream and asks for `names`.
+    pub async fn open(client: &Client, names: &[&str]) -> Result<Self, Status> {
+        Self::open_with(client, request(names)).await
+    }
+
+    pub async fn open_with(client: &Client, first: DiscoveryRequest) -> Result<Self, Status> {
+        let (requests, inbound) = mpsc::channel(4);
+        let names = first.resource_names.clone();
+        requests.send(first).await.unwrap();
+        let inbound = tokio_stream::wrappers::ReceiverStream::new(inbound);
+        let responses = client.clone().stream_secrets(inbound).await?.into_inner();
+        Ok(Self { requests, responses, names })
+    }
+
+    /// The next response.
+    pub async fn next(&mut self) -> Result<DiscoveryResponse, Status> {
+        let next = timeout(PATIENCE, self.responses.next()).await.expect("no response comes");
+        next.unwrap_or_else(|| Err(Status::ok("the stream ended")))
+    }
+
+    /// True if nothing comes for `quiet`.
+    pub async fn is_quiet(&mut self, quiet: Duration) -> bool {
+        timeout(quiet, self.responses.next()).await.is_err()
+    }
+
+    /// Takes `response` as good.
+    pub async fn accept(&self, response: &DiscoveryResponse) {
+        self.answer(response, None).await;
+    }
+
+    /// Refuses it.
+    pub async fn reject(&self, response: &DiscoveryResponse, reason: &str) {
+        let status = rpc::Status { code: 13, message: reason.to_owned() };
+        self.answer(response, Some(status)).await;
+    }
+
+    async fn answer(&self, response: &DiscoveryResponse, error_detail: Option<rpc::Status>) {
+        let version_info = if error_detail.is_none() { response.version_info.clone() } else { String::new() };
+        let request = DiscoveryRequest {
+            version_info,
+            resource_names: self.names.clone(),
+            type_url: SECRET_TYPE_URL.to_owned(),
+            response_nonce: response.nonce.clone(),
+            error_detail,
+            node: None,
+        };
+        self.requests.send(request).await.unwrap();
+    }
+}
+
+/// The secrets of a response.
+pub fn secrets(response: &DiscoveryResponse) -> Vec<Secret> {
+    response.resources.iter().map(|any| Secret::decode(any.value.clone()).unwrap()).collect()
+}
+
+/// The certificates of the only secret of a response, as PEM.
+pub fn certificates(response: &DiscoveryResponse) -> String {
+    let [secret] = secrets(response).try_into().unwrap();
+    let source = match secret.r#type {
+        Some(Type::TlsCertificate(pair)) => pair.certificate_chain,
+        Some(Type::ValidationContext(context)) => context.trusted_ca,
+        None => None,
+    };
+    let Some(Specifier::InlineBytes(bytes)) = source.unwrap().specifier else { panic!("not inline") };
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
