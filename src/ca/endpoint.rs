@@ -172,7 +172,8 @@ fn explain(error: &io::Error, roots: &str, name: &str) -> String {
     use rustls::{CertificateError, Error};
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
     match inner {
-        Some(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+        // A bad signature: a root of the same name, but another key.
+        Some(Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
             format!("its certificate is not signed by {roots}; set --ca-root to the root of this CA")
         }
         Some(Error::InvalidCertificate(

@@ -56,7 +56,7 @@ impl Certificate {
         let mut facts = Self {
             subject: parsed.subject().to_string(),
             issuer: parsed.issuer().to_string(),
-            serial: parsed.raw_serial().iter().map(|byte| format!("{byte:02x}")).collect(),
+            serial: hexadecimal(parsed.raw_serial()),
             not_before: moment(parsed.validity().not_before.timestamp()),
             not_after: moment(parsed.validity().not_after.timestamp()),
             uris: Vec::new(),
@@ -98,6 +98,12 @@ impl Certificate {
             .collect();
         if names.is_empty() { self.subject.clone() } else { names.join(", ") }
     }
+}
+
+/// A DER integer, as Envoy and openssl print serial numbers: without leading zero bytes.
+fn hexadecimal(integer: &[u8]) -> String {
+    let start = integer.iter().position(|byte| *byte != 0).unwrap_or_default();
+    integer.iter().skip(start).map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn moment(timestamp: i64) -> SystemTime {

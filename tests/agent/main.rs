@@ -10,6 +10,10 @@
 )]
 
 mod bootstrap;
+mod files;
+mod get;
+mod issuance;
 mod mtls;
+mod start_stop;
 mod support;
 mod wire;

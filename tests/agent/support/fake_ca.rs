@@ -131,7 +131,9 @@ impl IstioCertificateService for Service {
                 ca.issue(&csr::request(&key, None).unwrap(), identity, ttl)
             }
             Mood::Expired => past.issue(&asked, identity, ttl),
-            Mood::OtherIdentity => ca.issue(&asked, &"spiffe://cluster.local/ns/x/sa/thief".parse().unwrap(), ttl),
+            Mood::OtherIdentity => {
+                ca.issue(&asked, &"spiffe://cluster.local/ns/x/sa/thief".parse().unwrap(), ttl)
+            }
             Mood::Unchained => stranger.issue(&asked, identity, ttl),
             Mood::Good => ca.issue(&asked, identity, ttl),
         };

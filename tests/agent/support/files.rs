@@ -55,7 +55,9 @@ impl Mounted {
     /// Writes the files into `folder`, one after the other, in place.
     pub fn write(&self, folder: &Path) {
         std::fs::create_dir_all(folder).unwrap();
-        for (name, content) in [("cert-chain.pem", &self.chain), ("key.pem", &self.key), ("root-cert.pem", &self.root)] {
+        for (name, content) in
+            [("cert-chain.pem", &self.chain), ("key.pem", &self.key), ("root-cert.pem", &self.root)]
+        {
             std::fs::write(folder.join(name), content).unwrap();
         }
     }

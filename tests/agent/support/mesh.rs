@@ -49,11 +49,8 @@ pub async fn caller_envoy(
     expected: &str,
 ) -> Envoy {
     let peer = peer.to_string();
-    let arguments = [
-        ["--outbound-listen", "127.0.0.1:0"],
-        ["--outbound-to", &peer],
-        ["--outbound-peer", expected],
-    ];
+    let arguments =
+        [["--outbound-listen", "127.0.0.1:0"], ["--outbound-to", &peer], ["--outbound-peer", expected]];
     let bootstrap = bootstrap(&agent.socket, &arguments.concat()).await;
     Envoy::start(bootstrap, folder, name).await
 }

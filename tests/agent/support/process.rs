@@ -188,7 +188,9 @@ impl Agent {
     pub fn serials(&self) -> Vec<String> {
         let log = self.process.log();
         let issued = log.lines().filter(|line| line.contains("certificate issued"));
-        issued.filter_map(|line| Some(line.split_once("serial=\"")?.1.split('"').next()?.to_owned())).collect()
+        issued
+            .filter_map(|line| Some(line.split_once("serial=\"")?.1.split('"').next()?.to_owned()))
+            .collect()
     }
 }
 

@@ -1,0 +1,106 @@
+//! Mounted files, through the built agent: they win over a CA, and their changes are pushed.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use crate::support::files::{Mounted, spiffe};
+use crate::support::process::{Agent, output};
+use crate::support::sds::{Stream, certificates, on_connection};
+
+/// Swaps `volume/..data` to a new folder with `mounted`, as the kubelet does; the old folder stays.
+fn swap(volume: &Path, generation: usize, mounted: &Mounted) {
+    let name = format!("..generation-{generation}");
+    mounted.write(&volume.join(&name));
+    symlink(&name, volume.join("..data_tmp")).unwrap();
+    std::fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
+    for file in ["cert-chain.pem", "key.pem", "root-cert.pem"] {
+        let _ = symlink(format!("..data/{file}"), volume.join(file));
+    }
+}
+
+#[tokio::test]
+async fn the_kubelets_swaps_are_pushed_every_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = folder.path().join("certs");
+    std::fs::create_dir(&volume).unwrap();
+    let ca = folder.path().join("ca");
+    swap(&volume, 0, &Mounted::new(&ca, "web"));
+    // No provider is named: a key pair in the folder is choice enough.
+    let agent = Agent::ready(folder.path(), "agent", &["--cert-dir", volume.to_str().unwrap()]).await;
+    on_connection(&agent.socket, async |client| {
+        let mut pairs = Stream::open(&client, &["default"]).await.unwrap();
+        let mut roots = Stream::open(&client, &["ROOTCA"]).await.unwrap();
+        let response = roots.next().await.unwrap();
+        roots.accept(&response).await;
+        let first = pairs.next().await.unwrap();
+        pairs.accept(&first).await;
+        for generation in 1..=5 {
+            let mounted = Mounted::new(&ca, "web");
+            swap(&volume, generation, &mounted);
+            let pushed = pairs.next().await.unwrap();
+            assert_eq!(certificates(&pushed).as_bytes(), mounted.chain, "generation {generation}");
+            pairs.accept(&pushed).await;
+        }
+        // The roots are the same bytes in every generation.
+        assert!(roots.is_quiet(std::time::Duration::from_millis(200)).await);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_pair_that_does_not_fit_stays_out_until_it_is_repaired() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("certs");
+    let ca = folder.path().join("ca");
+    let good = Mounted::new(&ca, "web");
+    good.write(&dir);
+    let mut agent = Agent::ready(folder.path(), "agent", &["--cert-dir", dir.to_str().unwrap()]).await;
+    let next = Mounted::new(&ca, "web");
+    std::fs::write(dir.join("cert-chain.pem"), &next.chain).unwrap();
+    let (_, line) = agent.process.wait_log("mounted files are not used").await;
+    assert!(line.contains("the private key does not fit the certificate of spiffe://"), "{line}");
+    assert!(agent.metric("attache_source_failures_total{source=\"files\",reason=\"mismatch\"}").await >= 1.0);
+    assert_eq!(agent.status("/readyz").await.0, 200, "what was served is still good");
+    on_connection(&agent.socket, async |client| {
+        let mut pairs = Stream::open(&client, &["default"]).await.unwrap();
+        let held = pairs.next().await.unwrap();
+        assert_eq!(certificates(&held).as_bytes(), good.chain);
+        pairs.accept(&held).await;
+        std::fs::write(dir.join("key.pem"), &next.key).unwrap();
+        assert_eq!(certificates(&pairs.next().await.unwrap()).as_bytes(), next.chain);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn files_that_appear_later_take_over_from_the_ca() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("made/later");
+    let ca = folder.path().join("ca");
+    let options = [
+        ["--ca", "embedded"],
+        ["--ca-dir", ca.to_str().unwrap()],
+        ["--cert-dir", dir.to_str().unwrap()],
+        ["--spiffe-id", "spiffe://cluster.local/ns/default/sa/from-ca"],
+    ];
+    let mut agent = Agent::ready(folder.path(), "agent", &options.concat()).await;
+    let mounted = Mounted::new(&ca, "from-files");
+    on_connection(&agent.socket.clone(), async |client| {
+        let mut pairs = Stream::open(&client, &["default"]).await.unwrap();
+        let response = pairs.next().await.unwrap();
+        pairs.accept(&response).await;
+        mounted.write(&dir);
+        let response = pairs.next().await.unwrap();
+        assert_eq!(certificates(&response).as_bytes(), mounted.chain);
+        pairs.accept(&response).await;
+        // Gone again: what they held is served on.
+        std::fs::remove_dir_all(&dir).unwrap();
+        agent.process.wait_log("the files are gone").await;
+        assert!(pairs.is_quiet(std::time::Duration::from_millis(200)).await);
+    })
+    .await;
+    let socket = agent.socket.to_str().unwrap();
+    let shown = output(&["get", "--socket", socket, "default"]).await;
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains(&spiffe("from-files")), "{shown}");
+}

@@ -1,0 +1,281 @@
+//! What is asked of a CA, how often, and what is made of its answers.
+
+use std::time::Duration;
+
+use attache::proto::envoy::service::discovery::v3::DiscoveryRequest;
+use rustix::process::Signal;
+use tonic::Code;
+
+use crate::support::fake_ca::{FakeCa, Mood};
+use crate::support::files::{silent_server, spiffe, token};
+use crate::support::process::{Agent, Ca};
+use crate::support::sds::{Stream, certificates, on_connection, request, secrets};
+
+fn strs(all: &[String]) -> Vec<&str> {
+    all.iter().map(String::as_str).collect()
+}
+
+#[tokio::test]
+async fn a_hundred_streams_cost_one_call_for_each_renewal() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let mut options = ca.client(folder.path());
+    options.extend(["--cert-ttl", "6s", "--ca-header", "x-tenant=blue"].map(str::to_owned));
+    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
+    agent.process.wait_log("attache serves").await;
+
+    on_connection(&agent.socket.clone(), async |client| {
+        let mut streams = Vec::new();
+        for _ in 0..100 {
+            streams.push(Stream::open(&client, &["default"]).await.unwrap());
+        }
+        for generation in 1..=3 {
+            for stream in &mut streams {
+                let response = stream.next().await.unwrap();
+                stream.accept(&response).await;
+            }
+            assert_eq!(agent.process.count("certificate issued"), generation);
+        }
+        assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, 100.0);
+        assert_eq!(agent.metric("attache_pushes_total{name=\"default\"}").await, 300.0);
+    })
+    .await;
+    let calls = ca.calls();
+    assert_eq!(calls.len(), 3);
+    let csrs: std::collections::HashSet<_> = calls.iter().map(|call| &call.request.csr).collect();
+    assert_eq!(csrs.len(), 3, "each with a key of its own");
+    let call = &calls[0];
+    assert_eq!(call.request.validity_duration, 6);
+    let header = |name| call.metadata.get(name).unwrap().to_str().unwrap();
+    let token = std::fs::read_to_string(folder.path().join("token")).unwrap();
+    assert_eq!(header("authorization"), format!("Bearer {token}"));
+    assert_eq!((header("clusterid"), header("x-tenant")), ("Kubernetes", "blue"));
+}
+
+#[tokio::test]
+async fn whatever_a_ca_answers_the_good_certificate_stays_and_a_good_answer_recovers() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let mut options = ca.client(folder.path());
+    // Renewal is due almost at once, long before the end.
+    options.extend(["--cert-ttl", "120s", "--grace-ratio", "0.99", "--ca-timeout", "1s"].map(str::to_owned));
+    let mut agent = Agent::ready(folder.path(), "web", &strs(&options)).await;
+
+    let lies = [
+        (Mood::Hang, "gave no answer within 1s", "timeout"),
+        (Mood::Junk, "no PEM certificate", "junk"),
+        (Mood::ForeignKey, "for another key", "foreign_key"),
+        (Mood::Expired, "expired at", "expired"),
+        (Mood::OtherIdentity, "names spiffe://cluster.local/ns/x/sa/thief, not", "wrong_identity"),
+        (Mood::Unchained, "does not chain to a root", "unchained"),
+        (Mood::Refuse(Code::PermissionDenied), "PermissionDenied", "refused"),
+        (Mood::Refuse(Code::Unauthenticated), "audience [istio-ca], valid until", "refused"),
+    ];
+    for (mood, words, label) in lies {
+        let metric = format!("attache_ca_requests_total{{provider=\"citadel\",outcome=\"{label}\"}}");
+        let before = agent.metric(&metric).await;
+        ca.set(mood);
+        let (_, line) = agent.process.wait_next_log("no new certificate").await;
+        assert!(line.contains("WARN") && line.contains(words), "{mood:?}: {line}");
+        assert!(agent.metric(&metric).await > before, "{mood:?}");
+        let good = agent.serials().last().unwrap().clone();
+        // A stream that opens now gets the good one, at once.
+        let served = on_connection(&agent.socket, async |client| {
+            let mut stream = Stream::open(&client, &["default"]).await.unwrap();
+            serial(&certificates(&stream.next().await.unwrap()))
+        });
+        assert_eq!(served.await, good, "{mood:?}");
+        assert_eq!(agent.status("/readyz").await.0, 200, "{mood:?}");
+
+        ca.set(Mood::Good);
+        agent.process.wait_next_log("the CA signs again").await;
+        assert_ne!(agent.serials().last().unwrap(), &good, "{mood:?}");
+        assert_eq!(agent.metric("attache_secret_failing{name=\"default\"}").await, 0.0, "{mood:?}");
+    }
+}
+
+fn serial(pem: &str) -> String {
+    let ders = attache::pki::pem::certificates(pem.as_bytes()).unwrap();
+    attache::pki::certificate::Certificate::parse(&ders[0]).unwrap().serial
+}
+
+#[tokio::test]
+async fn a_token_may_be_missing_empty_expired_and_rotated() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = Ca::start(folder.path()).await;
+    let options = ca.client("web");
+    let file = folder.path().join("web.token");
+    std::fs::remove_file(&file).unwrap();
+    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
+
+    let path = file.display().to_string();
+    let cases = [
+        (None, "can't be read"),
+        (Some(String::new()), "is empty"),
+        (Some("two\nlines".to_owned()), "one line of printable ASCII"),
+        (Some(token("web", "istio-ca", -60)), "EXPIRED at"),
+        (Some(token("web", "vault", 60)), "audience [vault]"),
+    ];
+    for (content, words) in cases {
+        if let Some(content) = content {
+            std::fs::write(&file, content).unwrap();
+        }
+        let (_, line) = agent.process.wait_log(words).await;
+        assert!(line.contains("WARN") && line.contains(&path), "{line}");
+        let (status, body) = agent.status("/readyz").await;
+        assert_eq!(status, 503);
+        assert!(body.starts_with("default: ") && body.contains("\nROOTCA: "), "{body}");
+    }
+    std::fs::write(&file, token("web", "istio-ca", 60)).unwrap();
+    agent.process.wait_log("ready").await;
+    assert!(agent.process.log().contains(&format!("identity=\"{}\"", spiffe("web"))));
+    let log = agent.process.log();
+    for part in token("web", "istio-ca", 60).split('.') {
+        assert!(!log.contains(part), "a token is in the log:\n{log}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_the_way_to_the_ca_is_said_with_the_way_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = Ca::start(folder.path()).await;
+    let other = tempfile::tempdir().unwrap();
+    let _other_ca = Ca::start(other.path()).await;
+    let other_root = other.path().join("ca/root-cert.pem").display().to_string();
+    let (_silent, silent_port) = silent_server().await;
+    let token = |options: &mut Vec<String>, from: &[&str]| {
+        // A later flag of the same name is an error, so values are replaced.
+        for pair in from.chunks(2) {
+            match options.iter().position(|option| option == pair[0]) {
+                Some(at) => options[at + 1] = pair[1].to_owned(),
+                None => options.extend(pair.iter().map(|text| (*text).to_owned())),
+            }
+        }
+    };
+    let silent = format!("https://127.0.0.1:{silent_port}");
+    let plain = format!("http://{}", ca.address);
+    let cases: [(&[&str], &[&str]); 6] = [
+        (&["--ca-address", "127.0.0.1:1"], &["Connection refused", "--ca-address"]),
+        (&["--ca-root", &other_root], &["not signed by", &other_root, "--ca-root"]),
+        (&["--ca-server-name", "elsewhere"], &["not for the name elsewhere", "--ca-server-name"]),
+        (&["--ca-root", "/nowhere.pem"], &["/nowhere.pem", "--ca-root"]),
+        (&["--ca-address", &silent, "--ca-timeout", "500ms"], &["no answer within 500ms"]),
+        (&["--ca-address", &plain], &[&plain]),
+    ];
+    for (index, (changes, words)) in cases.into_iter().enumerate() {
+        let mut options = ca.client("web");
+        token(&mut options, changes);
+        let mut agent = Agent::start(folder.path(), &format!("agent{index}"), &strs(&options));
+        let (_, line) = agent.process.wait_log("no new certificate").await;
+        for word in words {
+            assert!(line.contains(word), "{changes:?}: {line}");
+        }
+        agent.process.signal(Signal::TERM);
+        assert!(agent.process.ended().await.success());
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_is_not_ready_is_sent_when_it_is_and_fetch_tells_the_cause() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    ca.set(Mood::Refuse(Code::PermissionDenied));
+    let mut agent = Agent::start(folder.path(), "web", &strs(&ca.client(folder.path())));
+    agent.process.wait_log("no new certificate").await;
+    on_connection(&agent.socket.clone(), async |mut client| {
+        let mut stream = Stream::open(&client, &["default", "ROOTCA", "nobody"]).await.unwrap();
+        let mut fetch = tonic::Request::new(request(&["default"]));
+        fetch.set_timeout(Duration::from_millis(300));
+        let status = client.fetch_secrets(fetch).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(
+            status.message().contains("\"default\"") && status.message().contains("PermissionDenied"),
+            "{status}"
+        );
+        let status = client.fetch_secrets(request(&["nobody"])).await.unwrap_err();
+        assert_eq!(status.code(), Code::NotFound);
+        assert!(status.message().contains("unknown resource name \"nobody\""), "{status}");
+
+        ca.set(Mood::Good);
+        let mut names = Vec::new();
+        while names.len() < 2 {
+            let response = stream.next().await.unwrap();
+            names.extend(secrets(&response).into_iter().map(|secret| secret.name));
+            stream.accept(&response).await;
+        }
+        names.sort();
+        assert_eq!(names, ["ROOTCA", "default"]);
+        let both =
+            client.fetch_secrets(request(&["default", "nobody", "ROOTCA"])).await.unwrap().into_inner();
+        assert_eq!(both.resources.len(), 2, "what there is is answered");
+    })
+    .await;
+    assert_eq!(agent.process.count("a name is not served"), 1);
+}
+
+#[tokio::test]
+async fn bad_requests_end_their_own_stream_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca_dir = folder.path().join("ca");
+    let options = ["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap()];
+    let agent = Agent::ready(folder.path(), "web", &options).await;
+    on_connection(&agent.socket, async |client| {
+        let mut good = Stream::open(&client, &["ROOTCA"]).await.unwrap();
+        let response = good.next().await.unwrap();
+        let foreign = "type.googleapis.com/envoy.config.cluster.v3.Cluster".to_owned();
+        let many = (0..10_001).map(|index| index.to_string()).collect();
+        let cases = [
+            (DiscoveryRequest { node: None, ..request(&["default"]) }, Code::InvalidArgument, "node id"),
+            (
+                DiscoveryRequest { type_url: foreign, ..request(&["default"]) },
+                Code::InvalidArgument,
+                "Cluster",
+            ),
+            (DiscoveryRequest { resource_names: many, ..request(&[]) }, Code::ResourceExhausted, "10000"),
+            (request(&[&"x".repeat(2 << 20)]), Code::OutOfRange, "too large"),
+        ];
+        for (bad, code, words) in cases {
+            let opened = Stream::open_with(&client, bad).await;
+            let status = match opened {
+                Ok(mut stream) => stream.next().await.unwrap_err(),
+                Err(status) => status,
+            };
+            assert_eq!(status.code(), code, "{status}");
+            assert!(status.message().contains(words), "{status}");
+        }
+        good.accept(&response).await;
+        assert!(good.is_quiet(Duration::from_millis(200)).await);
+        let mut another = Stream::open(&client, &["ROOTCA"]).await.unwrap();
+        assert_eq!(another.next().await.unwrap().version_info, response.version_info);
+    })
+    .await;
+    assert_eq!(agent.process.count("panicked"), 0);
+}
+
+#[tokio::test]
+async fn a_thousand_streams_on_one_connection_all_get_their_secret() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca_dir = folder.path().join("ca");
+    let options = ["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap()];
+    let mut agent = Agent::ready(folder.path(), "web", &options).await;
+    on_connection(&agent.socket.clone(), async |client| {
+        let mut streams = Vec::new();
+        for _ in 0..1000 {
+            streams.push(Stream::open(&client, &["default"]).await.unwrap());
+        }
+        for stream in &mut streams {
+            let response = stream.next().await.unwrap();
+            stream.accept(&response).await;
+        }
+        assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, 1000.0);
+        // A renegade among them: what it refuses is noted with its words, once.
+        let mut stream = Stream::open(&client, &["default"]).await.unwrap();
+        let response = stream.next().await.unwrap();
+        stream.reject(&response, "no thanks\nreally").await;
+        let (_, line) = agent.process.wait_log("Envoy rejected a secret").await;
+        assert!(line.contains("no thanks\u{fffd}really"), "{line}");
+        assert_eq!(agent.metric("attache_nacks_total{name=\"default\"}").await, 1.0);
+        assert_eq!(agent.metric("attache_secret_rejected{name=\"default\"}").await, 1.0);
+    })
+    .await;
+}

@@ -1,0 +1,146 @@
+//! Starting, stopping, and what is said when that is not possible.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tonic::Code;
+
+use crate::support::files::Mounted;
+use crate::support::process::{Agent, failure, output};
+use crate::support::sds::{Stream, on_connection};
+
+async fn embedded(folder: &std::path::Path, name: &str) -> Agent {
+    let ca_dir = folder.join("ca");
+    Agent::ready(folder, name, &["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap()]).await
+}
+
+#[tokio::test]
+async fn every_mistake_is_told_in_one_report_with_exit_code_2() {
+    let (code, report) = failure(&["run", "--sokcet", "x", "--nonsense", "--cert-ttl", "soon"]).await;
+    assert_eq!(code, 2);
+    for words in [
+        "unknown option --sokcet; did you mean --socket?",
+        "unknown option --nonsense",
+        "--cert-ttl: \"soon\" is not a duration",
+        "no CA is configured",
+        "--help",
+    ] {
+        assert!(report.contains(words), "{words}:\n{report}");
+    }
+    let long = format!("/tmp/{}", "x".repeat(200));
+    let cases: [(&[&str], &str); 4] = [
+        (
+            &["--ca", "embedded", "--socket", &long],
+            "has 205 bytes: Unix sockets take 107 at most; choose a shorter",
+        ),
+        (&["--cert-dir", "/nowhere"], "choose with --ca one of citadel"),
+        (
+            &["--ca", "embedded", "--ca-address", "istiod:15012"],
+            "contradict each other: only citadel has an address",
+        ),
+        (
+            &["--ca", "citadel", "--ca-address", "a:1", "--file-mounted-certs"],
+            "no CA is used; drop one of them",
+        ),
+    ];
+    for (options, words) in cases {
+        let arguments: Vec<_> = ["run"].iter().chain(options).copied().collect();
+        let (code, report) = failure(&arguments).await;
+        assert_eq!(code, 2, "{report}");
+        assert!(report.contains(words), "{report}");
+    }
+}
+
+#[tokio::test]
+async fn what_prevents_the_start_is_told_with_the_way_out_and_exit_code_1() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut first = embedded(folder.path(), "first").await;
+    let taken_status = first.status_address().await.to_string();
+    let ca_dir = folder.path().join("ca").display().to_string();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (taken, free, missing) = (path("first.sock"), path("free.sock"), path("no/folder.sock"));
+    let file = path("file");
+    std::fs::write(&file, "precious").unwrap();
+    let pid = format!("(process {})", first.process.pid().as_raw_nonzero());
+    let cases: [(&str, &str, &str, &[&str]); 5] = [
+        (&taken, "none", &ca_dir, &["belongs to a live agent", &pid, "--socket"]),
+        (&missing, "none", &ca_dir, &["create or mount", "--socket"]),
+        (&file, "none", &ca_dir, &["is not a socket", "--socket"]),
+        (&free, &taken_status, &ca_dir, &["in use", "--status-address"]),
+        (&free, "none", &file, &["development CA's folder", "--ca-dir"]),
+    ];
+    for (socket, status, ca_dir, words) in cases {
+        let arguments =
+            ["run", "--ca", "embedded", "--ca-dir", ca_dir, "--socket", socket, "--status-address", status];
+        let (code, report) = failure(&arguments).await;
+        assert_eq!(code, 1, "{report}");
+        for word in words {
+            assert!(report.contains(word), "{word}: {report}");
+        }
+    }
+    assert!(std::fs::read_to_string(&file).unwrap() == "precious");
+    assert!(!std::path::Path::new(&free).exists(), "a failed start leaves no socket");
+    let shown = output(&["get", "--socket", &taken, "default"]).await;
+    assert!(shown.status.success(), "the live agent is unharmed");
+}
+
+#[tokio::test]
+async fn sigterm_and_sigint_end_the_streams_remove_the_socket_and_exit_0() {
+    let folder = tempfile::tempdir().unwrap();
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut agent = embedded(folder.path(), "agent").await;
+        let mode = std::fs::metadata(&agent.socket).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o660);
+        on_connection(&agent.socket.clone(), async |client| {
+            let mut stream = Stream::open(&client, &["default"]).await.unwrap();
+            stream.next().await.unwrap();
+            agent.process.signal(signal);
+            let end = stream.next().await.unwrap_err();
+            assert_eq!((end.code(), end.message()), (Code::Unavailable, "the agent is stopping"));
+        })
+        .await;
+        assert_eq!(agent.process.ended().await.code(), Some(0));
+        agent.process.wait_log("stopped").await;
+        assert!(!agent.socket.exists());
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_does_not_end_does_not_hold_the_exit_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca_dir = folder.path().join("ca");
+    let options = ["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap(), "--drain-timeout", "200ms"];
+    let mut agent = Agent::ready(folder.path(), "agent", &options).await;
+    // It connects and says nothing: not even HTTP/2's first words.
+    let _silent = tokio::net::UnixStream::connect(&agent.socket).await.unwrap();
+    let garbage = tokio::net::UnixStream::connect(&agent.socket).await.unwrap();
+    garbage.try_write(&[0xff; 4096]).unwrap();
+    agent.process.signal(Signal::TERM);
+    assert_eq!(agent.process.ended().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn probes_tell_what_is_missing_and_metrics_when_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("certs");
+    std::fs::create_dir(&dir).unwrap();
+    let options = ["--file-mounted-certs", "--cert-dir", dir.to_str().unwrap()];
+    let mut agent = Agent::start(folder.path(), "agent", &options);
+    assert_eq!(agent.status("/livez").await, (200, "alive\n".to_owned()));
+    assert_eq!(agent.status("/elsewhere").await.0, 404);
+    let (status, body) = agent.status("/readyz").await;
+    assert_eq!((status, body.as_str()), (503, "default: not there yet\nROOTCA: not there yet\n"));
+    assert_eq!(agent.metric("attache_ready").await, 0.0);
+
+    Mounted::new(&folder.path().join("ca"), "web").write(&dir);
+    agent.process.wait_log(" ready ").await;
+    assert_eq!(agent.status("/readyz").await, (200, "ready\n".to_owned()));
+    assert_eq!(agent.metric("attache_ready").await, 1.0);
+    #[expect(clippy::disallowed_methods, reason = "compared with what the agent's own clock says")]
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let end = Duration::from_secs_f64(
+        agent.metric("attache_secret_not_after_timestamp_seconds{name=\"default\"}").await,
+    );
+    assert!(end > now && end <= now + Duration::from_secs(3600), "{end:?}");
+}
