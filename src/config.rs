@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tonic::metadata::{Ascii, MetadataValue};
 use tracing_subscriber::filter::Targets;
 
 pub use self::args::RunArgs;
@@ -72,7 +73,7 @@ pub enum Provider {
         /// The workload's credential.
         token: TokenFile,
         /// Sent with each call.
-        cluster_id: tonic::metadata::MetadataValue<tonic::metadata::Ascii>,
+        cluster_id: MetadataValue<Ascii>,
         /// Further headers.
         headers: Vec<Header>,
     },
@@ -120,8 +121,7 @@ impl Config {
         let ca_dir = r.text("ca-dir", &args.ca_dir, &[]);
         let name = choose(r, ca, &files_alone, &address, &ca_dir, &cert_dir);
 
-        let jwt_policy = r.text("jwt-policy", &None, &["JWT_POLICY"]);
-        let default_token = match jwt_policy.value.as_deref() {
+        let default_token = match r.variable("JWT_POLICY") {
             Some("first-party-jwt") => format!("{SERVICE_ACCOUNT_FOLDER}/token"),
             _ => "/var/run/secrets/tokens/istio-token".to_owned(),
         };
@@ -155,7 +155,7 @@ impl Config {
             .parsed("cluster-id", &args.cluster_id, &["ISTIO_META_CLUSTER_ID"], |text| {
                 text.parse().map_err(|_| format!("{text:?} can't be sent in a header"))
             })
-            .or(tonic::metadata::MetadataValue::from_static("Kubernetes"));
+            .or(MetadataValue::from_static("Kubernetes"));
         let provider = match (name, address.value) {
             (Some(ProviderName::Citadel), Some(address)) => {
                 if address.plaintext {
@@ -294,11 +294,10 @@ fn identity(
 }
 
 fn roots(r: &mut Reader<'_>, args: &RunArgs) -> Roots {
-    let provider = r.text("pilot-cert-provider", &None, &["PILOT_CERT_PROVIDER"]).value;
     match r.text("ca-root", &args.ca_root, &["CA_ROOT_CA"]).value {
         Some(text) if text.eq_ignore_ascii_case("system") => Roots::System,
         Some(path) => Roots::File(path.into()),
-        None if provider.as_deref() == Some("kubernetes") => {
+        None if r.variable("PILOT_CERT_PROVIDER") == Some("kubernetes") => {
             Roots::File(format!("{SERVICE_ACCOUNT_FOLDER}/ca.crt").into())
         }
         None => Roots::FirstOf(vec![
@@ -310,26 +309,22 @@ fn roots(r: &mut Reader<'_>, args: &RunArgs) -> Roots {
 
 /// Flags `--ca-header K=V`, then variables `CA_HEADER_K`; the first of a name wins.
 fn headers(r: &mut Reader<'_>, args: &RunArgs) -> Vec<Header> {
-    let mut headers: Vec<Header> = Vec::new();
-    let typed =
-        args.ca_header.iter().map(|text| ("--ca-header".to_owned(), text.split_once('='), text.clone()));
-    let typed: Vec<_> = typed
-        .map(|(from, pair, text)| (from, pair.map(|(k, v)| (k.to_owned(), v.to_owned())), text))
-        .collect();
-    let inherited = r.with_prefix("CA_HEADER_");
-    let inherited = inherited.into_iter().map(|(name, value)| {
-        let key = name.trim_start_matches("CA_HEADER_").to_ascii_lowercase();
-        (name.clone(), Some((key, value)), name)
+    const PREFIX: &str = "CA_HEADER_";
+    let typed = args.ca_header.iter().map(|text| {
+        let (name, value) = text.split_once('=').unwrap_or((text, ""));
+        (format!("--ca-header {text}"), name, value)
     });
-    for (from, pair, text) in typed.into_iter().chain(inherited) {
-        let header = pair
-            .and_then(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value.parse().ok()?)));
-        match header {
-            Some((name, _)) if headers.iter().any(|(known, _): &Header| *known == name) => {}
-            Some(header) => headers.push(header),
-            None => {
-                r.mistake(format!("{from} {text:?}: the shape is NAME=VALUE, in ASCII, not for a -bin name"))
+    let inherited = r.with_prefix(PREFIX);
+    let inherited = inherited.map(|(name, value)| (name.to_owned(), name.trim_start_matches(PREFIX), value));
+    let mut headers: Vec<Header> = Vec::new();
+    for (from, name, value) in typed.chain(inherited) {
+        match (name.to_ascii_lowercase().parse(), value.parse::<MetadataValue<Ascii>>()) {
+            (Ok(name), Ok(value)) if !value.is_empty() => {
+                if headers.iter().all(|(known, _)| *known != name) {
+                    headers.push((name, value));
+                }
             }
+            _ => r.mistake(format!("{from}: the shape is NAME=VALUE, in ASCII, and not for a -bin name")),
         }
     }
     headers
@@ -337,10 +332,8 @@ fn headers(r: &mut Reader<'_>, args: &RunArgs) -> Vec<Header> {
 
 /// Istio's variables for keys: ECC_SIGNATURE_ALGORITHM with ECC_CURVE, else WORKLOAD_RSA_KEY_SIZE.
 fn istio_key_type(r: &mut Reader<'_>) -> KeyType {
-    let algorithm = r.text("ecc", &None, &["ECC_SIGNATURE_ALGORITHM"]);
-    let curve = r.text("ecc", &None, &["ECC_CURVE"]);
-    let bits = r.text("rsa", &None, &["WORKLOAD_RSA_KEY_SIZE"]);
-    match (algorithm.value.as_deref(), curve.value.as_deref(), bits.value.as_deref()) {
+    let algorithm = r.variable("ECC_SIGNATURE_ALGORITHM");
+    match (algorithm, r.variable("ECC_CURVE"), r.variable("WORKLOAD_RSA_KEY_SIZE")) {
         (Some("ECDSA"), None | Some("P256"), _) => KeyType::EcdsaP256,
         (Some("ECDSA"), Some("P384"), _) => KeyType::EcdsaP384,
         (Some("ECDSA"), Some(other), _) => {

@@ -75,10 +75,16 @@ impl<'a> Reader<'a> {
         if self.mistakes.is_empty() { Ok(value) } else { Err(Mistakes(self.mistakes)) }
     }
 
+    /// A variable that no flag stands for.
+    pub(super) fn variable(&self, name: &str) -> Option<&'a str> {
+        self.environment.get(name).map(String::as_str).filter(|value| !value.is_empty())
+    }
+
     /// Variables whose names start with `prefix`.
-    pub(super) fn with_prefix(&self, prefix: &str) -> Environment {
-        let all = self.environment.iter().filter(|(name, _)| name.starts_with(prefix));
-        all.map(|(name, value)| (name.clone(), value.clone())).collect()
+    pub(super) fn with_prefix(&self, prefix: &str) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
+        let prefix = prefix.to_owned();
+        let all = self.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        all.filter(move |(name, _)| name.starts_with(&prefix))
     }
 
     /// The option `flag` as text: typed, else `ATTACHE_<FLAG>`, else the first of `others`. A variable that is
@@ -94,13 +100,11 @@ impl<'a> Reader<'a> {
         }
         let own = format!("ATTACHE_{}", flag.to_ascii_uppercase().replace('-', "_"));
         let mut names = std::iter::once(own.as_str()).chain(others.iter().copied());
-        let is_set = |name: &&str| self.environment.get(*name).is_some_and(|value| !value.is_empty());
-        let Some(name) = names.find(is_set) else {
+        let Some((name, value)) = names.find_map(|name| Some((name, self.variable(name)?))) else {
             return Found { value: None, level: None, from: String::new(), was_wrong: false };
         };
         let level = if name.starts_with("ATTACHE_") { Level::Attache } else { Level::Istio };
-        let value = self.environment.get(name).cloned();
-        Found { value, level: Some(level), from: name.to_owned(), was_wrong: false }
+        Found { value: Some(value.to_owned()), level: Some(level), from: name.to_owned(), was_wrong: false }
     }
 
     /// The option made into a `T`.

@@ -43,7 +43,7 @@ fn every_mistake_is_in_the_report_with_its_own_name() {
         "--key-type: \"dsa\"",
         "--log-level: \"loud\"",
         "--spiffe-id: \"web\"",
-        "--ca-header \"x\"",
+        "--ca-header x",
         "FILE_DEBOUNCE_DURATION: \"soon\"",
         "FILE_MOUNTED_CERTS: \"maybe\"",
     ];
@@ -88,7 +88,8 @@ fn no_ca_at_all_lists_the_choices() {
 #[test]
 fn contradictions_are_judged_within_one_level() {
     let mounted = ("FILE_MOUNTED_CERTS", "true");
-    let cases: [(&str, &[(&str, &str)], Option<&str>); 11] = [
+    type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], Option<&'a str>);
+    let cases: [Case<'_>; 11] = [
         ("--ca embedded --ca-address ca:1", &[], Some("only citadel has an address")),
         ("--ca none --ca-address ca:1", &[], Some("only citadel has an address")),
         ("--ca embedded", &[("CA_ADDR", "ca:1")], None),

@@ -79,10 +79,10 @@ impl Listener {
         clear(path)?;
         let socket = UnixSocket::new_stream().map_err(failed)?;
         socket.bind(path).map_err(no_folder)?;
-        // Nobody can connect before `listen`, so there is no moment with a wider mode.
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed)?;
         let metadata = fs::symlink_metadata(path).map_err(failed)?;
         let file = SocketFile { path: path.to_owned(), id: (metadata.dev(), metadata.ino()) };
+        // Nobody can connect before `listen`, so there is no moment with a wider mode.
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed)?;
         let socket = socket.listen(BACKLOG).map_err(failed)?;
         Ok(Self { socket, file })
     }

@@ -56,7 +56,10 @@ impl Watch {
         // A link may be swapped between the look at it and the watch on its folder: look until it stands still.
         for _ in 0..LINKS {
             let lookups: BTreeSet<PathBuf> = self.paths.iter().flat_map(|path| lookups(path)).collect();
-            let folders = lookups.iter().filter_map(|path| folder(path.parent()?)).collect();
+            // Nobody swaps what lies in `/`, but everybody opens it: events that only cost.
+            let folders =
+                lookups.iter().filter_map(|path| path.parent()).filter(|path| *path != Path::new("/"));
+            let folders = folders.filter_map(folder).collect();
             let is_same = {
                 let mut known = self.shared.lookups.lock().unwrap_or_else(PoisonError::into_inner);
                 std::mem::replace(&mut *known, lookups.clone()) == lookups
