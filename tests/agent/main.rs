@@ -10,7 +10,9 @@
 )]
 
 mod bootstrap;
+mod ca;
 mod files;
+mod foreign_bytes;
 mod get;
 mod issuance;
 mod mtls;

@@ -1,0 +1,148 @@
+//! `attache ca`: refuses what istiod refuses, answers as istiod answers.
+
+use attache::ca::{CertificateAuthority as _, SigningRequest};
+use attache::pki::key::{KeyType, SigningKey};
+use attache::pki::{certificate::Certificate, csr, pem};
+use attache::proto::istio::v1::auth::IstioCertificateRequest;
+use attache::proto::istio::v1::auth::istio_certificate_service_client::IstioCertificateServiceClient;
+use attache::rpc::with_connection;
+use tokio::net::TcpStream;
+use tonic::{Code, Request, Status};
+
+use crate::support::files::{spiffe, token};
+use crate::support::process::{Process, attache, failure};
+
+/// Starts a CA without TLS and gives its address.
+async fn plaintext(folder: &std::path::Path, more: &[&str]) -> (Process, String) {
+    let ca_dir = folder.join("ca");
+    let fixed = ["ca", "--plaintext", "--listen", "127.0.0.1:0", "--ca-dir", ca_dir.to_str().unwrap()];
+    let mut process = Process::start(attache(&[&fixed, more].concat()));
+    let (_, line) = process.wait_log("the CA serves").await;
+    let address = line.split_once("address=http://").unwrap().1.split_whitespace().next().unwrap().to_owned();
+    (process, address)
+}
+
+/// One call, as any client might make it.
+async fn call(
+    address: &str,
+    headers: &[(&'static str, String)],
+    csr: String,
+    ttl: i64,
+) -> Result<Vec<String>, Status> {
+    let mut request = Request::new(IstioCertificateRequest { csr, validity_duration: ttl, metadata: None });
+    for (name, value) in headers {
+        request.metadata_mut().insert(*name, value.parse().unwrap());
+    }
+    let origin = format!("http://{address}").parse().unwrap();
+    let io = TcpStream::connect(address).await.unwrap();
+    let answer = with_connection(io, async |connection| {
+        IstioCertificateServiceClient::with_origin(connection, origin).create_certificate(request).await
+    });
+    answer.await.unwrap().map(|answer| answer.into_inner().cert_chain)
+}
+
+fn bearer(token: &str) -> (&'static str, String) {
+    ("authorization", format!("Bearer {token}"))
+}
+
+fn a_csr() -> String {
+    let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+    let thief = "spiffe://cluster.local/ns/default/sa/thief".parse().unwrap();
+    csr::to_pem(&csr::request(&key, Some(&thief)).unwrap())
+}
+
+fn parse(text: &str) -> Vec<Certificate> {
+    let ders = pem::certificates(text.as_bytes()).unwrap();
+    ders.iter().map(|der| Certificate::parse(der).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn it_issues_the_tokens_identity_whatever_the_csr_asks_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_ca, address) = plaintext(folder.path(), &[]).await;
+    let headers = [bearer(&token("web", "istio-ca", 60)), ("clusterid", "Kubernetes".to_owned())];
+    let chain = call(&address, &headers, a_csr(), 3600).await.unwrap();
+    let strings: Vec<_> = chain.iter().map(|text| parse(text)).collect();
+    assert_eq!(
+        strings.iter().map(Vec::len).collect::<Vec<_>>(),
+        [1, 2, 1],
+        "as an istiod with an intermediate"
+    );
+    let [leaf] = strings[0].as_slice() else { panic!("no leaf") };
+    assert_eq!(leaf.uris, [spiffe("web")]);
+    let lifetime = leaf.not_after.duration_since(leaf.not_before).unwrap().as_secs();
+    assert!((3719..=3721).contains(&lifetime), "dated back by two minutes: {lifetime}");
+    assert!(strings[2][0].is_self_issued);
+    assert_eq!(strings[1][1], strings[2][0], "the root comes twice");
+    // A lifetime of zero or less stands for the default.
+    let chain = call(&address, &headers, a_csr(), 0).await.unwrap();
+    let [leaf] = &parse(&chain[0])[..] else { panic!("no leaf") };
+    assert_eq!(leaf.not_after.duration_since(leaf.not_before).unwrap().as_secs(), 24 * 3600 + 120);
+}
+
+#[tokio::test]
+async fn it_refuses_what_istiod_refuses() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut ca, address) = plaintext(folder.path(), &["--max-ttl", "1h"]).await;
+    let good = bearer(&token("web", "istio-ca", 60));
+    let cluster = |id: &str| ("clusterid", id.to_owned());
+    let cases = [
+        (vec![], a_csr(), 60, Code::Unauthenticated, "no bearer token"),
+        (vec![bearer("opaque")], a_csr(), 60, Code::Unauthenticated, "not a JWT"),
+        (vec![bearer(&token("web", "istio-ca", -1))], a_csr(), 60, Code::Unauthenticated, "has expired"),
+        (vec![bearer(&token("web", "vault", 60))], a_csr(), 60, Code::Unauthenticated, "audience"),
+        (vec![good.clone(), cluster("other")], a_csr(), 60, Code::Unauthenticated, "another cluster id"),
+        (vec![good.clone()], "junk".to_owned(), 60, Code::InvalidArgument, ""),
+        (vec![good.clone()], a_csr().replace('M', "N"), 60, Code::InvalidArgument, ""),
+        (vec![good], a_csr(), 3601, Code::InvalidArgument, ""),
+    ];
+    for (headers, csr, ttl, code, logged) in cases {
+        let status = call(&address, &headers, csr, ttl).await.unwrap_err();
+        assert_eq!(status.code(), code, "{status}");
+        match code {
+            // istiod gives no reason away; the CA's own log does.
+            Code::Unauthenticated => {
+                assert_eq!(status.message(), "request authenticate failure");
+                ca.wait_log(logged).await;
+            }
+            _ => assert!(!status.message().is_empty()),
+        }
+    }
+    assert_eq!(ca.count("certificate issued"), 0);
+}
+
+#[tokio::test]
+async fn with_an_identity_of_its_own_any_token_will_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_ca, address) = plaintext(folder.path(), &["--spiffe-id", "spiffe://td/fixed"]).await;
+    let chain = call(&address, &[bearer("opaque")], a_csr(), 60).await.unwrap();
+    assert_eq!(parse(&chain[0])[0].uris, ["spiffe://td/fixed"]);
+}
+
+#[tokio::test]
+async fn its_folder_is_that_of_the_embedded_ca() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_ca, address) = plaintext(folder.path(), &[]).await;
+    let chain = call(&address, &[bearer(&token("web", "istio-ca", 60))], a_csr(), 60).await.unwrap();
+    let clock = attache::clock::Clock::system();
+    let ca = attache::ca::embedded::DevelopmentCa::open(&folder.path().join("ca"), clock).unwrap();
+    let embedded = attache::ca::embedded::Embedded(ca);
+    let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+    let request = SigningRequest {
+        csr: csr::request(&key, None).unwrap(),
+        identity: Some(spiffe("web").parse().unwrap()),
+        ttl: std::time::Duration::from_secs(60),
+    };
+    let answer = embedded.sign(&request).await.unwrap();
+    assert_eq!(pem::certificates(chain[2].as_bytes()).unwrap(), answer.roots);
+}
+
+#[tokio::test]
+async fn an_address_that_is_taken_is_named_with_the_way_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_ca, address) = plaintext(folder.path(), &[]).await;
+    let other = folder.path().join("other");
+    let (code, error) = failure(&["ca", "--listen", &address, "--ca-dir", other.to_str().unwrap()]).await;
+    assert_eq!(code, 1);
+    assert!(error.contains(&address) && error.contains("--listen"), "{error}");
+}
