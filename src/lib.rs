@@ -2,8 +2,6 @@
 //!
 //! The modules in the order of their dependencies: each may use what stands above it, never below.
 
-#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on panics"))]
-
 // ground
 pub mod backoff;
 pub mod clock;
@@ -11,21 +9,21 @@ pub mod identity;
 pub mod limits;
 pub mod pki;
 pub mod proto;
-pub mod rpc;
 pub mod secret;
+pub mod rpc;
 // state
 pub mod cache;
-pub mod metrics;
 pub mod readiness;
+pub mod metrics;
 // inputs
-pub mod ca;
 pub mod credential;
+pub mod ca;
 pub mod source;
 // outputs
 pub mod sds;
 pub mod status;
 // wiring
-pub mod app;
-pub mod cli;
 pub mod config;
 pub mod telemetry;
+pub mod app;
+pub mod cli;

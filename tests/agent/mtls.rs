@@ -127,6 +127,9 @@ async fn envoy_may_come_first_and_the_agent_may_be_killed_under_traffic() {
     let report = traffic.stop().await;
     assert!(report.failures.is_empty(), "{:#?}\n{}", report.failures, web_envoy.log());
     assert!(report.serials.len() >= 3, "{:?}", report.serials);
+    // The root is the same ever since: a client that comes back with its version is not sent it again.
+    assert_eq!(web_envoy.stat("sds.ROOTCA.update_success").await, 1);
+    assert!(web_envoy.stat("sds.ROOTCA.update_attempt").await >= 4);
     assert_eq!(web.process.count("a dead agent's socket is replaced"), 1, "{}", web.process.log());
 }
 
