@@ -3,9 +3,13 @@
 //! The session knows names, versions and nonces. How they are said on the wire is the dialect's business
 //! ([`super::dialect`]); the bytes behind a version are the stream's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::secret::Version;
+
+/// How many rejected versions of a name are remembered. A client that rejects more than these in a row has other
+/// troubles than to be sent one of them again.
+const REJECTED: usize = 16;
 
 /// The state of one stream.
 #[derive(Debug, Default)]
@@ -22,8 +26,8 @@ struct Subscribed {
     offered: Option<Version>,
     /// What the client was sent last, or said it holds.
     sent: Option<Version>,
-    /// What the client refused last.
-    rejected: Option<Version>,
+    /// What the client refused, the newest last.
+    rejected: VecDeque<Version>,
     /// The client asked and was not answered yet: it is answered even with what it may hold.
     owed: bool,
 }
@@ -31,9 +35,9 @@ struct Subscribed {
 impl Subscribed {
     /// The version to send now, if any.
     fn due(&self) -> Option<&Version> {
-        let offered = self.offered.as_ref();
-        let is_news = offered != self.sent.as_ref() && offered != self.rejected.as_ref();
-        offered.filter(|_| self.owed || is_news)
+        let is_news =
+            |offered: &&Version| self.sent.as_ref() != Some(*offered) && !self.rejected.contains(offered);
+        self.offered.as_ref().filter(|offered| self.owed || is_news(offered))
     }
 }
 
@@ -86,9 +90,11 @@ impl Session {
     pub fn reject(&mut self, nonce: &str) -> Vec<(String, Version)> {
         let items = self.settle(nonce);
         for (name, version) in &items {
-            if let Some(subscribed) = self.names.get_mut(name) {
-                subscribed.rejected = Some(version.clone());
+            let Some(subscribed) = self.names.get_mut(name) else { continue };
+            if subscribed.rejected.len() == REJECTED {
+                subscribed.rejected.pop_front();
             }
+            subscribed.rejected.push_back(version.clone());
         }
         items
     }
