@@ -108,6 +108,10 @@ impl StateOfTheWorld {
             }
         }
         received.removed = session.names().filter(|name| !names.contains(*name)).map(str::to_owned).collect();
+        if !received.removed.is_empty() {
+            // It spoke of other names. One that is asked for anew is answered, whatever was held of it before.
+            self.claim = None;
+        }
         for name in &received.removed {
             session.unsubscribe(name);
         }
