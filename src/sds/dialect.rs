@@ -186,3 +186,6 @@ pub fn combined<'a>(versions: impl Iterator<Item = (&'a str, &'a Version)>) -> S
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
