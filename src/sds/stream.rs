@@ -195,3 +195,6 @@ where
         Poll::Pending
     }
 }
+
+#[cfg(test)]
+mod tests;
