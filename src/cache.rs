@@ -199,10 +199,14 @@ impl Publisher {
         outcome
     }
 
-    /// Notes why there is no newer value. The good one stays.
+    /// Notes why there is no newer value. The good one stays. Where a source of higher rank holds the entry, it
+    /// does not matter.
     pub fn fail(&self, reason: String) {
         let failure = Arc::new(Failure { origin: self.origin, reason });
         self.slot.entry.send_if_modified(|entry| {
+            if entry.holder > Some(self.origin) {
+                return false;
+            }
             let is_new = entry.failure.as_ref() != Some(&failure);
             entry.failure = Some(failure);
             is_new
@@ -350,6 +354,21 @@ mod tests {
         files.release();
         assert_eq!(ca.entry().good.unwrap().origin, Origin::Files, "the last good value stays");
         assert_eq!(ca.publish(bundle(), UNIX_EPOCH, None), Published::Changed);
+    }
+
+    #[test]
+    fn a_failure_of_the_ca_does_not_matter_while_files_hold_the_entry() {
+        let cache = Cache::default();
+        let ca = cache.publisher(ROOTS, Origin::Ca);
+        let files = cache.publisher(ROOTS, Origin::Files);
+        files.publish(bundle(), UNIX_EPOCH, None);
+        ca.fail("the CA is down".to_owned());
+        assert_eq!(ca.entry().failure, None);
+        files.fail("half of it is gone".to_owned());
+        assert_eq!(ca.entry().failure.unwrap().origin, Origin::Files);
+        files.release();
+        ca.fail("the CA is down".to_owned());
+        assert_eq!(ca.entry().failure.unwrap().origin, Origin::Ca);
     }
 
     #[test]
