@@ -310,10 +310,15 @@ impl WorkloadSource {
     }
 
     async fn sleep_unless_files_take_over(&self, delay: Duration) {
-        let mut key_pair = self.key_pair.watch();
+        let (mut key_pair, mut roots) = (self.key_pair.watch(), self.roots.watch());
         let files = async {
-            let held = key_pair.wait_for(|entry| entry.holder > Some(Origin::Ca)).await;
-            drop(held);
+            // Where files hold one of the two, the CA is still asked for the other, no sooner than before.
+            while self.due(&key_pair.borrow_and_update(), &roots.borrow_and_update()) != Due::Never {
+                tokio::select! {
+                    _ = key_pair.changed() => {}
+                    _ = roots.changed() => {}
+                }
+            }
         };
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
