@@ -326,3 +326,6 @@ impl WorkloadSource {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
