@@ -146,3 +146,6 @@ fn check_time(pair: &KeyPair, now: SystemTime) -> Result<(), BadAnswer> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

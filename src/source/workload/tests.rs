@@ -120,7 +120,7 @@ impl Office {
     }
 
     async fn call(&mut self) -> Call {
-        let call = tokio::time::timeout(400 * DAY, self.calls.recv()).await;
+        let call = tokio::time::timeout(3 * DAY, self.calls.recv()).await;
         call.expect("the CA to be asked").expect("the source to run")
     }
 
