@@ -1,0 +1,267 @@
+//! What the agent costs: time to the first certificate, memory, wake-ups, size. Prints one table.
+//!
+//! The numbers are of the release binary as `cargo build --release` makes it; `ATTACHE` names another. They are
+//! as quiet as the machine is: on a busy one the slowest start says more about its neighbours.
+//!
+//! PSS is read from `/proc/PID/smaps_rollup`. The agent forbids that to everybody but root, since it is not
+//! dumpable; without root that row is empty, and the others come from `/proc/PID/status`.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a program of its own, without a runtime: it prints, sleeps, and panics where it can't go on"
+)]
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use rustix::process::{Pid, Signal, kill_process};
+
+const STARTS: usize = 20;
+/// After this an agent has nothing left to do but wait for its renewal, hours away.
+const SETTLE: Duration = Duration::from_secs(2);
+const IDLE: Duration = Duration::from_secs(10);
+/// Far longer than anything takes: reaching it means that it never comes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn main() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = Bench { binary: release_binary(), dir: dir.path().to_owned() };
+    let ca = bench.ca();
+    let columns = [Case::NewFolder, Case::KnownFolder, Case::Tls(&ca)];
+
+    let starts = columns.each_ref().map(|case| bench.starts(case));
+    let idle = bench.idle(&columns);
+    let size = fs::metadata(&bench.binary).unwrap().len();
+
+    let row = |name: &str, values: [String; 3]| println!("| {name:<46} | {:>15} |", values.join(" | "));
+    let cell = |text: &str| format!("{text:>17}");
+    println!();
+    row("", ["embedded, new", "embedded, known", "CA over TLS"].map(cell));
+    println!("|{0:-<48}|{0:->18}:|{0:->18}:|{0:->18}:|", "");
+    let milliseconds = |time: Duration| cell(&format!("{:.1} ms", time.as_secs_f64() * 1e3));
+    row(
+        &format!("start to first certificate, median of {STARTS}"),
+        starts.each_ref().map(|times| milliseconds(times[STARTS / 2])),
+    );
+    row(
+        &format!("start to first certificate, slowest of {STARTS}"),
+        starts.each_ref().map(|times| milliseconds(times[STARTS - 1])),
+    );
+    let kilobytes = |amount: Option<u64>| cell(&amount.map_or("-".to_owned(), |kb| format!("{kb} kB")));
+    row("idle memory, proportional (PSS)", idle.each_ref().map(|idle| kilobytes(idle.pss)));
+    row("idle memory, resident (RSS)", idle.each_ref().map(|idle| kilobytes(Some(idle.rss))));
+    row("idle memory, anonymous", idle.each_ref().map(|idle| kilobytes(Some(idle.anonymous))));
+    row("threads", idle.each_ref().map(|idle| cell(&idle.threads.to_string())));
+    row("wake-ups in 10 s, idle", idle.each_ref().map(|idle| cell(&idle.wake_ups.to_string())));
+    row("binary", [(); 3].map(|()| cell(&format!("{:.2} MB", size as f64 / 1e6))));
+    println!("\nembedded: the CA inside of the agent, in a new folder, or in one that holds a CA already");
+    if idle[0].pss.is_none() {
+        println!("PSS is for root to see: the agent lets nobody else look into its memory");
+    }
+}
+
+/// The binary that people run. The one that cargo has built for this program differs from it: it can unwind, and
+/// has features that only tests want.
+fn release_binary() -> PathBuf {
+    if let Some(binary) = std::env::var_os("ATTACHE") {
+        return binary.into();
+    }
+    let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
+    let built = Command::new(cargo)
+        .args(["build", "--release", "--locked", "--bin", "attache", "--manifest-path"])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
+        .status();
+    assert!(built.is_ok_and(|status| status.success()), "building the release binary failed");
+    // Both profiles put theirs in this place; the last one wins.
+    env!("CARGO_BIN_EXE_attache").into()
+}
+
+struct Bench {
+    binary: PathBuf,
+    dir: PathBuf,
+}
+
+/// Where the first certificate comes from.
+enum Case<'a> {
+    /// An embedded CA that has to be made first.
+    NewFolder,
+    /// An embedded CA whose folder is there.
+    KnownFolder,
+    /// `attache ca`.
+    Tls(&'a Ca),
+}
+
+/// A running `attache ca`.
+struct Ca {
+    _process: Process,
+    address: String,
+    root: PathBuf,
+    token: PathBuf,
+}
+
+struct Idle {
+    pss: Option<u64>,
+    rss: u64,
+    anonymous: u64,
+    threads: u64,
+    wake_ups: u64,
+}
+
+impl Bench {
+    fn ca(&self) -> Ca {
+        let folder = self.dir.join("tls-ca");
+        // A copy: PSS divides a page by the number of processes that have it.
+        let mut command = Command::new(self.copy("ca"));
+        command.args(["ca", "--listen", "127.0.0.1:0", "--ca-dir"]).arg(&folder);
+        let process = Process::start(&mut command);
+        let line = process.wait_for("the CA serves");
+        let (_, address) = line.split_once("address=").expect("the CA tells its address");
+        let address = address.split_whitespace().next().unwrap().to_owned();
+        let token = self.dir.join("token");
+        fs::write(&token, service_account_token()).unwrap();
+        Ca { _process: process, address, root: folder.join("root-cert.pem"), token }
+    }
+
+    fn copy(&self, name: &str) -> PathBuf {
+        let copy = self.dir.join(name);
+        fs::copy(&self.binary, &copy).unwrap();
+        copy
+    }
+
+    /// Starts `binary`, and returns when it has logged that it is ready.
+    fn agent(&self, binary: &Path, case: &Case<'_>) -> (Process, Duration) {
+        let mut command = Command::new(binary);
+        let file = |name: &str| self.dir.join(format!("{}-{name}", binary.file_name().unwrap().display()));
+        // Beside the default folder, which may hold something here. What others do in /etc wakes the agent too.
+        command.args(["run", "--status-address", "none", "--cert-dir", "/etc/attache-no-certs"]);
+        command.arg("--socket").arg(file("socket"));
+        match case {
+            Case::NewFolder => {
+                let folder = file("new-ca");
+                let _ = fs::remove_dir_all(&folder);
+                command.args(["--ca", "embedded", "--ca-dir"]).arg(folder)
+            }
+            Case::KnownFolder => command.args(["--ca", "embedded", "--ca-dir"]).arg(file("known-ca")),
+            Case::Tls(ca) => {
+                command.args(["--ca-address", &ca.address, "--ca-root"]).arg(&ca.root);
+                command.arg("--token-file").arg(&ca.token)
+            }
+        };
+        let started = Instant::now();
+        let process = Process::start(&mut command);
+        process.wait_for(" ready ");
+        (process, started.elapsed())
+    }
+
+    /// How long each start took, the quickest first.
+    fn starts(&self, case: &Case<'_>) -> Vec<Duration> {
+        let binary = self.copy("agent");
+        // The first brings the binary into memory, and makes the folder that is to be known.
+        drop(self.agent(&binary, case));
+        let mut times: Vec<_> = (0..STARTS).map(|_| self.agent(&binary, case).1).collect();
+        times.sort_unstable();
+        times
+    }
+
+    /// What agents need while nothing happens, one for each case, side by side.
+    fn idle<const N: usize>(&self, cases: &[Case<'_>; N]) -> [Idle; N] {
+        let mut number = 0;
+        let agents = cases.each_ref().map(|case| {
+            number += 1;
+            self.agent(&self.copy(&format!("idle-{number}")), case).0
+        });
+        std::thread::sleep(SETTLE);
+        let before = agents.each_ref().map(Process::switches);
+        std::thread::sleep(IDLE);
+        let mut before = before.into_iter();
+        agents.each_ref().map(|agent| Idle {
+            pss: agent.read("smaps_rollup").and_then(|text| field(&text, "Pss:")),
+            rss: agent.status("VmRSS:"),
+            anonymous: agent.status("RssAnon:"),
+            threads: agent.status("Threads:"),
+            wake_ups: agent.switches() - before.next().unwrap(),
+        })
+    }
+}
+
+/// A process of ours that is asked to stop when it is dropped.
+struct Process {
+    child: Child,
+    log: Receiver<String>,
+}
+
+impl Process {
+    fn start(command: &mut Command) -> Self {
+        // What this program's environment says of CAs is not meant for it.
+        command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let (sender, log) = channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).all(|line| sender.send(line).is_ok()));
+        Self { child, log }
+    }
+
+    /// The first line of the log, from here on, that contains `words`.
+    fn wait_for(&self, words: &str) -> String {
+        let mut log = String::new();
+        loop {
+            match self.log.recv_timeout(PATIENCE) {
+                Ok(line) if line.contains(words) => return line,
+                Ok(line) => log = log + &line + "\n",
+                Err(_) => panic!("it never said {words:?}:\n{log}"),
+            }
+        }
+    }
+
+    fn read(&self, file: &str) -> Option<String> {
+        fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).ok()
+    }
+
+    fn status(&self, name: &str) -> u64 {
+        field(&self.read("status").unwrap(), name).unwrap()
+    }
+
+    /// How often its threads went to sleep, and so were woken again.
+    fn switches(&self) -> u64 {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let status = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap();
+        tasks.map(|task| field(&status(task.unwrap()), "voluntary_ctxt_switches:").unwrap()).sum()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::TERM).unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// The number behind `name` at the start of a line.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+    value.split_whitespace().next()?.parse().ok()
+}
+
+/// As `attache ca` believes it: unsigned.
+fn service_account_token() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let claims = serde_json::json!({
+        "sub": "system:serviceaccount:default:bench",
+        "aud": ["istio-ca"],
+        "exp": now + 3600,
+    });
+    let part = |value: &serde_json::Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    format!("{}.{}.unsigned", part(&serde_json::json!({ "alg": "none" })), part(&claims))
+}
