@@ -1,5 +1,11 @@
 //! What can be typed after `attache run`. Values stay text here: they are judged together, in one report.
 
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    rustdoc::invalid_html_tags,
+    reason = "these comments are the text of --help, which has brackets of its own"
+)]
+
 /// Serve this workload's key pair and trust roots to Envoy over a Unix socket.
 ///
 /// Every option also reads ATTACHE_<OPTION> from the environment, and where Istio's agent has a variable
