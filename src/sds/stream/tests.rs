@@ -152,7 +152,10 @@ async fn a_slow_reader_gets_the_newest_version_alone() {
     agent.renew();
     client.open(&["ROOTCA"]).await;
     client.next().await;
-    let newest = (0..5).map(|_| agent.renew()).last().unwrap();
+    for _ in 0..4 {
+        agent.renew();
+    }
+    let newest = agent.renew();
     let response = client.next().await;
     assert_eq!(response.version_info, newest.as_str());
     assert!(client.is_silent().await, "there is no queue behind it");
