@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use notify::event::{AccessKind, AccessMode};
+use notify::event::{AccessKind, AccessMode, ModifyKind};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::Notify;
 
@@ -29,7 +29,7 @@ pub(super) struct Watch {
     folders: Folders,
 }
 
-/// Folders with device and inode: one that was removed and made again is another one, and needs a new watch.
+/// Folders that are watched, with device and inode: another one at the same path needs a new watch.
 type Folders = BTreeMap<PathBuf, (u64, u64)>;
 
 #[derive(Debug, Default)]
@@ -37,6 +37,13 @@ struct Shared {
     changed: Notify,
     /// The names that matter, each with its folder.
     lookups: Mutex<BTreeSet<PathBuf>>,
+    /// Those of them that were removed or renamed, whose watches went with them.
+    lost: Mutex<BTreeSet<PathBuf>>,
+}
+
+/// No code panics while it holds one of these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Watch {
@@ -60,8 +67,11 @@ impl Watch {
             let folders =
                 lookups.iter().filter_map(|path| path.parent()).filter(|path| *path != Path::new("/"));
             let folders = folders.filter_map(folder).collect();
+            // A folder that is made again may get the device and inode of the one before: only the event tells.
+            let lost = std::mem::take(&mut *lock(&self.shared.lost));
+            self.folders.retain(|path, _| !lost.contains(path));
             let is_same = {
-                let mut known = self.shared.lookups.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut known = lock(&self.shared.lookups);
                 std::mem::replace(&mut *known, lookups.clone()) == lookups
             };
             if is_same && folders == self.folders {
@@ -138,8 +148,13 @@ impl Shared {
             }
             Ok(event) if event.need_rescan() || event.paths.is_empty() => true,
             Ok(event) => {
-                let lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
-                event.paths.iter().any(|path| lookups.contains(path))
+                let lookups = lock(&self.lookups);
+                let mut ours = event.paths.into_iter().filter(|path| lookups.contains(path)).peekable();
+                let matters = ours.peek().is_some();
+                if matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_))) {
+                    lock(&self.lost).extend(ours);
+                }
+                matters
             }
             Err(_) => true,
         };
