@@ -225,6 +225,10 @@ impl Feed {
             Ok(None) => {
                 if std::mem::take(&mut self.was_there) {
                     tracing::warn!(%name, %folder, "the files are gone; what they held is served until it expires");
+                    self.repeats.recovered();
+                    self.publisher.release();
+                } else if self.repeats.recovered() {
+                    tracing::info!(%name, %folder, "the files that could not be used are gone");
                     self.publisher.release();
                 }
                 true
