@@ -137,9 +137,22 @@ impl FileSource {
             watch.arm();
             let generation = self.read();
             let read_at = Instant::now();
+            let not_before =
+                generation.key_pair.as_ref().ok().and_then(Option::as_ref).map(|pair| pair.leaf().not_before);
+            let not_yet = not_before.filter(|from| *from > self.clock.now());
             let is_good = self.publish(generation, settled);
             if is_good || settled {
-                watch.changed().await;
+                // A pair whose time is to come needs no change to become good.
+                let its_time = async {
+                    match not_yet {
+                        Some(moment) => self.clock.sleep_until(moment).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    () = watch.changed() => {}
+                    () = its_time => {}
+                }
                 // At most one publish in each window; what comes in between is folded into the next.
                 let rest = self.debounce.saturating_sub(read_at.elapsed());
                 if !rest.is_zero() {
