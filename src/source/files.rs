@@ -329,3 +329,6 @@ fn parse_roots(path: &Path, content: Content) -> Result<Option<TrustBundle>, Fil
         TrustBundle::new(roots).map_err(|source| FileError::Bundle { path: path.to_owned(), source })?;
     Ok(Some(bundle))
 }
+
+#[cfg(test)]
+mod tests;
