@@ -63,10 +63,9 @@ impl Watch {
         // A link may be swapped between the look at it and the watch on its folder: look until it stands still.
         for _ in 0..LINKS {
             let lookups: BTreeSet<PathBuf> = self.paths.iter().flat_map(|path| lookups(path)).collect();
-            // Nobody swaps what lies in `/`, but everybody opens it: events that only cost.
-            let folders =
-                lookups.iter().filter_map(|path| path.parent()).filter(|path| *path != Path::new("/"));
-            let folders = folders.filter_map(folder).collect();
+            // Everybody opens what lies in `/`: events that only cost, unless something is yet to appear there.
+            let is_quiet = |path: &&PathBuf| path.parent() != Some(Path::new("/")) || !path.exists();
+            let folders = lookups.iter().filter(is_quiet).filter_map(|path| folder(path.parent()?)).collect();
             // A folder that is made again may get the device and inode of the one before: only the event tells.
             let lost = std::mem::take(&mut *lock(&self.shared.lost));
             self.folders.retain(|path, _| !lost.contains(path));
