@@ -13,11 +13,15 @@ use tokio_stream::{StreamExt as _, StreamMap};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
+use self::dialect::{Delta, StateOfTheWorld};
 use self::stream::SecretStream;
 use crate::cache::{Cache, Key, Workload};
 use crate::limits;
 use crate::metrics::{ByName, ByReason, Metrics};
-use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use crate::proto::SECRET_TYPE_URL;
+use crate::proto::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DiscoveryRequest, DiscoveryResponse,
+};
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryService;
 use crate::secret::{Resource, SecretName};
 
@@ -108,13 +112,27 @@ impl SecretDiscovery {
         let versions = found.iter().map(|(name, resource)| (name.as_str(), &resource.version));
         let version_info = dialect::combined(versions);
         let resources = found.into_iter().map(|(_, resource)| resource.any).collect();
-        Ok(dialect::response(version_info, String::new(), resources))
+        Ok(DiscoveryResponse {
+            version_info,
+            resources,
+            type_url: SECRET_TYPE_URL.to_owned(),
+            nonce: String::new(),
+            control_plane: dialect::control_plane(),
+        })
     }
 }
 
 #[tonic::async_trait]
 impl SecretDiscoveryService for SecretDiscovery {
-    type StreamSecretsStream = SecretStream<Streaming<DiscoveryRequest>>;
+    type DeltaSecretsStream = SecretStream<Delta, Streaming<DeltaDiscoveryRequest>>;
+    type StreamSecretsStream = SecretStream<StateOfTheWorld, Streaming<DiscoveryRequest>>;
+
+    async fn delta_secrets(
+        &self,
+        request: Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<Response<Self::DeltaSecretsStream>, Status> {
+        Ok(Response::new(SecretStream::new(self.clone(), request.into_inner())))
+    }
 
     async fn stream_secrets(
         &self,
@@ -134,7 +152,7 @@ impl SecretDiscoveryService for SecretDiscovery {
             self.count_refusal(refusal.label());
             Status::from(refusal)
         };
-        dialect::check_type(&request).map_err(refused)?;
+        dialect::check_type(&request.type_url).map_err(refused)?;
         if request.resource_names.len() > limits::NAMES_PER_STREAM {
             return Err(refused(dialect::Refusal::TooManyNames(request.resource_names.len())));
         }

@@ -1,13 +1,43 @@
-//! The words of the state-of-the-world protocol (`StreamSecrets`), translated to and from a [`Session`].
+//! How a [`Session`] is said on the wire: in full each time (`StreamSecrets`), or as what changed (`DeltaSecrets`).
 
-use std::collections::{BTreeSet, HashMap};
+mod delta;
+mod sotw;
+
+use std::collections::HashMap;
+
+pub use self::delta::Delta;
+pub use self::sotw::StateOfTheWorld;
 
 use super::session::Session;
 use crate::limits;
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::{ControlPlane, Node};
-use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use crate::proto::google::rpc;
 use crate::secret::{Resource, Version};
+
+/// One stream's side of a protocol.
+pub trait Dialect: Default {
+    /// What the client sends.
+    type Request;
+    /// What it is sent.
+    type Response;
+
+    /// Takes in one request.
+    fn receive(&mut self, session: &mut Session, request: Self::Request) -> Result<Received, Refusal>;
+
+    /// `name` can never be served: tells the client, where the protocol has words for it.
+    fn refuse(&self, session: &mut Session, name: &str);
+
+    /// What to send now, with the bytes of `resources` (by name), and its nonce.
+    fn respond(
+        &mut self,
+        session: &mut Session,
+        resources: &HashMap<String, Resource>,
+    ) -> Option<(String, Self::Response)>;
+
+    /// The node id of the first request; empty before it.
+    fn node_id(&self) -> &str;
+}
 
 /// What a request changed.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -65,114 +95,31 @@ impl From<Refusal> for tonic::Status {
     }
 }
 
-/// The state-of-the-world protocol's side of one stream.
-#[derive(Debug, Default)]
-pub struct StateOfTheWorld {
-    node: Option<Node>,
-    /// The version that a client came back with, until it is known whether that is still the newest.
-    claim: Option<String>,
-}
-
-impl StateOfTheWorld {
-    /// The node id of the first request; empty before it.
-    pub fn node_id(&self) -> &str {
-        self.node.as_ref().map_or("", |node| node.id.as_str())
-    }
-
-    /// Takes in one request.
-    pub fn receive(&mut self, session: &mut Session, request: DiscoveryRequest) -> Result<Received, Refusal> {
-        check_type(&request)?;
-        let names: BTreeSet<String> = request.resource_names.into_iter().collect();
-        if names.len() > limits::NAMES_PER_STREAM {
-            return Err(Refusal::TooManyNames(names.len()));
-        }
-        let is_first = self.node.is_none();
-        let mut received = Received::default();
-        if is_first {
-            let node = request.node.filter(|node| !node.id.is_empty()).ok_or(Refusal::NoNode)?;
-            self.node = Some(node);
-            self.claim = Some(request.version_info).filter(|version| !version.is_empty());
-        } else if !request.response_nonce.is_empty() {
-            let nonce = &request.response_nonce;
-            let items = match &request.error_detail {
-                None => session.accept(nonce),
-                Some(_) => session.reject(nonce),
-            };
-            if items.is_empty() && !session.is_last(nonce) {
-                // An answer to an older response. The client will answer the newer one too, with all its names.
-                return Ok(received);
-            }
-            let rejection = request.error_detail.map(|status| limits::foreign(&status.message));
-            if !items.is_empty() {
-                received.verdict = Some(Verdict { items, rejection });
-            }
-        }
-        received.removed = session.names().filter(|name| !names.contains(*name)).map(str::to_owned).collect();
-        if !received.removed.is_empty() {
-            // It spoke of other names. One that is asked for anew is answered, whatever was held of it before.
-            self.claim = None;
-        }
-        for name in &received.removed {
-            session.unsubscribe(name);
-        }
-        received.added = names.into_iter().filter(|name| session.subscribe(name)).collect();
-        Ok(received)
-    }
-
-    /// What to send now, with the bytes of `resources` (by name).
-    pub fn respond(
-        &mut self,
-        session: &mut Session,
-        resources: &HashMap<String, Resource>,
-    ) -> Option<DiscoveryResponse> {
-        self.settle_claim(session);
-        let push = session.push()?;
-        let version_info = combined(session.sent());
-        let any = |(name, _): &(String, Version)| resources.get(name).map(|resource| resource.any.clone());
-        let resources = push.items.iter().filter_map(any).collect();
-        Some(response(version_info, push.nonce, resources))
-    }
-
-    /// A client that comes back with the very version there is now is not sent it again: on a new stream Envoy
-    /// repeats the version it accepted, and it keeps what it accepted. A listener that is added later with the
-    /// same sds_config shares the stream; with another it opens one of its own, without a version.
-    fn settle_claim(&mut self, session: &mut Session) {
-        if session.offered().next().is_none() {
-            return;
-        }
-        let Some(claim) = self.claim.take() else { return };
-        if combined(session.offered()) == claim {
-            let held: Vec<_> =
-                session.offered().map(|(name, version)| (name.to_owned(), version.clone())).collect();
-            for (name, version) in held {
-                session.holds(&name, version);
-            }
-        }
-    }
-}
-
 /// Refuses a request for another kind of resource. An empty type is taken: the service has only one.
-pub fn check_type(request: &DiscoveryRequest) -> Result<(), Refusal> {
-    match request.type_url.as_str() {
+pub fn check_type(type_url: &str) -> Result<(), Refusal> {
+    match type_url {
         "" | SECRET_TYPE_URL => Ok(()),
         other => Err(Refusal::ForeignType(limits::foreign(other))),
     }
 }
 
-/// A response that carries `resources`.
-pub fn response(
-    version_info: String,
-    nonce: String,
-    resources: Vec<crate::proto::google::protobuf::Any>,
-) -> DiscoveryResponse {
-    let identifier = concat!("attache/", env!("CARGO_PKG_VERSION")).to_owned();
-    DiscoveryResponse {
-        version_info,
-        resources,
-        type_url: SECRET_TYPE_URL.to_owned(),
-        nonce,
-        control_plane: Some(ControlPlane { identifier }),
-    }
+/// Refuses a stream of nobody.
+fn check_node(node: Option<Node>) -> Result<Node, Refusal> {
+    node.filter(|node| !node.id.is_empty()).ok_or(Refusal::NoNode)
+}
+
+/// What a client says of the response with `nonce`. None if that does not wait for a verdict.
+fn verdict(session: &mut Session, nonce: &str, error: Option<rpc::Status>) -> Option<Verdict> {
+    let (items, rejection) = match error {
+        None => (session.accept(nonce), None),
+        Some(status) => (session.reject(nonce), Some(limits::foreign(&status.message))),
+    };
+    (!items.is_empty()).then_some(Verdict { items, rejection })
+}
+
+/// Who answers.
+pub fn control_plane() -> Option<ControlPlane> {
+    Some(ControlPlane { identifier: concat!("attache/", env!("CARGO_PKG_VERSION")).to_owned() })
 }
 
 /// The version of several names together. That of one name is its own.

@@ -11,12 +11,15 @@ use crate::secret::Version;
 /// troubles than to be sent one of them again.
 const REJECTED: usize = 16;
 
+/// How many responses may wait for their verdict. Who answers later than that is not heard.
+const OUTSTANDING: usize = 64;
+
 /// The state of one stream.
 #[derive(Debug, Default)]
 pub struct Session {
     names: BTreeMap<String, Subscribed>,
     nonces: u64,
-    outstanding: Option<Push>,
+    outstanding: VecDeque<Push>,
 }
 
 /// Where one subscribed name stands.
@@ -24,12 +27,25 @@ pub struct Session {
 struct Subscribed {
     /// The newest version there is.
     offered: Option<Version>,
-    /// What the client was sent last, or said it holds.
+    /// What the client was sent last and did not refuse, or said it holds. None while it waits for an answer.
     sent: Option<Version>,
+    /// What the client took last.
+    accepted: Option<Version>,
     /// What the client refused, the newest last.
     rejected: VecDeque<Version>,
-    /// The client asked and was not answered yet: it is answered even with what it may hold.
-    owed: bool,
+    fate: Fate,
+}
+
+/// Whether a name can ever be served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Fate {
+    /// It can, now or later.
+    #[default]
+    Served,
+    /// It can't, and the client is to be told.
+    Refused,
+    /// It can't, and the client knows.
+    Told,
 }
 
 impl Subscribed {
@@ -37,7 +53,16 @@ impl Subscribed {
     fn due(&self) -> Option<&Version> {
         let is_news =
             |offered: &&Version| self.sent.as_ref() != Some(*offered) && !self.rejected.contains(offered);
-        self.offered.as_ref().filter(|offered| self.owed || is_news(offered))
+        self.offered.as_ref().filter(is_news)
+    }
+
+    /// Forgets what the client got: it asks for it again.
+    fn ask_again(&mut self) {
+        self.sent = None;
+        self.rejected.clear();
+        if self.fate == Fate::Told {
+            self.fate = Fate::Refused;
+        }
     }
 }
 
@@ -46,18 +71,33 @@ impl Subscribed {
 pub struct Push {
     /// Unique on its stream.
     pub nonce: String,
-    /// Sorted by name. Never empty.
+    /// What is sent, sorted by name.
     pub items: Vec<(String, Version)>,
+    /// Names that can never be served.
+    pub removed: Vec<String>,
 }
 
 impl Session {
-    /// The client wants `name`. True if it was not subscribed; then the answer is owed.
+    /// The client wants `name`. True if it was not subscribed. Asking again is answered again.
     pub fn subscribe(&mut self, name: &str) -> bool {
-        if self.names.contains_key(name) {
+        if let Some(subscribed) = self.names.get_mut(name) {
+            subscribed.ask_again();
             return false;
         }
-        self.names.insert(name.to_owned(), Subscribed { owed: true, ..Subscribed::default() });
+        self.names.insert(name.to_owned(), Subscribed::default());
         true
+    }
+
+    /// Whether `name` is subscribed.
+    pub fn is_subscribed(&self, name: &str) -> bool {
+        self.names.contains_key(name)
+    }
+
+    /// `name` can never be served, and the client is to hear it.
+    pub fn refuse(&mut self, name: &str) {
+        if let Some(subscribed) = self.names.get_mut(name) {
+            subscribed.fate = Fate::Refused;
+        }
     }
 
     /// The client no longer wants `name`: nothing more is sent for it. True if it was subscribed.
@@ -68,7 +108,7 @@ impl Session {
     /// The client says that it holds `version` of `name` from an earlier stream: it need not be sent again.
     pub fn holds(&mut self, name: &str, version: Version) {
         if let Some(subscribed) = self.names.get_mut(name) {
-            subscribed.owed = false;
+            subscribed.accepted = Some(version.clone());
             subscribed.sent = Some(version);
         }
     }
@@ -80,17 +120,26 @@ impl Session {
         }
     }
 
-    /// The client took the response with `nonce`. Gives what it took; nothing for a nonce that is not the last.
+    /// The client took the response with `nonce`. Gives what it took; nothing for a nonce that does not wait.
     pub fn accept(&mut self, nonce: &str) -> Vec<(String, Version)> {
-        self.settle(nonce)
+        let items = self.settle(nonce);
+        for (name, version) in &items {
+            let Some(subscribed) = self.names.get_mut(name) else { continue };
+            subscribed.rejected.retain(|rejected| rejected != version);
+            subscribed.accepted = Some(version.clone());
+        }
+        items
     }
 
-    /// The client refused the response with `nonce`. Gives what it refused; nothing for a nonce that is not
-    /// the last. These versions are not sent again.
+    /// The client refused the response with `nonce`, and keeps what it has. Gives what it refused; nothing for a
+    /// nonce that does not wait. These versions are not sent again.
     pub fn reject(&mut self, nonce: &str) -> Vec<(String, Version)> {
         let items = self.settle(nonce);
         for (name, version) in &items {
             let Some(subscribed) = self.names.get_mut(name) else { continue };
+            if subscribed.sent.as_ref() == Some(version) {
+                subscribed.sent.clone_from(&subscribed.accepted);
+            }
             if subscribed.rejected.len() == REJECTED {
                 subscribed.rejected.pop_front();
             }
@@ -105,34 +154,37 @@ impl Session {
     }
 
     fn settle(&mut self, nonce: &str) -> Vec<(String, Version)> {
-        match self.outstanding.take_if(|push| push.nonce == nonce) {
-            Some(push) => push.items,
-            None => Vec::new(),
-        }
+        let at = self.outstanding.iter().position(|push| push.nonce == nonce);
+        at.and_then(|at| self.outstanding.remove(at)).map(|push| push.items).unwrap_or_default()
     }
 
-    /// What to send now. A later push replaces an unanswered one: its nonce is the one that counts.
+    /// What to send now.
     pub fn push(&mut self) -> Option<Push> {
-        let mut items = Vec::new();
+        let (mut items, mut removed) = (Vec::new(), Vec::new());
         for (name, subscribed) in &mut self.names {
-            if let Some(version) = subscribed.due().cloned() {
-                subscribed.owed = false;
+            if subscribed.fate == Fate::Refused {
+                subscribed.fate = Fate::Told;
+                removed.push(name.clone());
+            } else if let Some(version) = subscribed.due().cloned() {
                 subscribed.sent = Some(version.clone());
                 items.push((name.clone(), version));
             }
         }
-        if items.is_empty() {
+        if items.is_empty() && removed.is_empty() {
             return None;
         }
         self.nonces += 1;
-        let push = Push { nonce: self.nonces.to_string(), items };
-        self.outstanding = Some(push.clone());
+        let push = Push { nonce: self.nonces.to_string(), items, removed };
+        if self.outstanding.len() == OUTSTANDING {
+            self.outstanding.pop_front();
+        }
+        self.outstanding.push_back(push.clone());
         Some(push)
     }
 
     /// The names in the last push, until the client has answered it.
     pub fn last_pushed(&self) -> impl Iterator<Item = &str> {
-        self.outstanding.iter().flat_map(|push| push.items.iter().map(|(name, _)| name.as_str()))
+        self.outstanding.back().into_iter().flat_map(|push| push.items.iter().map(|(name, _)| name.as_str()))
     }
 
     /// Every subscribed name.

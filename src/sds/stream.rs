@@ -13,19 +13,18 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
 use super::SecretDiscovery;
-use super::dialect::{Received, StateOfTheWorld, Verdict};
+use super::dialect::{Dialect, Received, Verdict};
 use super::session::Session;
 use crate::cache::{Entry, Subscription};
 use crate::limits;
 use crate::metrics::ByName;
-use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use crate::secret::{Resource, SecretName};
 
 /// The responses of one stream.
-pub struct SecretStream<I> {
+pub struct SecretStream<D, I> {
     service: SecretDiscovery,
     requests: I,
-    dialect: StateOfTheWorld,
+    dialect: D,
     session: Session,
     subscriptions: HashMap<String, Subscription>,
     changes: StreamMap<String, WatchStream<Entry>>,
@@ -43,13 +42,13 @@ enum Phase {
     Ended,
 }
 
-impl<I> SecretStream<I> {
+impl<D: Dialect, I> SecretStream<D, I> {
     pub(super) fn new(service: SecretDiscovery, requests: I) -> Self {
         let draining = Box::pin(service.draining.clone().cancelled_owned());
         Self {
             service,
             requests,
-            dialect: StateOfTheWorld::default(),
+            dialect: D::default(),
             session: Session::default(),
             subscriptions: HashMap::new(),
             changes: StreamMap::new(),
@@ -59,7 +58,7 @@ impl<I> SecretStream<I> {
         }
     }
 
-    fn receive(&mut self, request: DiscoveryRequest) -> Result<(), Status> {
+    fn receive(&mut self, request: D::Request) -> Result<(), Status> {
         let received = self.dialect.receive(&mut self.session, request).map_err(|refusal| {
             self.service.count_refusal(refusal.label());
             tracing::warn!(reason = %refusal, "a stream was refused");
@@ -90,6 +89,7 @@ impl<I> SecretStream<I> {
             Err(unknown) => {
                 self.service.count_refusal("unknown_name");
                 tracing::warn!(node, reason = %unknown, "a name is not served");
+                self.dialect.refuse(&mut self.session, &text);
                 return;
             }
         };
@@ -102,6 +102,7 @@ impl<I> SecretStream<I> {
             None => {
                 self.service.count_refusal("no_source");
                 tracing::warn!(node, name = text, "a name is not served: no CA and no files give it");
+                self.dialect.refuse(&mut self.session, &text);
             }
         }
     }
@@ -140,21 +141,22 @@ impl<I> SecretStream<I> {
         }
     }
 
-    fn respond(&mut self) -> Option<DiscoveryResponse> {
-        let response = self.dialect.respond(&mut self.session, &self.resources)?;
+    fn respond(&mut self) -> Option<D::Response> {
+        let (nonce, response) = self.dialect.respond(&mut self.session, &self.resources)?;
         for name in self.session.last_pushed() {
             self.service.count_push(name);
-            tracing::debug!(name, nonce = response.nonce, "sent");
+            tracing::debug!(name, nonce, "sent");
         }
         Some(response)
     }
 }
 
-impl<I> Stream for SecretStream<I>
+impl<D, I> Stream for SecretStream<D, I>
 where
-    I: Stream<Item = Result<DiscoveryRequest, Status>> + Unpin,
+    D: Dialect + Unpin,
+    I: Stream<Item = Result<D::Request, Status>> + Unpin,
 {
-    type Item = Result<DiscoveryResponse, Status>;
+    type Item = Result<D::Response, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;

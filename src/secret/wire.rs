@@ -24,6 +24,11 @@ impl Version {
         Self(digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect())
     }
 
+    /// The version that a client says it holds. It may be of nothing that ever was here.
+    pub fn claimed(text: String) -> Self {
+        Self(text)
+    }
+
     /// The text on the wire.
     pub fn as_str(&self) -> &str {
         &self.0

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::*;
+use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use crate::proto::google::protobuf::Any;
 use crate::proto::google::rpc;
+use crate::sds::session::Session;
 
 /// One line of a conversation.
 #[derive(Debug)]
@@ -138,7 +140,7 @@ impl Talk {
 
     /// What the client is sent: names and values.
     fn respond(&mut self) -> Vec<(String, String)> {
-        let Some(response) = self.dialect.respond(&mut self.session, &self.resources) else {
+        let Some((_, response)) = self.dialect.respond(&mut self.session, &self.resources) else {
             return Vec::new();
         };
         assert!(self.nonces.insert(response.nonce.clone()), "nonce {} again", response.nonce);

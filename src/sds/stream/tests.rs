@@ -14,7 +14,9 @@ use crate::cache::{Cache, Key, Observed, Origin, Published, Publisher, Workload}
 use crate::metrics::{ByReason, Metrics};
 use crate::pki::key::{KeyType, SigningKey};
 use crate::proto::envoy::config::core::v3::Node;
+use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use crate::proto::google::rpc;
+use crate::sds::dialect::StateOfTheWorld;
 use crate::secret::{Secret, TrustBundle, Version};
 
 const ROOTS: Key = Key { workload: Workload(0), name: SecretName::Roots };
@@ -32,7 +34,7 @@ struct Agent {
 /// The client's end of one stream.
 struct Client {
     requests: mpsc::Sender<Result<DiscoveryRequest, Status>>,
-    responses: SecretStream<ReceiverStream<Result<DiscoveryRequest, Status>>>,
+    responses: SecretStream<StateOfTheWorld, ReceiverStream<Result<DiscoveryRequest, Status>>>,
 }
 
 impl Agent {
