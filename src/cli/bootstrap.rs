@@ -52,6 +52,10 @@ pub struct BootstrapArgs {
     )]
     pub initial_fetch_timeout: Duration,
 
+    /// Ask for secrets by the incremental protocol (DELTA_GRPC) instead of the state of the world (GRPC)
+    #[arg(long, help_heading = "Agent")]
+    pub delta: bool,
+
     /// Envoy's node id: the name under which the agent's log and status show this Envoy
     #[arg(
         long,
@@ -211,7 +215,7 @@ pub fn run(args: &BootstrapArgs) -> anyhow::Result<()> {
 
 /// The bootstrap that the arguments describe.
 pub fn bootstrap(args: &BootstrapArgs) -> Value {
-    let tls = Tls { sds: sds_config(args.initial_fetch_timeout) };
+    let tls = Tls { sds: sds_config(args) };
     let mut listeners = vec![inbound(args, &tls)];
     let mut clusters = vec![sds_cluster(&args.socket)];
     if let Some(upstream) = &args.upstream {
@@ -230,12 +234,12 @@ pub fn bootstrap(args: &BootstrapArgs) -> Value {
 
 /// Envoy opens one stream per secret name and *distinct* SDS configuration: the same one everywhere is what
 /// lets the listener and the peer's cluster share their streams, and so see each new secret together.
-fn sds_config(initial_fetch_timeout: Duration) -> Value {
+fn sds_config(args: &BootstrapArgs) -> Value {
     json!({
         "resource_api_version": "V3",
-        "initial_fetch_timeout": proto_duration(initial_fetch_timeout),
+        "initial_fetch_timeout": proto_duration(args.initial_fetch_timeout),
         "api_config_source": {
-            "api_type": "GRPC",
+            "api_type": if args.delta { "DELTA_GRPC" } else { "GRPC" },
             "transport_api_version": "V3",
             // Envoy's node is some 61 kB; without this every acknowledgement carries it again.
             "set_node_on_first_message_only": true,

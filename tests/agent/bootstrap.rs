@@ -38,6 +38,7 @@ async fn envoy_accepts_every_bootstrap_without_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     for line in [
         "",
+        "--delta",
         "--upstream 127.0.0.1:8080",
         "--upstream app.example:8080 --allow spiffe://td/a --allow spiffe://td/b",
         "--listen [::1]:0 --admin [::1]:0 --upstream [::1]:8080 --initial-fetch-timeout 500ms",

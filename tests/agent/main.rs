@@ -11,6 +11,7 @@
 
 mod bootstrap;
 mod ca;
+mod envoy_sds;
 mod files;
 mod foreign_bytes;
 mod get;

@@ -127,6 +127,60 @@ fn discovery_messages_are_envoys() {
 }
 
 #[test]
+fn delta_messages_are_envoys() {
+    let versions = || [("default".to_owned(), "v1".to_owned())].into();
+    both_ways(
+        discovery::DeltaDiscoveryRequest {
+            node: Some(node()),
+            type_url: SECRET_TYPE_URL.into(),
+            resource_names_subscribe: vec!["default".into(), "ROOTCA".into()],
+            resource_names_unsubscribe: vec!["other".into()],
+            initial_resource_versions: versions(),
+            response_nonce: "n1".into(),
+            error_detail: Some(status()),
+        },
+        full_discovery::DeltaDiscoveryRequest {
+            node: Some(full_node()),
+            type_url: full_tls::Secret::type_url(),
+            resource_names_subscribe: vec!["default".into(), "ROOTCA".into()],
+            resource_names_unsubscribe: vec!["other".into()],
+            initial_resource_versions: versions(),
+            response_nonce: "n1".into(),
+            error_detail: Some(full_status()),
+            ..Default::default()
+        },
+    );
+    let ours =
+        discovery::Resource { version: "v1".into(), resource: Some(any(b"one")), name: "default".into() };
+    let theirs = full_discovery::Resource {
+        version: "v1".into(),
+        resource: Some(full_any(b"one")),
+        name: "default".into(),
+        ..Default::default()
+    };
+    both_ways(ours.clone(), theirs.clone());
+    both_ways(
+        discovery::DeltaDiscoveryResponse {
+            system_version_info: "v2".into(),
+            resources: vec![ours],
+            type_url: SECRET_TYPE_URL.into(),
+            nonce: "n2".into(),
+            removed_resources: vec!["gone".into()],
+            control_plane: Some(core::ControlPlane { identifier: "attache".into() }),
+        },
+        full_discovery::DeltaDiscoveryResponse {
+            system_version_info: "v2".into(),
+            resources: vec![theirs],
+            type_url: full_tls::Secret::type_url(),
+            nonce: "n2".into(),
+            removed_resources: vec!["gone".into()],
+            control_plane: Some(full_core::ControlPlane { identifier: "attache".into() }),
+            ..Default::default()
+        },
+    );
+}
+
+#[test]
 fn secrets_are_envoys() {
     use core::data_source::Specifier;
     use full_core::data_source::Specifier as FullSpecifier;
@@ -328,11 +382,13 @@ async fn services_and_methods_have_the_originals_paths() {
 
     let paths = Paths::default();
     let mut ours = secret::secret_discovery_service_client::SecretDiscoveryServiceClient::new(paths.clone());
+    ours.delta_secrets(tokio_stream::empty()).await.unwrap_err();
     ours.stream_secrets(tokio_stream::empty()).await.unwrap_err();
     ours.fetch_secrets(request()).await.unwrap_err();
     let called = paths.taken();
     let mut theirs =
         full_secret::secret_discovery_service_client::SecretDiscoveryServiceClient::new(paths.clone());
+    theirs.delta_secrets(tokio_stream::empty()).await.unwrap_err();
     theirs.stream_secrets(tokio_stream::empty()).await.unwrap_err();
     theirs.fetch_secrets(full_request()).await.unwrap_err();
     assert_eq!(called, paths.taken());

@@ -15,29 +15,34 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
-use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Far longer than anything takes on a busy machine: reaching it means that it never comes.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
-/// The path of the Envoy binary, installed by the first test of the process that needs it.
-pub async fn binary() -> &'static Path {
-    static BINARY: OnceCell<PathBuf> = OnceCell::const_new();
-    BINARY
-        .get_or_init(async || {
-            let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-envoy");
-            let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-            let output = Command::new(&script)
-                .env("CARGO_TARGET_DIR", target)
-                .output()
-                .await
-                .unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
-            assert!(output.status.success(), "no Envoy:\n{}", String::from_utf8_lossy(&output.stderr));
-            PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
-        })
+/// The Envoy that tests use where they don't say which.
+pub const NEWEST: &str = "1.40.0";
+/// The oldest one that is to be had as a package.
+pub const OLDEST: &str = "1.36.2";
+
+/// The path of the newest Envoy's binary.
+pub async fn binary() -> PathBuf {
+    binary_of(NEWEST).await
+}
+
+/// The path of an Envoy binary, installed by the first test that needs it.
+pub async fn binary_of(version: &str) -> PathBuf {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-envoy");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let output = Command::new(&script)
+        .arg(version)
+        .env("CARGO_TARGET_DIR", target)
+        .output()
         .await
+        .unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
+    assert!(output.status.success(), "no Envoy:\n{}", String::from_utf8_lossy(&output.stderr));
+    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
 }
 
 /// A running Envoy; dropping it kills it.
@@ -53,14 +58,19 @@ impl Envoy {
     /// open: those wait for their secrets. `dir` takes its files, which begin with `name`.
     ///
     /// The bootstrap's admin address is replaced by a free one; its listeners should ask for port 0.
-    pub async fn start(mut bootstrap: Value, dir: &Path, name: &str) -> Self {
+    pub async fn start(bootstrap: Value, dir: &Path, name: &str) -> Self {
+        Self::start_version(NEWEST, bootstrap, dir, name).await
+    }
+
+    /// The same with an Envoy of this version.
+    pub async fn start_version(version: &str, mut bootstrap: Value, dir: &Path, name: &str) -> Self {
         let file = |suffix: &str| dir.join(format!("{name}.{suffix}"));
         bootstrap["admin"]["address"] =
             json!({ "socket_address": { "address": "127.0.0.1", "port_value": 0 } });
         std::fs::write(file("json"), format!("{bootstrap:#}")).unwrap();
 
         let log = File::create(file("log")).unwrap();
-        let mut process = Command::new(binary().await)
+        let mut process = Command::new(binary_of(version).await)
             .arg("--config-path")
             .arg(file("json"))
             // It keeps the address of an earlier Envoy of this name otherwise.

@@ -40,8 +40,13 @@ pub struct Mounted {
 impl Mounted {
     /// A fresh key pair of `account`, from the CA in `ca_dir`.
     pub fn new(ca_dir: &Path, account: &str) -> Self {
+        Self::with_key(ca_dir, account, KeyType::EcdsaP256)
+    }
+
+    /// The same with another kind of key.
+    pub fn with_key(ca_dir: &Path, account: &str, key_type: KeyType) -> Self {
         let ca = DevelopmentCa::open(ca_dir, Clock::system()).unwrap();
-        let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+        let key = SigningKey::generate(key_type).unwrap();
         let request = csr::request(&key, None).unwrap();
         let leaf = ca.issue(&request, &spiffe(account).parse().unwrap(), Duration::from_secs(3600)).unwrap();
         let [intermediate, root] = ca.chain();
@@ -50,6 +55,12 @@ impl Mounted {
             key: key.to_private_key().to_pem().to_vec(),
             root: pem::of_certificates([root]),
         }
+    }
+
+    /// The leaf's serial number.
+    pub fn serial(&self) -> String {
+        let ders = pem::certificates(&self.chain).unwrap();
+        attache::pki::certificate::Certificate::parse(&ders[0]).unwrap().serial
     }
 
     /// Writes the files into `folder`, one after the other, in place.

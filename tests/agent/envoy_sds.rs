@@ -1,0 +1,157 @@
+//! The protocol with real Envoys, the newest and the oldest, in both dialects.
+
+use std::path::Path;
+
+use attache::pki::key::KeyType;
+use serde_json::{Value, json};
+
+use crate::support::envoy::{Envoy, NEWEST, OLDEST};
+use crate::support::files::Mounted;
+use crate::support::mesh::bootstrap;
+use crate::support::process::Agent;
+
+/// Adds a listener file to `bootstrap`: what is put there later, Envoy opens later.
+fn with_listener_file(mut bootstrap: Value, folder: &Path) -> Value {
+    let file = folder.join("listeners.json");
+    write_listeners(folder, &[]);
+    bootstrap["dynamic_resources"] = json!({
+        "lds_config": { "resource_api_version": "V3", "path_config_source": { "path": file } },
+    });
+    bootstrap
+}
+
+fn write_listeners(folder: &Path, listeners: &[Value]) {
+    let typed = listeners.iter().map(|listener| {
+        let mut listener = listener.clone();
+        listener["@type"] = json!("type.googleapis.com/envoy.config.listener.v3.Listener");
+        listener
+    });
+    let content =
+        json!({ "version_info": listeners.len().to_string(), "resources": typed.collect::<Vec<_>>() });
+    // Envoy looks when a file is moved into the place.
+    std::fs::write(folder.join("listeners.new"), content.to_string()).unwrap();
+    std::fs::rename(folder.join("listeners.new"), folder.join("listeners.json")).unwrap();
+}
+
+/// The inbound listener of `bootstrap` under another name, with its secrets fetched with another timeout where one is
+/// given: that makes another sds_config of it.
+fn another_listener(bootstrap: &Value, name: &str, timeout: Option<&str>) -> Value {
+    let mut listener = bootstrap["static_resources"]["listeners"][0].clone();
+    listener["name"] = json!(name);
+    if let Some(timeout) = timeout {
+        let text = listener.to_string().replace(
+            "\"initial_fetch_timeout\":\"15s\"",
+            &format!("\"initial_fetch_timeout\":\"{timeout}\""),
+        );
+        assert_ne!(text, listener.to_string());
+        listener = serde_json::from_str(&text).unwrap();
+    }
+    listener
+}
+
+async fn wait_serial(envoy: &Envoy, mounted: &Mounted) {
+    let serial = mounted.serial();
+    envoy
+        .wait_until("it uses the newest certificate", async || {
+            envoy.certs().await.to_string().contains(&serial)
+        })
+        .await;
+}
+
+async fn the_whole_protocol(version: &str, delta: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let (ca, certs) = (folder.join("ca"), folder.join("certs"));
+    let mount = |key_type| {
+        let mounted = Mounted::with_key(&ca, "web", key_type);
+        mounted.write(&certs);
+        mounted
+    };
+    let first = mount(KeyType::EcdsaP256);
+    let mut agent = Agent::ready(folder, "web", &["--cert-dir", certs.to_str().unwrap()]).await;
+    let plain = bootstrap(&agent.socket, if delta { &["--delta"] } else { &[] }).await;
+    let envoy =
+        Envoy::start_version(version, with_listener_file(plain.clone(), folder), folder, "envoy").await;
+    envoy.wait_listeners(&["inbound"]).await;
+    wait_serial(&envoy, &first).await;
+    assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, 1.0);
+
+    // Renewal.
+    let second = mount(KeyType::EcdsaP256);
+    wait_serial(&envoy, &second).await;
+
+    // Envoy refuses Ed25519, and keeps what it has. It is told once, and not tried again.
+    let refused = mount(KeyType::Ed25519);
+    let (_, line) = agent.process.wait_log("Envoy rejected a secret").await;
+    assert!(line.contains("name=\"default\"") && line.contains("envoy"), "{line}");
+    envoy.wait_stat("sds.default.update_rejected", 1).await;
+    assert!(!envoy.certs().await.to_string().contains(&refused.serial()));
+    assert_eq!(agent.metric("attache_secret_rejected{name=\"default\"}").await, 1.0);
+
+    // The next good one is taken.
+    let third = mount(KeyType::EcdsaP256);
+    wait_serial(&envoy, &third).await;
+    assert_eq!(envoy.stat("sds.default.update_rejected").await, 1);
+    envoy
+        .wait_until("the agent hears that it is taken", async || {
+            agent.metric("attache_secret_rejected{name=\"default\"}").await == 0.0
+        })
+        .await;
+
+    // The agent comes back with the same bytes: Envoy, which holds them, is not sent them again.
+    let received = envoy.stat("sds.default.update_success").await;
+    agent.process.kill().await;
+    agent.restart();
+    agent.process.wait_log(" ready ").await;
+    envoy
+        .wait_until("Envoy is back", async || {
+            agent.metric("attache_streams{name=\"default\"}").await == 1.0
+                && agent.metric("attache_streams{name=\"ROOTCA\"}").await == 1.0
+        })
+        .await;
+
+    // A listener that is added later uses what Envoy has, although nothing was sent since the restart.
+    write_listeners(folder, &[another_listener(&plain, "later", None)]);
+    envoy.wait_listeners(&["later"]).await;
+    envoy.wait_stat("listener_manager.total_listeners_active", 2).await;
+    assert_eq!(envoy.stat("sds.default.update_success").await, received);
+    assert_eq!(agent.metric("attache_pushes_total{name=\"default\"}").await, 0.0);
+    assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, 1.0, "it shares the stream");
+
+    // One with a configuration of its own opens streams of its own, which are answered.
+    let apart = another_listener(&plain, "apart", Some("16s"));
+    write_listeners(folder, &[another_listener(&plain, "later", None), apart]);
+    envoy.wait_stat("listener_manager.total_listeners_active", 3).await;
+    assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, 2.0);
+    assert_eq!(agent.metric("attache_pushes_total{name=\"default\"}").await, 1.0);
+
+    // And what comes next reaches both.
+    let fourth = mount(KeyType::EcdsaP256);
+    wait_serial(&envoy, &fourth).await;
+    envoy
+        .wait_until("both streams have it", async || {
+            agent.metric("attache_acks_total{name=\"default\"}").await == 3.0
+        })
+        .await;
+    assert_eq!(agent.process.count("WARN Envoy rejected"), 0, "{}", agent.process.log());
+}
+
+#[tokio::test]
+async fn the_newest_envoy_speaks_state_of_the_world() {
+    the_whole_protocol(NEWEST, false).await;
+}
+
+#[tokio::test]
+async fn the_newest_envoy_speaks_delta() {
+    the_whole_protocol(NEWEST, true).await;
+}
+
+#[tokio::test]
+async fn the_oldest_envoy_speaks_state_of_the_world() {
+    the_whole_protocol(OLDEST, false).await;
+}
+
+#[tokio::test]
+async fn the_oldest_envoy_speaks_delta() {
+    the_whole_protocol(OLDEST, true).await;
+}
