@@ -6,8 +6,8 @@ use attache::pki::key::KeyType;
 use serde_json::{Value, json};
 
 use crate::support::envoy::{Envoy, NEWEST, OLDEST};
-use crate::support::files::Mounted;
-use crate::support::mesh::bootstrap;
+use crate::support::files::{Mounted, spiffe};
+use crate::support::mesh::{bootstrap, caller_envoy, wait_success};
 use crate::support::process::Agent;
 
 /// Adds a listener file to `bootstrap`: what is put there later, Envoy opens later.
@@ -154,4 +154,38 @@ async fn the_oldest_envoy_speaks_state_of_the_world() {
 #[tokio::test]
 async fn the_oldest_envoy_speaks_delta() {
     the_whole_protocol(OLDEST, true).await;
+}
+
+/// Envoy builds its TLS context when both secrets are there, and blames the one that came last: the roots are
+/// refused for the key pair's fault. It keeps them nevertheless, and uses them once the key pair is mended.
+async fn a_bad_key_pair_at_first_does_not_cost_the_roots(delta: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let (ca, certs, callers) = (folder.join("ca"), folder.join("certs"), folder.join("callers"));
+    Mounted::with_key(&ca, "api", KeyType::Ed25519).write(&certs);
+    let mut agent = Agent::ready(folder, "api", &["--cert-dir", certs.to_str().unwrap()]).await;
+    let plain = bootstrap(&agent.socket, if delta { &["--delta"] } else { &[] }).await;
+    let envoy = Envoy::start(plain, folder, "api").await;
+    let (_, line) = agent.process.wait_log("Envoy rejected a secret").await;
+    assert!(line.contains("Failed to load private key"), "{line}");
+
+    let good = Mounted::new(&ca, "api");
+    good.write(&certs);
+    wait_serial(&envoy, &good).await;
+    envoy.wait_listeners(&["inbound"]).await;
+    Mounted::new(&ca, "web").write(&callers);
+    let caller = Agent::ready(folder, "web", &["--cert-dir", callers.to_str().unwrap()]).await;
+    let inbound = envoy.listener_address("inbound").await;
+    let caller = caller_envoy(folder, "web", &caller, inbound, &spiffe("api")).await;
+    wait_success(&caller, caller.listener_address("outbound").await).await;
+}
+
+#[tokio::test]
+async fn a_bad_key_pair_at_first_does_not_cost_the_roots_of_state_of_the_world() {
+    a_bad_key_pair_at_first_does_not_cost_the_roots(false).await;
+}
+
+#[tokio::test]
+async fn a_bad_key_pair_at_first_does_not_cost_the_roots_of_delta() {
+    a_bad_key_pair_at_first_does_not_cost_the_roots(true).await;
 }
