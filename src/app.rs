@@ -87,7 +87,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         tasks.spawn(source.run());
     }
 
-    let service = SecretDiscovery::new(cache.clone(), WORKLOAD, metrics, stop.clone());
+    let service = SecretDiscovery::new(cache.clone(), WORKLOAD, metrics, clock.clone(), stop.clone());
     let service = SecretDiscoveryServiceServer::new(service).max_decoding_message_size(limits::REQUEST_BYTES);
     tasks.spawn({
         let (calls, stop) = (calls.clone(), stop.clone());

@@ -15,7 +15,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use self::dialect::{Delta, StateOfTheWorld};
 use self::stream::SecretStream;
-use crate::cache::{Cache, Key, Workload};
+use crate::cache::{Cache, Entry, Key, Workload};
+use crate::clock::Clock;
 use crate::limits;
 use crate::metrics::{ByName, ByReason, Metrics};
 use crate::proto::SECRET_TYPE_URL;
@@ -36,14 +37,36 @@ pub struct SecretDiscovery {
     cache: Cache,
     workload: Workload,
     metrics: Metrics,
+    clock: Clock,
     /// Ends every stream.
     draining: CancellationToken,
 }
 
 impl SecretDiscovery {
     /// Serves `workload`'s secrets from `cache` until `draining` is cancelled.
-    pub fn new(cache: Cache, workload: Workload, metrics: Metrics, draining: CancellationToken) -> Self {
-        Self { cache, workload, metrics, draining }
+    pub fn new(
+        cache: Cache,
+        workload: Workload,
+        metrics: Metrics,
+        clock: Clock,
+        draining: CancellationToken,
+    ) -> Self {
+        Self { cache, workload, metrics, clock, draining }
+    }
+
+    /// What can be sent of an entry: its good value, unless that has ended. Envoy takes an expired certificate without
+    /// a word and opens its listeners, where every peer then refuses it; without one it waits. From an Envoy that has
+    /// it, it is not taken away: that would close what is still open.
+    fn sendable<'a>(&self, entry: &'a Entry) -> Result<Option<&'a Resource>, String> {
+        match &entry.good {
+            Some(good) if good.secret.not_after() > self.clock.now() => Ok(Some(&good.resource)),
+            Some(good) => {
+                let at = humantime::format_rfc3339_seconds(good.secret.not_after());
+                let failure = entry.failure.as_ref().map(|failure| failure.reason.as_str());
+                Err(format!("it expired at {at}; {}", failure.unwrap_or("no newer one came")))
+            }
+            None => entry.failure.as_ref().map_or(Ok(None), |failure| Err(failure.reason.clone())),
+        }
     }
 
     fn key(&self, name: SecretName) -> Key {
@@ -85,12 +108,14 @@ impl SecretDiscovery {
         while !waiting.is_empty() {
             let next = tokio::time::timeout_at(deadline, waiting.next()).await;
             let Ok(Some((name, entry))) = next else { break };
-            if let Some(good) = &entry.good {
-                found.insert(name, good.resource.clone());
-                problems.remove(name.as_str());
-                waiting.remove(&name);
-            } else if let Some(failure) = &entry.failure {
-                problems.insert(name.to_string(), failure.reason.clone());
+            match self.sendable(&entry) {
+                Ok(Some(resource)) => {
+                    found.insert(name, resource.clone());
+                    problems.remove(name.as_str());
+                    waiting.remove(&name);
+                }
+                Ok(None) => {}
+                Err(reason) => drop(problems.insert(name.to_string(), reason)),
             }
         }
         if found.is_empty() {

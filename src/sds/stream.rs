@@ -135,9 +135,9 @@ impl<D: Dialect, I> SecretStream<D, I> {
     }
 
     fn offer(&mut self, name: String, entry: &Entry) {
-        if let Some(good) = &entry.good {
-            self.session.offer(&name, good.resource.version.clone());
-            self.resources.insert(name, good.resource.clone());
+        if let Ok(Some(resource)) = self.service.sendable(entry) {
+            self.session.offer(&name, resource.version.clone());
+            self.resources.insert(name, resource.clone());
         }
     }
 

@@ -4,11 +4,13 @@ use std::path::Path;
 
 use attache::pki::key::KeyType;
 use serde_json::{Value, json};
+use tonic::Code;
 
 use crate::support::envoy::{Envoy, NEWEST, OLDEST};
+use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::{Mounted, spiffe};
 use crate::support::mesh::{bootstrap, caller_envoy, wait_success};
-use crate::support::process::Agent;
+use crate::support::process::{Agent, failure};
 
 /// Adds a listener file to `bootstrap`: what is put there later, Envoy opens later.
 fn with_listener_file(mut bootstrap: Value, folder: &Path) -> Value {
@@ -188,4 +190,67 @@ async fn a_bad_key_pair_at_first_does_not_cost_the_roots_of_state_of_the_world()
 #[tokio::test]
 async fn a_bad_key_pair_at_first_does_not_cost_the_roots_of_delta() {
     a_bad_key_pair_at_first_does_not_cost_the_roots(true).await;
+}
+
+/// Envoy would take it without a word, and open its listeners for peers that all refuse it.
+#[tokio::test]
+async fn an_expired_certificate_is_given_to_nobody_new_and_taken_from_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ca = FakeCa::start(folder, &spiffe("web")).await;
+    let mut options = ca.client(folder);
+    options.extend(["--cert-ttl", "4s"].map(str::to_owned));
+    let options: Vec<_> = options.iter().map(String::as_str).collect();
+    let mut agent = Agent::ready(folder, "web", &options).await;
+    let old = Envoy::start(bootstrap(&agent.socket, &["--delta"]).await, folder, "old").await;
+    old.wait_listeners(&["inbound"]).await;
+    ca.set(Mood::Refuse(Code::Unavailable));
+    old.wait_until("the certificate has expired", async || agent.status("/readyz").await.0 == 503).await;
+    let (_, body) = agent.status("/readyz").await;
+    assert!(body.starts_with("default: expired at") && body.contains("Unavailable"), "{body}");
+
+    let new = Envoy::start(bootstrap(&agent.socket, &["--delta"]).await, folder, "new").await;
+    new.wait_stat("sds.ROOTCA.update_success", 1).await;
+    let socket = agent.socket.to_str().unwrap();
+    let (_, error) = failure(&["get", "--socket", socket, "default", "--timeout", "300ms"]).await;
+    assert!(error.contains("it expired at"), "{error}");
+    assert_eq!(new.stat("sds.default.update_success").await, 0);
+    assert_ne!(old.certs().await["certificates"], json!([]), "what it has stays");
+    assert_eq!(old.stat("sds.default.update_rejected").await, 0);
+
+    ca.set(Mood::Good);
+    new.wait_listeners(&["inbound"]).await;
+    agent.process.wait_log("the CA signs again").await;
+    let newest = agent.serials().last().unwrap().clone();
+    for envoy in [&old, &new] {
+        let is_used = async || envoy.certs().await.to_string().contains(&newest);
+        envoy.wait_until("it has the newest certificate", is_used).await;
+    }
+}
+
+/// A name that no agent will ever know is told to be removed; Envoy waits as long as it is told to, and goes on.
+#[tokio::test]
+async fn an_unknown_name_holds_nothing_back() {
+    for delta in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let certs = folder.join("certs");
+        Mounted::new(&folder.join("ca"), "web").write(&certs);
+        let mut agent = Agent::ready(folder, "web", &["--cert-dir", certs.to_str().unwrap()]).await;
+        let mut plain = bootstrap(&agent.socket, if delta { &["--delta"] } else { &[] }).await;
+        let mut unknown = another_listener(&plain, "unknown", None);
+        unknown = serde_json::from_str(&unknown.to_string().replace("\"default\"", "\"nobody\"")).unwrap();
+        plain["static_resources"]["listeners"].as_array_mut().unwrap().push(unknown);
+        let envoy = Envoy::start(plain, folder, "envoy").await;
+        let (_, line) = agent.process.wait_log("a name is not served").await;
+        assert!(line.contains("unknown resource name \"nobody\""), "{line}");
+        envoy.wait_stat("sds.default.update_success", 1).await;
+        envoy.wait_stat("sds.ROOTCA.update_success", 1).await;
+        assert_eq!(agent.metric("attache_refusals_total{reason=\"unknown_name\"}").await, 1.0);
+        assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, 1.0);
+        if delta {
+            envoy.wait_stat("sds.nobody.update_attempt", 2).await;
+        }
+        assert_eq!(envoy.stat("sds.nobody.update_rejected").await, 0, "{}", envoy.log());
+    }
 }

@@ -61,6 +61,7 @@ impl Agent {
             self.cache.clone(),
             Workload(0),
             self.metrics.clone(),
+            crate::clock::Clock::system(),
             self.draining.clone(),
         );
         Client { requests, responses: SecretStream::new(service, ReceiverStream::new(inbound)) }
