@@ -1,10 +1,12 @@
 //! Puts the parts together. The only place that spawns what lives as long as the agent.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -35,10 +37,20 @@ pub fn protect_memory() {
     }
 }
 
+/// Takes as many file descriptors as this process may have: many systems give 1,024 at first, for old programs' sake.
+fn allow_many_connections() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // It may fail where somebody forbids it; then there are fewer.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 /// Runs the agent until SIGTERM or SIGINT.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let started = Instant::now();
+    let mut signals = Signals::new()?;
     protect_memory();
+    allow_many_connections();
     for note in &config.notes {
         tracing::warn!("{note}");
     }
@@ -99,7 +111,6 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let announce = announce_ready(cache, clock, started);
     let mut announce = std::pin::pin!(announce);
 
-    let mut signals = Signals::new()?;
     let mut is_ready = false;
     loop {
         tokio::select! {
@@ -145,7 +156,17 @@ fn certificate_authority(
 }
 
 async fn serve_status(listener: TcpListener, status: Status, calls: TaskTracker, stop: CancellationToken) {
-    let serve = |io| drop(calls.spawn(status.clone().serve(io)));
+    let places = Arc::new(Semaphore::new(limits::STATUS_CONNECTIONS));
+    // Whoever comes when all places are taken is turned away, so that probes can't take what Envoy needs.
+    let serve = |io| {
+        if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
+            let status = status.clone();
+            calls.spawn(async move {
+                status.serve(io).await;
+                drop(place);
+            });
+        }
+    };
     rpc::accept("the status address", |cx| listener.poll_accept(cx), serve, &stop).await;
 }
 

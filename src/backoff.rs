@@ -28,13 +28,15 @@ pub struct Repeats {
 }
 
 impl Repeats {
-    /// True if `failure` differs from the one before it.
+    /// True if `failure` differs from the one before it. Words with digits in them don't count: times, ports and the
+    /// numbers of requests are different each time.
     pub fn is_news(&mut self, failure: &str) -> bool {
-        if self.last.as_deref() == Some(failure) {
-            return false;
-        }
-        self.last = Some(failure.to_owned());
-        true
+        let words = failure.split_whitespace();
+        let words: Vec<_> = words.filter(|word| !word.contains(|c: char| c.is_ascii_digit())).collect();
+        let failure = Some(words.join(" "));
+        let is_news = self.last != failure;
+        self.last = failure;
+        is_news
     }
 
     /// Notes a success; true if it ends a series of failures.
@@ -69,8 +71,9 @@ mod tests {
         assert!(!repeats.recovered());
         assert!(repeats.is_news("refused"));
         assert!(!repeats.is_news("refused"));
-        assert!(repeats.is_news("timed out"));
+        assert!(repeats.is_news("timed out after 1s"));
+        assert!(!repeats.is_news("timed out after 2s"));
         assert!(repeats.recovered());
-        assert!(repeats.is_news("timed out"));
+        assert!(repeats.is_news("timed out after 2s"));
     }
 }

@@ -11,7 +11,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::config::{Mistakes, RunArgs};
 
@@ -53,8 +53,19 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let Err(error) = outcome else { return ExitCode::SUCCESS };
     let is_wrong_use = error.is::<Mistakes>();
     let way_out = if is_wrong_use { "\nSee attache --help, or attache COMMAND --help." } else { "" };
-    let _ = writeln!(std::io::stderr(), "attache: {error:#}{way_out}");
+    let _ = writeln!(std::io::stderr(), "attache: {}{way_out}", told(&error));
     ExitCode::from(if is_wrong_use { WRONG_USE } else { FAILED })
+}
+
+/// An error with its causes; a cause that is told already is not told twice.
+fn told(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// Parses all of it, and collects unknown options instead of stopping at the first.
@@ -84,7 +95,11 @@ fn parse(mut arguments: Vec<OsString>) -> Result<(Command, Vec<String>), clap::E
         unknown.push(format!("unknown option {name}{}", hint.unwrap_or_default()));
         let removed = arguments.remove(at);
         // Its value, if it has one, is not a mistake of its own.
-        let is_value = |next: &OsString| !next.to_string_lossy().starts_with('-');
+        let is_command = |text: &str| Cli::command().find_subcommand(text).is_some();
+        let is_value = |next: &OsString| {
+            let next = next.to_string_lossy();
+            !next.starts_with('-') && !is_command(&next)
+        };
         if !removed.to_string_lossy().contains('=') && arguments.get(at).is_some_and(is_value) {
             arguments.remove(at);
         }
@@ -94,5 +109,8 @@ fn parse(mut arguments: Vec<OsString>) -> Result<(Command, Vec<String>), clap::E
 /// Runs `work` on a runtime of this one thread.
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(work)
+    let outcome = runtime.block_on(work);
+    // A name server that does not answer must not hold the exit back.
+    runtime.shutdown_background();
+    outcome
 }

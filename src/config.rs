@@ -140,11 +140,12 @@ impl Config {
         let ratio = r.parsed("grace-ratio", &args.grace_ratio, &["SECRET_GRACE_PERIOD_RATIO"], parse_ratio);
         let jitter =
             r.parsed("grace-jitter", &args.grace_jitter, &["SECRET_GRACE_PERIOD_RATIO_JITTER"], parse_jitter);
+        let grace = grace(r, ratio, jitter);
         let workload = Settings {
             identity,
             key_type,
             ttl: ttl.or(Duration::from_secs(24 * 3600)),
-            grace: Grace { ratio: ratio.or(0.5), jitter: jitter.or(0.01) },
+            grace,
             timeout: timeout.or(Duration::from_secs(10)),
         };
 
@@ -193,6 +194,20 @@ impl Config {
             log,
             notes,
         })
+    }
+}
+
+fn grace(r: &mut Reader<'_>, ratio: reader::Found<f64>, jitter: reader::Found<f64>) -> Grace {
+    let from = jitter.from.clone();
+    let ratio = ratio.or(0.5);
+    match jitter.value {
+        // More would renew some certificates when they have ended, or as soon as they have come.
+        Some(jitter) if jitter >= ratio.min(1.0 - ratio) => {
+            r.mistake(format!("{from} is too much for a grace ratio of {ratio}: it must be less than the ratio, and than what the ratio leaves"));
+            Grace { ratio, jitter: 0.0 }
+        }
+        Some(jitter) => Grace { ratio, jitter },
+        None => Grace { ratio, jitter: 0.01_f64.min(ratio / 2.0).min((1.0 - ratio) / 2.0) },
     }
 }
 
@@ -310,16 +325,24 @@ fn roots(r: &mut Reader<'_>, args: &RunArgs) -> Roots {
 /// Flags `--ca-header K=V`, then variables `CA_HEADER_K`; the first of a name wins.
 fn headers(r: &mut Reader<'_>, args: &RunArgs) -> Vec<Header> {
     const PREFIX: &str = "CA_HEADER_";
-    let typed = args.ca_header.iter().map(|text| {
+    let split = |from: &str, text: &'_ str| {
         let (name, value) = text.split_once('=').unwrap_or((text, ""));
-        (format!("--ca-header {text}"), name, value)
+        // The value may be a secret, and without "=" nobody knows where it starts.
+        let shown = name.split([':', ' ']).next().unwrap_or_default();
+        (format!("{from} {shown}"), name.to_owned(), value.to_owned())
+    };
+    let typed = args.ca_header.iter().map(|text| split("--ca-header", text));
+    let own = r.variable("ATTACHE_CA_HEADER").map(|text| split("ATTACHE_CA_HEADER", text));
+    let inherited = r.with_prefix(PREFIX).filter(|(_, value)| !value.is_empty());
+    let inherited = inherited.map(|(variable, value)| {
+        let name = variable.strip_prefix(PREFIX).unwrap_or(variable);
+        (variable.to_owned(), name.to_owned(), value.to_owned())
     });
-    let inherited = r.with_prefix(PREFIX);
-    let inherited = inherited.map(|(name, value)| (name.to_owned(), name.trim_start_matches(PREFIX), value));
     let mut headers: Vec<Header> = Vec::new();
-    for (from, name, value) in typed.chain(inherited) {
+    for (from, name, value) in typed.chain(own).chain(inherited) {
         match (name.to_ascii_lowercase().parse(), value.parse::<MetadataValue<Ascii>>()) {
-            (Ok(name), Ok(value)) if !value.is_empty() => {
+            (Ok(name), Ok(mut value)) if !value.is_empty() => {
+                value.set_sensitive(true);
                 if headers.iter().all(|(known, _)| *known != name) {
                     headers.push((name, value));
                 }

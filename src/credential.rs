@@ -1,7 +1,7 @@
 //! The bearer token: a file that somebody else rotates, read anew for each call.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use zeroize::Zeroizing;
 
 use crate::identity::ServiceAccount;
-use crate::limits;
+use crate::{limits, plain_file};
 
 /// A file that holds a bearer token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,12 +47,7 @@ impl TokenFile {
     pub fn read(&self) -> Result<Token, CredentialError> {
         let unreadable = |source| CredentialError::Unreadable { path: self.path.clone(), source };
         let not_a_token = |reason| CredentialError::NotAToken { path: self.path.clone(), reason };
-        let mut text = Zeroizing::new(Vec::with_capacity(8 << 10));
-        let file = std::fs::File::open(&self.path).map_err(unreadable)?;
-        file.take(limits::TOKEN_BYTES + 1).read_to_end(&mut text).map_err(unreadable)?;
-        if text.len() as u64 > limits::TOKEN_BYTES {
-            return Err(not_a_token("it is larger than 64 KiB"));
-        }
+        let text = plain_file::read(&self.path, limits::TOKEN_BYTES).map_err(unreadable)?;
         let token = text.trim_ascii();
         if token.is_empty() {
             return Err(CredentialError::Empty { path: self.path.clone() });

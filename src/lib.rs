@@ -8,6 +8,7 @@ pub mod clock;
 pub mod identity;
 pub mod limits;
 pub mod pki;
+pub mod plain_file;
 pub mod proto;
 pub mod secret;
 pub mod rpc;

@@ -12,6 +12,8 @@ pub const FILE_BYTES: u64 = 1 << 20;
 pub const TOKEN_BYTES: u64 = 64 << 10;
 /// Bytes of a CA's answer.
 pub const CA_ANSWER_BYTES: usize = 1 << 20;
+/// Connections to the status address at a time.
+pub const STATUS_CONNECTIONS: usize = 64;
 /// Bytes of the longest path of a Unix socket (`sun_path` less its final NUL).
 pub const SOCKET_PATH_BYTES: usize = 107;
 

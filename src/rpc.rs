@@ -17,8 +17,10 @@ use tower_service::Service;
 
 /// Bytes that one stream may send before they are taken in: a first request of Envoy's at once.
 const STREAM_WINDOW: u32 = 128 << 10;
-/// Bytes that all streams of a connection together may.
-const CONNECTION_WINDOW: u32 = 1 << 20;
+/// Bytes that all streams of a connection together may. h2 takes half of it for its budget of small frames: a frame
+/// of 100 bytes that waits to be read costs 156 of it, and when it is used up the connection is ended. With 5,000
+/// streams on a connection a push brings 5,000 acknowledgements at once. It is a bound, and costs nothing by itself.
+const CONNECTION_WINDOW: u32 = 16 << 20;
 
 /// A connection to a gRPC server, as generated clients take it.
 #[derive(Clone, Debug)]
@@ -96,6 +98,9 @@ pub async fn accept<IO, A>(
 ) {
     /// Out of file descriptors, most likely: some connection has to end first.
     const PAUSE: Duration = Duration::from_millis(100);
+    /// After this long without a failure the next one is news.
+    const QUIET: Duration = Duration::from_secs(60);
+    let mut failed = tokio::time::Instant::now();
     let mut repeats = crate::backoff::Repeats::default();
     loop {
         let accepted = tokio::select! {
@@ -104,10 +109,13 @@ pub async fn accept<IO, A>(
         };
         match accepted {
             Ok((io, _)) => {
-                repeats.recovered();
+                if failed.elapsed() > QUIET {
+                    repeats.recovered();
+                }
                 connection(io);
             }
             Err(error) => {
+                failed = tokio::time::Instant::now();
                 if repeats.is_news(&error.to_string()) {
                     tracing::warn!(%error, "{what} can't accept a connection; it goes on trying");
                 }

@@ -5,7 +5,7 @@ pub mod listener;
 pub mod session;
 mod stream;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -28,6 +28,10 @@ use crate::secret::{Resource, SecretName};
 
 /// How long `FetchSecrets` waits for secrets that are not there yet, where the client sets no deadline.
 const FETCH_PATIENCE: Duration = Duration::from_secs(5);
+/// The most that it waits, whatever the client's deadline.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(600);
+/// How many of a request's problems are told; the client has to take them in a header.
+const TOLD: usize = 3;
 /// What is kept of a client's deadline for the answer's way back.
 const ANSWER_TIME: Duration = Duration::from_millis(100);
 
@@ -85,7 +89,7 @@ impl SecretDiscovery {
     async fn fetch(&self, names: Vec<String>, patience: Duration) -> Result<DiscoveryResponse, Status> {
         let mut waiting = StreamMap::new();
         let mut subscriptions = Vec::new();
-        let mut problems = HashMap::new();
+        let mut problems = BTreeMap::new();
         for text in names {
             match text.parse::<SecretName>() {
                 Ok(name) => match self.cache.subscribe(self.key(name)) {
@@ -105,22 +109,32 @@ impl SecretDiscovery {
         let is_unknown = waiting.is_empty();
         let mut found: HashMap<SecretName, Resource> = HashMap::new();
         let deadline = Instant::now() + patience;
-        while !waiting.is_empty() {
+        let mut undecided: BTreeSet<_> = waiting.keys().copied().collect();
+        // Once something is there, a name that fails does not hold it back.
+        while !waiting.is_empty() && (found.is_empty() || !undecided.is_empty()) {
             let next = tokio::time::timeout_at(deadline, waiting.next()).await;
             let Ok(Some((name, entry))) = next else { break };
             match self.sendable(&entry) {
                 Ok(Some(resource)) => {
                     found.insert(name, resource.clone());
                     problems.remove(name.as_str());
+                    undecided.remove(&name);
                     waiting.remove(&name);
                 }
                 Ok(None) => {}
-                Err(reason) => drop(problems.insert(name.to_string(), reason)),
+                Err(reason) => {
+                    undecided.remove(&name);
+                    problems.insert(name.to_string(), reason);
+                }
             }
         }
         if found.is_empty() {
-            let told: Vec<_> =
-                problems.iter().map(|(name, reason)| format!("no secret {name:?}: {reason}")).collect();
+            let told = problems.iter().take(TOLD);
+            let mut told: Vec<_> =
+                told.map(|(name, reason)| format!("no secret {name:?}: {reason}")).collect();
+            if problems.len() > TOLD {
+                told.push(format!("and {} more", problems.len() - TOLD));
+            }
             let message =
                 if told.is_empty() { "the request names no secret".to_owned() } else { told.join("; ") };
             return Err(match (is_unknown, problems.is_empty()) {
@@ -171,7 +185,7 @@ impl SecretDiscoveryService for SecretDiscovery {
         request: Request<DiscoveryRequest>,
     ) -> Result<Response<DiscoveryResponse>, Status> {
         let patience = client_timeout(request.metadata())
-            .map_or(FETCH_PATIENCE, |timeout| timeout.saturating_sub(ANSWER_TIME).min(FETCH_PATIENCE));
+            .map_or(FETCH_PATIENCE, |timeout| timeout.saturating_sub(ANSWER_TIME).min(LONGEST_PATIENCE));
         let request = request.into_inner();
         let refused = |refusal: dialect::Refusal| {
             self.count_refusal(refusal.label());

@@ -35,6 +35,17 @@ impl Secret {
     }
 }
 
+impl fmt::Display for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::KeyPair(pair) => {
+                write!(f, "key pair of {}, serial {}", pair.leaf.names(), pair.leaf.serial)
+            }
+            Self::TrustBundle(bundle) => write!(f, "trust bundle of {} root(s)", bundle.roots.len()),
+        }
+    }
+}
+
 /// A private key and the chain that speaks for it: leaf first, without roots, without duplicates.
 pub struct KeyPair {
     chain: Vec<CertificateDer<'static>>,

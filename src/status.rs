@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
@@ -17,6 +18,8 @@ use crate::metrics::Metrics;
 use crate::readiness;
 
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// How long a client may take to say what it wants.
+const HEADER_TIME: Duration = Duration::from_secs(5);
 const TEXT_TYPE: &str = "text/plain; charset=utf-8";
 
 /// Answers probes. Clones answer the same.
@@ -45,6 +48,7 @@ impl Status {
         let connection = hyper::server::conn::http1::Builder::new()
             // Whoever connects and says nothing is shown the door.
             .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_TIME)
             .max_buf_size(16 << 10)
             .serve_connection(TokioIo::new(io), service);
         let mut connection = std::pin::pin!(connection);

@@ -90,7 +90,8 @@ impl Citadel {
 
     /// istiod says no more than "request authenticate failure", so the likely causes are looked up here.
     fn refused(&self, status: &Status, token: &Token) -> CaError {
-        let mut message = limits::foreign(status.message());
+        // Some servers quote the token that they refuse.
+        let mut message = limits::foreign(&status.message().replace(token.secret(), "(the token)"));
         if status.code() == Code::Unauthenticated {
             let token = token.describe(self.clock.now());
             let path = self.token.path().display();

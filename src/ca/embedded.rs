@@ -23,6 +23,7 @@ use crate::identity::SpiffeId;
 use crate::pki::certificate::Certificate;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
 use crate::pki::pem;
+use crate::{limits, plain_file};
 
 /// The root's file in the CA's folder. The names are those of Istio's plug-in CA.
 pub const ROOT_FILE: &str = "root-cert.pem";
@@ -52,9 +53,13 @@ pub enum OpenError {
     #[error("the development CA's folder {folder} can't be used: {source}; choose another with --ca-dir")]
     Folder { folder: PathBuf, source: io::Error },
     #[error(
-        "the development CA's file {path} can't be used: {reason}; delete {folder} to start with a new CA"
+        "the development CA's file {path} can't be used: {reason}; choose another folder with --ca-dir, or delete {folder} if it is a development CA's"
     )]
     File { path: PathBuf, folder: PathBuf, reason: String },
+    #[error(
+        "{path} is there, but no {KEY_FILE}: {folder} may be another CA's; choose another folder with --ca-dir, or delete it if it is a development CA's"
+    )]
+    NoKey { path: PathBuf, folder: PathBuf },
     #[error("making the development CA failed: {0}")]
     Make(#[from] rcgen::Error),
 }
@@ -64,12 +69,16 @@ impl DevelopmentCa {
     pub fn open(folder: &Path, clock: Clock) -> Result<Self, OpenError> {
         let unusable = |source| OpenError::Folder { folder: folder.to_owned(), source };
         fs::create_dir_all(folder).map_err(unusable)?;
-        let guard = File::open(folder).map_err(unusable)?;
-        guard.lock().map_err(unusable)?;
-        // The key is written last: where it is, everything is.
-        if !folder.join(KEY_FILE).exists() {
-            Self::make(folder, clock.now())?;
+        let _guard = plain_file::lock_folder(folder).map_err(unusable)?;
+        if folder.join(KEY_FILE).exists() {
+            return Self::load(folder, clock);
         }
+        // Somebody's CA whose key is elsewhere must not lose its certificates.
+        if let Some(name) = [ROOT_FILE, INTERMEDIATE_FILE].into_iter().find(|name| folder.join(name).exists())
+        {
+            return Err(OpenError::NoKey { path: folder.join(name), folder: folder.to_owned() });
+        }
+        Self::make(folder, clock.now())?;
         Self::load(folder, clock)
     }
 
@@ -80,13 +89,12 @@ impl DevelopmentCa {
         let key = SigningKey::generate(KeyType::EcdsaP256)?;
         let params = ca_params("Attache development CA", now)?;
         let intermediate = params.signed_by(&key, &Issuer::from_params(&root_params, &root_key))?;
-        let write = |name: &str, mode, content: &[u8]| {
-            write_whole(&folder.join(name), mode, content)
-                .map_err(|source| OpenError::Folder { folder: folder.to_owned(), source })
-        };
-        write(ROOT_FILE, 0o644, &pem::of_certificates([root.der()]))?;
-        write(INTERMEDIATE_FILE, 0o644, &pem::of_certificates([intermediate.der()]))?;
-        write(KEY_FILE, 0o600, &key.to_private_key().to_pem())
+        let (root, intermediate) =
+            (pem::of_certificates([root.der()]), pem::of_certificates([intermediate.der()]));
+        let key = key.to_private_key().to_pem();
+        let files: [(&str, u32, &[u8]); 3] =
+            [(ROOT_FILE, 0o644, &root), (INTERMEDIATE_FILE, 0o644, &intermediate), (KEY_FILE, 0o600, &key)];
+        write_all(folder, &files).map_err(|source| OpenError::Folder { folder: folder.to_owned(), source })
     }
 
     fn load(folder: &Path, clock: Clock) -> Result<Self, OpenError> {
@@ -95,9 +103,13 @@ impl DevelopmentCa {
             folder: folder.to_owned(),
             reason,
         };
+        let read = |name: &str| {
+            plain_file::read(&folder.join(name), limits::FILE_BYTES)
+                .map_err(|error| bad(name, error.to_string()))
+        };
         let certificate = |name: &str| {
-            let der = CertificateDer::from_pem_file(folder.join(name))
-                .map_err(|error| bad(name, error.to_string()))?;
+            let text = read(name)?;
+            let der = CertificateDer::from_pem_slice(&text).map_err(|error| bad(name, error.to_string()))?;
             let facts = Certificate::parse(&der).map_err(|error| bad(name, error.to_string()))?;
             if facts.not_after <= clock.now() {
                 let at = humantime::format_rfc3339_seconds(facts.not_after);
@@ -107,8 +119,8 @@ impl DevelopmentCa {
         };
         let (root, _) = certificate(ROOT_FILE)?;
         let (intermediate, facts) = certificate(INTERMEDIATE_FILE)?;
-        let key = PrivatePkcs8KeyDer::from_pem_file(folder.join(KEY_FILE))
-            .map_err(|error| bad(KEY_FILE, error.to_string()))?;
+        let key = PrivatePkcs8KeyDer::from_pem_slice(&read(KEY_FILE)?)
+            .map_err(|error| bad(KEY_FILE, format!("it holds no PKCS#8 key ({error})")))?;
         let key = SigningKey::from_pkcs8(&key).map_err(|error| bad(KEY_FILE, error.to_string()))?;
         if key.subject_public_key_info() != facts.public_key {
             return Err(bad(KEY_FILE, format!("it is not the key of {INTERMEDIATE_FILE}")));
@@ -193,13 +205,15 @@ fn serial() -> Result<SerialNumber, rcgen::Error> {
     Ok(SerialNumber::from_slice(&bytes))
 }
 
-/// Writes beside the place and renames: nobody reads half a file. It is not worth waiting for the disk.
-fn write_whole(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
-    let beside = path.with_extension("new");
-    let mut options = File::options();
-    let mut file = options.create(true).write(true).truncate(true).mode(mode).open(&beside)?;
-    file.write_all(content)?;
-    fs::rename(beside, path)
+/// Writes every file beside its place first: a full disk leaves nothing half, and nobody reads half a file.
+fn write_all(folder: &Path, files: &[(&str, u32, &[u8])]) -> io::Result<()> {
+    let beside = |name: &str| folder.join(format!(".{name}.new"));
+    for (name, mode, content) in files {
+        let _ = fs::remove_file(beside(name));
+        let mut file = File::options().create_new(true).write(true).mode(*mode).open(beside(name))?;
+        file.write_all(content)?;
+    }
+    files.iter().try_for_each(|(name, ..)| fs::rename(beside(name), folder.join(name)))
 }
 
 /// The development CA as a CA client: no server, no network.
@@ -268,7 +282,17 @@ mod tests {
         DevelopmentCa::open(folder.path(), Clock::system()).unwrap();
         fs::write(folder.path().join(INTERMEDIATE_FILE), "junk").unwrap();
         let error = DevelopmentCa::open(folder.path(), Clock::system()).unwrap_err().to_string();
-        assert!(error.contains("ca-cert.pem") && error.contains("delete"), "{error}");
+        assert!(error.contains("ca-cert.pem") && error.contains("--ca-dir"), "{error}");
+    }
+
+    #[test]
+    fn somebody_elses_root_is_not_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join(ROOT_FILE);
+        fs::write(&root, "precious").unwrap();
+        let error = DevelopmentCa::open(folder.path(), Clock::system()).unwrap_err().to_string();
+        assert!(error.contains("root-cert.pem") && error.contains("--ca-dir"), "{error}");
+        assert_eq!(fs::read_to_string(&root).unwrap(), "precious");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use tokio_rustls::TlsConnector;
 
 use super::CaError;
 use crate::pki::pem;
+use crate::{limits, plain_file};
 
 /// `[https://|http://]HOST[:PORT]`. Without a scheme it is TLS, but for Istio's plaintext port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,12 +59,12 @@ impl FromStr for Address {
                  http://HOST:PORT (plaintext)"
             )
         };
-        let (plaintext, rest) = match text.split_once("://") {
-            Some(("http", rest)) => (true, rest),
-            Some(("https", rest)) => (false, rest),
+        let (scheme, rest) = match text.split_once("://") {
+            Some((scheme @ ("http" | "https"), rest)) => (Some(scheme), rest),
             Some(_) => return Err(wrong()),
-            None => (false, text),
+            None => (None, text),
         };
+        let plaintext = scheme == Some("http");
         let authority: http::uri::Authority = rest.trim_end_matches('/').parse().map_err(|_| wrong())?;
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
         if host.is_empty() || authority.as_str().contains('@') {
@@ -75,7 +76,7 @@ impl FromStr for Address {
             Some(port) => port.trim_start_matches(':').parse().map_err(|_| wrong())?,
             None => return Err(wrong()),
         };
-        let plaintext = plaintext || (port == Self::PLAINTEXT_PORT && !text.starts_with("https"));
+        let plaintext = plaintext || (port == Self::PLAINTEXT_PORT && scheme.is_none());
         Ok(Self { host, port, plaintext })
     }
 }
@@ -109,7 +110,8 @@ impl Roots {
                 format!("none of {} exists; {WAY_OUT}", places.join(", "))
             })?,
         };
-        let text = std::fs::read(file).map_err(|error| format!("{}: {error}; {WAY_OUT}", file.display()))?;
+        let text = plain_file::read(file, limits::FILE_BYTES)
+            .map_err(|error| format!("{}: {error}; {WAY_OUT}", file.display()))?;
         let roots =
             pem::certificates(&text).map_err(|error| format!("{}: {error}; {WAY_OUT}", file.display()))?;
         Ok((roots, file.display().to_string()))

@@ -36,7 +36,7 @@ pub(super) struct CaArgs {
     #[arg(long, value_name = "DIR", default_value = "./attache-ca")]
     ca_dir: PathBuf,
     /// The longest lifetime; requests for more are refused, as istiod does
-    #[arg(long, value_name = "DURATION", default_value = "2160h", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "2160h", value_parser = parse_ttl)]
     max_ttl: Duration,
     /// Without TLS
     #[arg(long)]
@@ -45,7 +45,7 @@ pub(super) struct CaArgs {
     #[arg(long, value_name = "ID")]
     spiffe_id: Option<SpiffeId>,
     /// The trust domain of identities from tokens
-    #[arg(long, value_name = "NAME", default_value = "cluster.local")]
+    #[arg(long, value_name = "NAME", default_value = "cluster.local", value_parser = parse_trust_domain)]
     trust_domain: String,
     /// The cluster id that callers must send, if they send one
     #[arg(long, value_name = "ID", default_value = "Kubernetes")]
@@ -53,6 +53,24 @@ pub(super) struct CaArgs {
     /// error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: tracing::Level,
+}
+
+fn parse_ttl(text: &str) -> Result<Duration, String> {
+    let ttl = parse_duration(text)?;
+    if ttl < Duration::from_secs(1) {
+        Err(format!("{text:?} is too short: 1s is the least"))
+    } else {
+        Ok(ttl)
+    }
+}
+
+fn parse_trust_domain(text: &str) -> Result<String, String> {
+    let identity: Result<SpiffeId, _> = format!("spiffe://{text}").parse();
+    match identity {
+        Ok(identity) if identity.trust_domain() == text => Ok(text.to_owned()),
+        Ok(_) => Err(format!("{text:?} is not a trust domain: it has a path")),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// Names under which the server's own certificate is valid.

@@ -6,10 +6,17 @@ use crate::telemetry;
 
 /// Runs the agent. `unknown` are options that do not exist: they go into the report with the other mistakes.
 pub(super) fn run(args: &RunArgs, unknown: Vec<String>) -> anyhow::Result<()> {
-    let variables = std::env::vars_os();
-    let environment: Environment = variables
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect();
+    let mut unknown = unknown;
+    let mut environment = Environment::new();
+    for (name, value) in std::env::vars_os() {
+        match (name.into_string(), value.into_string()) {
+            (Ok(name), Ok(value)) => drop(environment.insert(name, value)),
+            (Ok(name), Err(_)) if name.starts_with("ATTACHE_") => {
+                unknown.push(format!("{name} is not UTF-8"))
+            }
+            _ => {}
+        }
+    }
     let config = Config::new(args, &environment);
     let config = match (config, unknown.is_empty()) {
         (Ok(config), true) => config,

@@ -35,7 +35,7 @@ pub struct RunArgs {
     /// The name in the CA's TLS certificate [default: the address's host] [ISTIOD_SAN]
     #[arg(long, value_name = "NAME", help_heading = "CA")]
     pub ca_server_name: Option<String>,
-    /// A header for each call to the CA; repeatable [CA_HEADER_<NAME>]
+    /// A header for each call to the CA; repeatable (ATTACHE_CA_HEADER holds one) [CA_HEADER_<NAME>]
     #[arg(long, value_name = "NAME=VALUE", help_heading = "CA")]
     pub ca_header: Vec<String>,
     /// How long one call to the CA may take [default: 10s]

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
+use x509_parser::error::X509Error;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 use x509_parser::public_key::PublicKey;
@@ -36,7 +37,7 @@ pub struct Certificate {
     pub public_key: Vec<u8>,
     /// Whether it may issue certificates.
     pub is_ca: bool,
-    /// Whether subject and issuer are the same, as with a root.
+    /// Whether it is its own issuer, as a root is.
     pub is_self_issued: bool,
 }
 
@@ -65,7 +66,7 @@ impl Certificate {
             key_type: key_type(&parsed),
             public_key: parsed.public_key().raw.to_vec(),
             is_ca: parsed.is_ca(),
-            is_self_issued: parsed.subject().as_raw() == parsed.issuer().as_raw(),
+            is_self_issued: is_self_issued(&parsed),
         };
         let names = parsed.subject_alternative_name().map_err(|error| NotACertificate(error.to_string()))?;
         for name in names.iter().flat_map(|names| &names.value.general_names) {
@@ -98,6 +99,12 @@ impl Certificate {
             .collect();
         if names.is_empty() { self.subject.clone() } else { names.join(", ") }
     }
+}
+
+/// An intermediate may have its root's name, or none as its root has none: the signature decides, where it can be checked.
+fn is_self_issued(certificate: &X509Certificate<'_>) -> bool {
+    certificate.subject().as_raw() == certificate.issuer().as_raw()
+        && !matches!(certificate.verify_signature(None), Err(X509Error::SignatureVerificationError))
 }
 
 /// A DER integer, as Envoy and openssl print serial numbers: without leading zero bytes.

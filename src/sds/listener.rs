@@ -1,7 +1,8 @@
 //! The Unix socket: taken over from a dead agent, never from a live one, and removed on exit.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use std::path::{Path, PathBuf};
 use tokio::net::{UnixListener, UnixSocket};
 
 use crate::limits::SOCKET_PATH_BYTES;
+use crate::plain_file;
 
 /// Connections that wait to be accepted. The kernel cuts it to `net.core.somaxconn`.
 const BACKLOG: u32 = 1024;
@@ -74,8 +76,7 @@ impl Listener {
         let no_folder =
             |source| ListenError::Folder { path: path.to_owned(), folder: folder.to_owned(), source };
         // Two agents that start together must not both take the place of a dead one: one looks after the other.
-        let guard = File::open(folder).map_err(no_folder)?;
-        guard.lock().map_err(no_folder)?;
+        let _guard = plain_file::lock_folder(folder).map_err(no_folder)?;
         clear(path)?;
         let socket = UnixSocket::new_stream().map_err(failed)?;
         socket.bind(path).map_err(no_folder)?;
@@ -104,7 +105,7 @@ fn clear(path: &Path) -> Result<(), ListenError> {
         }
         Ok(_) => {}
     }
-    match std::os::unix::net::UnixStream::connect(path) {
+    match try_connect(path) {
         Ok(live) => {
             let pid = rustix::net::sockopt::socket_peercred(&live).ok();
             let pid = pid.map(|peer| peer.pid.as_raw_nonzero().get());
@@ -118,6 +119,15 @@ fn clear(path: &Path) -> Result<(), ListenError> {
         // A full backlog, or a socket that we may not connect to: somebody is there.
         Err(_) => Err(ListenError::Taken { path: path.to_owned(), pid: None }),
     }
+}
+
+/// Connects without waiting: an agent that is stopped, or whose backlog is full, would keep us.
+fn try_connect(path: &Path) -> io::Result<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
 }
 
 impl Drop for SocketFile {

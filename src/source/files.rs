@@ -2,9 +2,8 @@
 
 mod watch;
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -15,11 +14,11 @@ use self::watch::Watch;
 use crate::backoff::Repeats;
 use crate::cache::{Cache, Key, Origin, Published, Publisher, Workload};
 use crate::clock::Clock;
-use crate::limits;
 use crate::metrics::{BySource, Metrics};
 use crate::pki::key::{NotAKey, PrivateKey};
 use crate::pki::pem::{self, NotPem};
 use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, Secret, SecretName, TrustBundle};
+use crate::{limits, plain_file};
 
 const CHAIN_FILE: &str = "cert-chain.pem";
 const KEY_FILE: &str = "key.pem";
@@ -34,10 +33,6 @@ const READS: usize = 5;
 pub enum FileError {
     #[error("{path}: {source}")]
     Unreadable { path: PathBuf, source: io::Error },
-    #[error("{path} is not a plain file")]
-    NotAFile { path: PathBuf },
-    #[error("{path} is larger than 1 MiB")]
-    TooLarge { path: PathBuf },
     #[error("{present} is there, but {absent} is not")]
     Half { present: PathBuf, absent: PathBuf },
     #[error("{path}: {source}")]
@@ -59,7 +54,7 @@ pub enum FileError {
 impl FileError {
     fn label(&self) -> &'static str {
         match self {
-            Self::Unreadable { .. } | Self::NotAFile { .. } | Self::TooLarge { .. } => "unreadable",
+            Self::Unreadable { .. } => "unreadable",
             Self::Half { .. } => "incomplete",
             Self::Certificates { .. } | Self::Key { .. } | Self::Bundle { .. } => "not_parsed",
             Self::Pair { .. } => "mismatch",
@@ -133,6 +128,7 @@ impl FileSource {
         let mut watch = Watch::new(files.to_vec());
         // The first look: the folder may have changed since `publish_once`, when nobody watched yet.
         let mut settled = true;
+        let mut bad_since = None;
         loop {
             watch.arm();
             let generation = self.read();
@@ -141,6 +137,9 @@ impl FileSource {
                 generation.key_pair.as_ref().ok().and_then(Option::as_ref).map(|pair| pair.leaf().not_before);
             let not_yet = not_before.filter(|from| *from > self.clock.now());
             let is_good = self.publish(generation, settled);
+            if is_good {
+                bad_since = None;
+            }
             if is_good || settled {
                 // A pair whose time is to come needs no change to become good.
                 let its_time = async {
@@ -160,8 +159,12 @@ impl FileSource {
                 }
                 settled = false;
             } else {
-                // Half of a change, most likely. If nothing completes it within the window, it is told.
-                settled = tokio::time::timeout(self.debounce, watch.changed()).await.is_err();
+                // Half of a change, most likely. If nothing completes it within the window, it is told; so it is if
+                // it goes on changing and does not get any better.
+                let since = *bad_since.get_or_insert(read_at);
+                let is_quiet = tokio::time::timeout(self.debounce, watch.changed()).await.is_err();
+                settled = is_quiet || since.elapsed() > 10 * self.debounce;
+                tokio::time::sleep((self.debounce / 10).saturating_sub(read_at.elapsed())).await;
             }
         }
     }
@@ -226,7 +229,7 @@ impl Feed {
         let (name, folder) = (self.name, folder.display());
         match secret {
             Ok(Some(secret)) => {
-                let what = format!("{secret:?}");
+                let what = secret.to_string();
                 let not_after = humantime::format_rfc3339_seconds(secret.not_after());
                 self.repeats.recovered();
                 self.was_there = true;
@@ -271,28 +274,13 @@ fn stamp(path: &Path) -> Stamp {
     Some((found.dev(), found.ino(), found.size(), modified.0, modified.1, changed.0, changed.1))
 }
 
-/// The content of a plain file; none where there is no file.
-fn read_file(path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, FileError> {
-    let unreadable = |source| FileError::Unreadable { path: path.to_owned(), source };
-    // A FIFO in the place of a file must not stop the agent.
-    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let file = match File::options().read(true).custom_flags(flags).open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(unreadable(error)),
-    };
-    let metadata = file.metadata().map_err(unreadable)?;
-    if !metadata.is_file() {
-        return Err(FileError::NotAFile { path: path.to_owned() });
+/// The content of a file; none where there is no file.
+fn read_file(path: &Path) -> Content {
+    match plain_file::read(path, limits::FILE_BYTES) {
+        Ok(content) => Ok(Some(content)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(FileError::Unreadable { path: path.to_owned(), source }),
     }
-    if metadata.len() > limits::FILE_BYTES {
-        return Err(FileError::TooLarge { path: path.to_owned() });
-    }
-    // Sized beforehand: a buffer that grows leaves copies of a key behind.
-    let size = usize::try_from(metadata.len()).unwrap_or_default();
-    let mut content = Zeroizing::new(Vec::with_capacity(size + 1));
-    file.take(limits::FILE_BYTES).read_to_end(&mut content).map_err(unreadable)?;
-    Ok(Some(content))
 }
 
 type Content = Result<Option<Zeroizing<Vec<u8>>>, FileError>;

@@ -40,30 +40,46 @@ impl Grace {
     }
 }
 
-/// How long to wait after the `failures`-th failed call in a row.
-///
-/// `left` is how long the certificate that is served lasts; none where there is none that is valid. The delay
-/// shrinks with it, so that no certificate ends unrenewed for want of trying. `draw` is random, from 0 to 1.
-pub fn retry_delay(class: Class, failures: u32, left: Option<Duration>, draw: f64) -> Duration {
+/// What there is to lose while the CA does not sign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Validity {
+    /// There never was a certificate.
+    Nothing,
+    /// The one that is served is valid for so long.
+    Left(Duration),
+    /// The one that was served ended so long ago.
+    Past(Duration),
+}
+
+/// How long to wait after the `failures`-th failed call in a row. The delay shrinks towards the end of the
+/// certificate, so that none ends unrenewed for want of trying, and grows again after it, where the failure is one
+/// that does not pass by itself. `draw` is random, from 0 to 1.
+pub fn retry_delay(class: Class, failures: u32, validity: Validity, draw: f64) -> Duration {
     const BASE: Duration = Duration::from_millis(500);
-    /// Near the end every class is tried at least every 2 s, the call's own time included.
+    /// Near the end every class is tried at least every 2 s.
     const URGENT: Duration = Duration::from_millis(1500);
+    /// The share of the distance to the end that a delay may take.
+    const SHARE: u32 = 16;
     let (cap, cap_without) = match class {
         Class::Transient => (Duration::from_secs(60), URGENT),
         Class::Lasting => (Duration::from_secs(300), Duration::from_secs(30)),
     };
-    let cap = match left {
-        Some(left) => cap.min(URGENT.max(left / 16)),
-        None => cap_without,
+    let cap = match validity {
+        Validity::Left(left) => cap.min(URGENT.max(left / SHARE)),
+        Validity::Past(past) => cap_without.min(URGENT.max(past / SHARE)),
+        Validity::Nothing => cap_without,
     };
     Backoff { base: BASE, cap }.delay(failures, draw)
 }
 
 /// How long one call may take: as configured, but a call to a CA that hangs must not use up the last of a
-/// certificate's life.
-fn call_timeout(configured: Duration, left: Option<Duration>) -> Duration {
+/// certificate's life. After it nothing is left to lose, and a CA that is slow gets all its time.
+fn call_timeout(configured: Duration, validity: Validity) -> Duration {
     const SHORTEST: Duration = Duration::from_secs(2);
-    left.map_or(configured, |left| configured.min(SHORTEST.max(left / 4)))
+    match validity {
+        Validity::Left(left) => configured.min(SHORTEST.max(left / 4)),
+        Validity::Past(_) | Validity::Nothing => configured,
+    }
 }
 
 /// How the workload's SPIFFE ID is found.
@@ -163,8 +179,7 @@ impl WorkloadSource {
         let mut repeats = Repeats::default();
         loop {
             self.wait_until_due().await;
-            let left = self.left();
-            match self.renew(left).await {
+            match self.renew().await {
                 Ok(()) => {
                     failures = 0;
                     if repeats.recovered() {
@@ -173,7 +188,7 @@ impl WorkloadSource {
                 }
                 Err(error) => {
                     failures = failures.saturating_add(1);
-                    let delay = retry_delay(error.class(), failures, self.left(), fastrand::f64());
+                    let delay = retry_delay(error.class(), failures, self.validity(), fastrand::f64());
                     self.report(&error, delay, &mut repeats);
                     self.sleep_unless_files_take_over(delay).await;
                 }
@@ -222,16 +237,17 @@ impl WorkloadSource {
         }
     }
 
-    /// How long what is served stays valid.
-    fn left(&self) -> Option<Duration> {
-        let good = self.key_pair.entry().good?;
-        let left = good.secret.not_after().duration_since(self.clock.now()).ok()?;
-        (!left.is_zero()).then_some(left)
+    fn validity(&self) -> Validity {
+        let Some(good) = self.key_pair.entry().good else { return Validity::Nothing };
+        match good.secret.not_after().duration_since(self.clock.now()) {
+            Ok(left) => Validity::Left(left),
+            Err(past) => Validity::Past(past.duration()),
+        }
     }
 
-    async fn renew(&self, left: Option<Duration>) -> Result<(), CaError> {
+    async fn renew(&self) -> Result<(), CaError> {
         let started = Instant::now();
-        let outcome = self.issue(left).await;
+        let outcome = self.issue().await;
         let provider = self.ca.name();
         let word = outcome.as_ref().map_or_else(CaError::label, |_| "ok");
         self.metrics.ca_requests.get_or_create(&ByOutcome { provider, outcome: word }).inc();
@@ -242,7 +258,7 @@ impl WorkloadSource {
         Ok(())
     }
 
-    async fn issue(&self, left: Option<Duration>) -> Result<(KeyPair, TrustBundle), CaError> {
+    async fn issue(&self) -> Result<(KeyPair, TrustBundle), CaError> {
         let local = |error: rcgen::Error| CaError::Local(error.to_string());
         let identity = self.settings.identity.resolve();
         let key_type = self.settings.key_type;
@@ -255,7 +271,7 @@ impl WorkloadSource {
         let key = key.map_err(local)?;
         let csr = csr::request(&key, identity.as_ref()).map_err(local)?;
         let request = SigningRequest { csr, identity, ttl: self.settings.ttl };
-        let timeout = call_timeout(self.settings.timeout, left);
+        let timeout = call_timeout(self.settings.timeout, self.validity());
         let answer = tokio::time::timeout(timeout, self.ca.sign(&request)).await;
         let answer = answer.map_err(|_| CaError::Timeout(timeout))??;
         Ok(answer.check(key.to_private_key(), request.identity.as_ref(), self.clock.now())?)

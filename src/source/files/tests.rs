@@ -550,7 +550,12 @@ async fn what_does_not_change_the_bytes_is_not_published() {
     for round in 0..5 {
         // A touch, a rewrite, a rename, a change of mode. The other roots show that all this was looked at.
         let key = mount.path(KEY_FILE);
-        File::options().write(true).open(&key).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        std::fs::File::options()
+            .write(true)
+            .open(&key)
+            .unwrap()
+            .set_modified(SystemTime::UNIX_EPOCH)
+            .unwrap();
         files.write(&mount.folder());
         fs::write(mount.path("new"), &files.key).unwrap();
         fs::rename(mount.path("new"), &key).unwrap();

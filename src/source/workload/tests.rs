@@ -234,35 +234,41 @@ fn the_moment_of_renewal_is_istios() {
 #[test]
 fn the_next_try_comes_the_sooner_the_less_is_left() {
     use Class::{Lasting, Transient};
+    use Validity::{Left, Nothing, Past};
     let seconds = Duration::from_secs;
     // Class, failures, what is left; the longest delay in milliseconds.
     let cases = [
-        (Transient, 1, Some(DAY), 500),
-        (Transient, 2, Some(DAY), 1000),
-        (Transient, 5, Some(DAY), 8000),
-        (Transient, u32::MAX, Some(DAY), 60_000),
-        (Lasting, u32::MAX, Some(DAY), 300_000),
+        (Transient, 1, Left(DAY), 500),
+        (Transient, 2, Left(DAY), 1000),
+        (Transient, 5, Left(DAY), 8000),
+        (Transient, u32::MAX, Left(DAY), 60_000),
+        (Lasting, u32::MAX, Left(DAY), 300_000),
         // A sixteenth of what is left.
-        (Transient, u32::MAX, Some(seconds(480)), 30_000),
-        (Lasting, u32::MAX, Some(seconds(480)), 30_000),
+        (Transient, u32::MAX, Left(seconds(480)), 30_000),
+        (Lasting, u32::MAX, Left(seconds(480)), 30_000),
         // Near the end all are the same.
-        (Transient, u32::MAX, Some(seconds(10)), 1500),
-        (Lasting, u32::MAX, Some(seconds(10)), 1500),
-        (Lasting, u32::MAX, Some(Duration::from_nanos(1)), 1500),
-        (Lasting, u32::MAX, Some(Duration::ZERO), 1500),
-        // Nothing is served.
-        (Transient, u32::MAX, None, 1500),
-        (Lasting, u32::MAX, None, 30_000),
-        (Lasting, 1, None, 500),
+        (Transient, u32::MAX, Left(seconds(10)), 1500),
+        (Lasting, u32::MAX, Left(seconds(10)), 1500),
+        (Lasting, u32::MAX, Left(Duration::ZERO), 1500),
+        // So they are when it has just ended; what does not pass by itself is asked for less and less.
+        (Transient, u32::MAX, Past(Duration::ZERO), 1500),
+        (Lasting, u32::MAX, Past(Duration::ZERO), 1500),
+        (Lasting, u32::MAX, Past(seconds(160)), 10_000),
+        (Lasting, u32::MAX, Past(DAY), 30_000),
+        (Transient, u32::MAX, Past(DAY), 1500),
+        // There never was one.
+        (Transient, u32::MAX, Nothing, 1500),
+        (Lasting, u32::MAX, Nothing, 30_000),
+        (Lasting, 1, Nothing, 500),
         // No failure at all does not occur; it is not a tight loop even so.
-        (Transient, 0, Some(DAY), 500),
+        (Transient, 0, Left(DAY), 500),
     ];
-    for (class, failures, left, longest) in cases {
+    for (class, failures, validity, longest) in cases {
         let longest = Duration::from_millis(longest);
-        let case = format!("{class:?} {failures} {left:?}");
-        assert_eq!(retry_delay(class, failures, left, 1.0), longest, "{case}");
+        let case = format!("{class:?} {failures} {validity:?}");
+        assert_eq!(retry_delay(class, failures, validity, 1.0), longest, "{case}");
         assert_eq!(
-            retry_delay(class, failures, left, 0.0),
+            retry_delay(class, failures, validity, 0.0),
             longest / 2,
             "{case}: never 0, however it is drawn"
         );
@@ -271,13 +277,20 @@ fn the_next_try_comes_the_sooner_the_less_is_left() {
 
 #[test]
 fn a_call_may_not_use_up_the_last_of_a_certificates_life() {
+    use Validity::{Left, Nothing, Past};
     let seconds = Duration::from_secs;
-    let cases =
-        [(None, 10), (Some(DAY), 10), (Some(seconds(20)), 5), (Some(seconds(8)), 2), (Some(seconds(1)), 2)];
-    for (left, expected) in cases {
-        assert_eq!(call_timeout(seconds(10), left), seconds(expected), "{left:?}");
+    let cases = [
+        (Nothing, 10),
+        (Left(DAY), 10),
+        (Left(seconds(20)), 5),
+        (Left(seconds(8)), 2),
+        (Left(seconds(1)), 2),
+        (Past(seconds(1)), 10),
+    ];
+    for (validity, expected) in cases {
+        assert_eq!(call_timeout(seconds(10), validity), seconds(expected), "{validity:?}");
     }
-    assert_eq!(call_timeout(SECOND, Some(SECOND)), SECOND, "what is configured is not exceeded");
+    assert_eq!(call_timeout(SECOND, Left(SECOND)), SECOND, "what is configured is not exceeded");
 }
 
 #[tokio::test(start_paused = true)]
@@ -297,7 +310,9 @@ async fn a_year_of_renewals_is_on_time_with_one_call_and_a_fresh_key_each() {
         rounds += 1;
         due = good.renews.unwrap();
         let share = pair.not_after().duration_since(due).unwrap().as_secs_f64() / TTL.as_secs_f64();
-        assert!((0.49..=0.51).contains(&share), "{share} of the lifetime is left");
+        // Certificates end at whole seconds.
+        let second = 1.0 / TTL.as_secs_f64();
+        assert!((0.49 - second..=0.51 + second).contains(&share), "{share} of the lifetime is left");
     }
     assert!((720..=745).contains(&rounds), "{rounds} renewals");
     assert_eq!(office.count("ok"), rounds);
