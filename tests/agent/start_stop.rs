@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tonic::Code;
 
-use crate::support::files::Mounted;
+use crate::support::files::{Mounted, silent_server};
 use crate::support::process::{Agent, failure, output};
 use crate::support::sds::{Stream, on_connection};
 
@@ -28,6 +28,11 @@ async fn every_mistake_is_told_in_one_report_with_exit_code_2() {
     ] {
         assert!(report.contains(words), "{words}:\n{report}");
     }
+    let (_, report) = failure(&["--bogus", "run", "--ca", "none"]).await;
+    assert!(report.contains("unknown option --bogus"), "{report}");
+    // A value that may be a secret is not shown, whatever is wrong with it.
+    let (_, report) = failure(&["run", "--ca", "none", "--ca-header", "authorization: Bearer s3cret"]).await;
+    assert!(report.contains("--ca-header authorization") && !report.contains("s3cret"), "{report}");
     let long = format!("/tmp/{}", "x".repeat(200));
     let cases: [(&[&str], &str); 4] = [
         (
@@ -143,4 +148,75 @@ async fn probes_tell_what_is_missing_and_metrics_when_it_ends() {
         agent.metric("attache_secret_not_after_timestamp_seconds{name=\"default\"}").await,
     );
     assert!(end > now && end <= now + Duration::from_secs(3600), "{end:?}");
+}
+
+/// Opening a FIFO waits for its other end: on the one thread that would be the end of everything.
+#[tokio::test]
+async fn fifos_and_devices_in_the_place_of_files_stop_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let certs = folder.path().join("certs");
+    std::fs::create_dir(&certs).unwrap();
+    for name in ["cert-chain.pem", "key.pem", "root-cert.pem"] {
+        std::os::unix::fs::symlink(&fifo, certs.join(name)).unwrap();
+    }
+    let token = folder.path().join("token");
+    std::fs::write(&token, "token").unwrap();
+    let text = |path: &std::path::Path| path.display().to_string();
+    let zero = "/dev/zero".to_owned();
+    for (token, root) in [(text(&fifo), text(&token)), (text(&token), text(&fifo)), (text(&token), zero)] {
+        let (listener, port) = silent_server().await;
+        let address = format!("127.0.0.1:{port}");
+        let options = [
+            "--ca-address",
+            &address,
+            "--token-file",
+            &token,
+            "--ca-root",
+            &root,
+            "--cert-dir",
+            &text(&certs),
+        ];
+        let mut agent = Agent::start(folder.path(), "agent", &options);
+        let (_, line) = agent.process.wait_log("no new certificate").await;
+        assert!(line.contains("not a plain file"), "{line}");
+        agent.process.wait_log("mounted files are not used").await;
+        assert_eq!(agent.status("/livez").await.0, 200);
+        agent.process.signal(Signal::TERM);
+        assert_eq!(agent.process.ended().await.code(), Some(0));
+        drop(listener);
+    }
+}
+
+#[tokio::test]
+async fn a_folder_that_somebody_has_locked_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let lock = std::fs::File::open(folder.path()).unwrap();
+    lock.lock().unwrap();
+    let socket = folder.path().join("agent.sock").display().to_string();
+    let (code, error) =
+        failure(&["run", "--ca", "none", "--socket", &socket, "--status-address", "none"]).await;
+    assert_eq!(code, 1);
+    assert!(error.contains("holds a lock on it"), "{error}");
+    assert_eq!(error.matches("holds a lock on it").count(), 1, "told once: {error}");
+}
+
+#[tokio::test]
+async fn idle_connections_to_the_status_address_cost_envoy_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut agent = embedded(folder.path(), "agent").await;
+    let status = agent.status_address().await;
+    let mut idle = Vec::new();
+    for _ in 0..500 {
+        idle.push(tokio::net::TcpStream::connect(status).await.unwrap());
+    }
+    let shown = output(&["get", "--socket", agent.socket.to_str().unwrap()]).await;
+    assert!(shown.status.success());
+    let descriptors = format!("/proc/{}/fd", agent.process.pid().as_raw_nonzero());
+    let open = std::fs::read_dir(descriptors).unwrap().count();
+    assert!(open < 150, "{open} descriptors are open");
+    drop(idle);
+    agent.process.signal(Signal::TERM);
+    assert_eq!(agent.process.ended().await.code(), Some(0));
 }
