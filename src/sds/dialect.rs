@@ -8,7 +8,7 @@ use std::collections::HashMap;
 pub use self::delta::Delta;
 pub use self::sotw::StateOfTheWorld;
 
-use super::session::Session;
+use super::session::{Push, Session};
 use crate::limits;
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::{ControlPlane, Node};
@@ -28,12 +28,12 @@ pub trait Dialect: Default {
     /// `name` can never be served: tells the client, where the protocol has words for it.
     fn refuse(&self, session: &mut Session, name: &str);
 
-    /// What to send now, with the bytes of `resources` (by name), and its nonce.
+    /// What to send now, with the bytes of `resources` (by name).
     fn respond(
         &mut self,
         session: &mut Session,
         resources: &HashMap<String, Resource>,
-    ) -> Option<(String, Self::Response)>;
+    ) -> Option<(Push, Self::Response)>;
 
     /// The node id of the first request; empty before it.
     fn node_id(&self) -> &str;
@@ -134,5 +134,7 @@ pub fn combined<'a>(versions: impl Iterator<Item = (&'a str, &'a Version)>) -> S
     }
 }
 
+#[cfg(test)]
+pub(super) mod client;
 #[cfg(test)]
 mod tests;

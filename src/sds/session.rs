@@ -18,29 +18,34 @@ const OUTSTANDING: usize = 64;
 #[derive(Debug, Default)]
 pub struct Session {
     names: BTreeMap<String, Subscribed>,
-    nonces: u64,
-    outstanding: VecDeque<Push>,
+    /// The nonce of the last response.
+    nonce: u64,
+    /// What waits for a verdict, by nonce.
+    outstanding: VecDeque<(u64, Vec<(String, Version)>)>,
 }
 
 /// Where one subscribed name stands.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Subscribed {
+    /// The last nonce before it was subscribed: verdicts up to this one are not about this subscription.
+    since: u64,
+    /// The client asked for it and got no answer yet.
+    is_asked: bool,
     /// The newest version there is.
     offered: Option<Version>,
-    /// What the client was sent last and did not refuse, or said it holds. None while it waits for an answer.
-    sent: Option<Version>,
-    /// What the client took last.
-    accepted: Option<Version>,
+    /// What the client was sent last, and the nonce. None once it refused that.
+    sent: Option<(u64, Version)>,
+    /// The newest that the client took, and its nonce.
+    accepted: Option<(u64, Version)>,
     /// What the client refused, the newest last.
     rejected: VecDeque<Version>,
     fate: Fate,
 }
 
 /// Whether a name can ever be served.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// It can, now or later.
-    #[default]
     Served,
     /// It can't, and the client is to be told.
     Refused,
@@ -49,25 +54,50 @@ enum Fate {
 }
 
 impl Subscribed {
-    /// The version to send now, if any.
-    fn due(&self) -> Option<&Version> {
-        let is_news =
-            |offered: &&Version| self.sent.as_ref() != Some(*offered) && !self.rejected.contains(offered);
-        self.offered.as_ref().filter(is_news)
+    fn since(nonce: u64) -> Self {
+        Self {
+            since: nonce,
+            is_asked: true,
+            offered: None,
+            sent: None,
+            accepted: None,
+            rejected: VecDeque::new(),
+            fate: Fate::Served,
+        }
     }
 
-    /// Forgets what the client got: it asks for it again.
-    fn ask_again(&mut self) {
-        self.sent = None;
-        self.rejected.clear();
-        if self.fate == Fate::Told {
-            self.fate = Fate::Refused;
+    /// What the client holds once it has answered everything: what it refuses leaves it with what it took before.
+    fn held(&self) -> Option<&Version> {
+        self.sent.as_ref().or(self.accepted.as_ref()).map(|(_, version)| version)
+    }
+
+    /// The version to send now, if any.
+    fn due(&self) -> Option<&Version> {
+        let is_due = |offered: &&Version| {
+            self.is_asked || (self.held() != Some(*offered) && !self.rejected.contains(offered))
+        };
+        self.offered.as_ref().filter(is_due)
+    }
+
+    fn accept(&mut self, nonce: u64, version: &Version) {
+        self.rejected.retain(|rejected| rejected != version);
+        if self.accepted.as_ref().is_none_or(|(before, _)| *before < nonce) {
+            self.accepted = Some((nonce, version.clone()));
         }
+    }
+
+    fn reject(&mut self, nonce: u64, version: &Version) {
+        self.sent.take_if(|(last, _)| *last == nonce);
+        self.rejected.retain(|rejected| rejected != version);
+        if self.rejected.len() == REJECTED {
+            self.rejected.pop_front();
+        }
+        self.rejected.push_back(version.clone());
     }
 }
 
 /// Names and versions that go into one response, and the nonce that stands for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Push {
     /// Unique on its stream.
     pub nonce: String,
@@ -81,10 +111,13 @@ impl Session {
     /// The client wants `name`. True if it was not subscribed. Asking again is answered again.
     pub fn subscribe(&mut self, name: &str) -> bool {
         if let Some(subscribed) = self.names.get_mut(name) {
-            subscribed.ask_again();
+            subscribed.is_asked = true;
+            if subscribed.fate == Fate::Told {
+                subscribed.fate = Fate::Refused;
+            }
             return false;
         }
-        self.names.insert(name.to_owned(), Subscribed::default());
+        self.names.insert(name.to_owned(), Subscribed::since(self.nonce));
         true
     }
 
@@ -108,8 +141,8 @@ impl Session {
     /// The client says that it holds `version` of `name` from an earlier stream: it need not be sent again.
     pub fn holds(&mut self, name: &str, version: Version) {
         if let Some(subscribed) = self.names.get_mut(name) {
-            subscribed.accepted = Some(version.clone());
-            subscribed.sent = Some(version);
+            subscribed.is_asked = false;
+            subscribed.accepted = Some((self.nonce, version));
         }
     }
 
@@ -122,69 +155,56 @@ impl Session {
 
     /// The client took the response with `nonce`. Gives what it took; nothing for a nonce that does not wait.
     pub fn accept(&mut self, nonce: &str) -> Vec<(String, Version)> {
-        let items = self.settle(nonce);
-        for (name, version) in &items {
-            let Some(subscribed) = self.names.get_mut(name) else { continue };
-            subscribed.rejected.retain(|rejected| rejected != version);
-            subscribed.accepted = Some(version.clone());
-        }
-        items
+        self.settle(nonce, Subscribed::accept)
     }
 
     /// The client refused the response with `nonce`, and keeps what it has. Gives what it refused; nothing for a
-    /// nonce that does not wait. These versions are not sent again.
+    /// nonce that does not wait. These versions are not sent again, unless they are asked for or taken after all.
     pub fn reject(&mut self, nonce: &str) -> Vec<(String, Version)> {
-        let items = self.settle(nonce);
+        self.settle(nonce, Subscribed::reject)
+    }
+
+    fn settle(&mut self, nonce: &str, verdict: fn(&mut Subscribed, u64, &Version)) -> Vec<(String, Version)> {
+        let at = self.outstanding.iter().position(|(waiting, _)| waiting.to_string() == nonce);
+        let Some((nonce, items)) = at.and_then(|at| self.outstanding.remove(at)) else { return Vec::new() };
         for (name, version) in &items {
-            let Some(subscribed) = self.names.get_mut(name) else { continue };
-            if subscribed.sent.as_ref() == Some(version) {
-                subscribed.sent.clone_from(&subscribed.accepted);
+            if let Some(subscribed) = self.names.get_mut(name).filter(|subscribed| subscribed.since < nonce) {
+                verdict(subscribed, nonce, version);
             }
-            if subscribed.rejected.len() == REJECTED {
-                subscribed.rejected.pop_front();
-            }
-            subscribed.rejected.push_back(version.clone());
         }
         items
     }
 
     /// Whether `nonce` is that of the last response.
     pub fn is_last(&self, nonce: &str) -> bool {
-        self.nonces > 0 && nonce == self.nonces.to_string()
-    }
-
-    fn settle(&mut self, nonce: &str) -> Vec<(String, Version)> {
-        let at = self.outstanding.iter().position(|push| push.nonce == nonce);
-        at.and_then(|at| self.outstanding.remove(at)).map(|push| push.items).unwrap_or_default()
+        self.nonce > 0 && nonce == self.nonce.to_string()
     }
 
     /// What to send now.
     pub fn push(&mut self) -> Option<Push> {
         let (mut items, mut removed) = (Vec::new(), Vec::new());
+        let nonce = self.nonce + 1;
         for (name, subscribed) in &mut self.names {
             if subscribed.fate == Fate::Refused {
                 subscribed.fate = Fate::Told;
                 removed.push(name.clone());
             } else if let Some(version) = subscribed.due().cloned() {
-                subscribed.sent = Some(version.clone());
+                subscribed.is_asked = false;
+                subscribed.sent = Some((nonce, version.clone()));
                 items.push((name.clone(), version));
             }
         }
         if items.is_empty() && removed.is_empty() {
             return None;
         }
-        self.nonces += 1;
-        let push = Push { nonce: self.nonces.to_string(), items, removed };
-        if self.outstanding.len() == OUTSTANDING {
-            self.outstanding.pop_front();
+        self.nonce = nonce;
+        if !items.is_empty() {
+            if self.outstanding.len() == OUTSTANDING {
+                self.outstanding.pop_front();
+            }
+            self.outstanding.push_back((nonce, items.clone()));
         }
-        self.outstanding.push_back(push.clone());
-        Some(push)
-    }
-
-    /// The names in the last push, until the client has answered it.
-    pub fn last_pushed(&self) -> impl Iterator<Item = &str> {
-        self.outstanding.back().into_iter().flat_map(|push| push.items.iter().map(|(name, _)| name.as_str()))
+        Some(Push { nonce: nonce.to_string(), items, removed })
     }
 
     /// Every subscribed name.
@@ -193,8 +213,8 @@ impl Session {
     }
 
     /// What the client holds once it has taken everything that was sent.
-    pub fn sent(&self) -> impl Iterator<Item = (&str, &Version)> {
-        self.names.iter().filter_map(|(name, at)| Some((name.as_str(), at.sent.as_ref()?)))
+    pub fn held(&self) -> impl Iterator<Item = (&str, &Version)> {
+        self.names.iter().filter_map(|(name, at)| Some((name.as_str(), at.held()?)))
     }
 
     /// The newest version of every name that has one.

@@ -142,10 +142,10 @@ impl<D: Dialect, I> SecretStream<D, I> {
     }
 
     fn respond(&mut self) -> Option<D::Response> {
-        let (nonce, response) = self.dialect.respond(&mut self.session, &self.resources)?;
-        for name in self.session.last_pushed() {
+        let (push, response) = self.dialect.respond(&mut self.session, &self.resources)?;
+        for (name, version) in &push.items {
             self.service.count_push(name);
-            tracing::debug!(name, nonce, "sent");
+            tracing::debug!(name, %version, nonce = push.nonce, "sent");
         }
         Some(response)
     }

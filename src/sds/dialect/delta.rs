@@ -10,7 +10,7 @@ use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource as WireResource,
 };
-use crate::sds::session::Session;
+use crate::sds::session::{Push, Session};
 use crate::secret::{Resource, Version};
 
 /// The delta protocol's side of one stream.
@@ -70,20 +70,20 @@ impl Dialect for Delta {
         &mut self,
         session: &mut Session,
         resources: &HashMap<String, Resource>,
-    ) -> Option<(String, DeltaDiscoveryResponse)> {
+    ) -> Option<(Push, DeltaDiscoveryResponse)> {
         let push = session.push()?;
         let resource = |(name, version): &(String, Version)| {
             let any = resources.get(name)?.any.clone();
             Some(WireResource { version: version.to_string(), resource: Some(any), name: name.clone() })
         };
         let response = DeltaDiscoveryResponse {
-            system_version_info: combined(session.sent()),
+            system_version_info: combined(session.held()),
             resources: push.items.iter().filter_map(resource).collect(),
             type_url: SECRET_TYPE_URL.to_owned(),
             nonce: push.nonce.clone(),
-            removed_resources: push.removed,
+            removed_resources: push.removed.clone(),
             control_plane: control_plane(),
         };
-        Some((push.nonce, response))
+        Some((push, response))
     }
 }

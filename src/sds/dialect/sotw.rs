@@ -8,7 +8,7 @@ use crate::limits;
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
-use crate::sds::session::Session;
+use crate::sds::session::{Push, Session};
 use crate::secret::{Resource, Version};
 
 /// The state-of-the-world protocol's side of one stream.
@@ -67,18 +67,18 @@ impl Dialect for StateOfTheWorld {
         &mut self,
         session: &mut Session,
         resources: &HashMap<String, Resource>,
-    ) -> Option<(String, DiscoveryResponse)> {
+    ) -> Option<(Push, DiscoveryResponse)> {
         self.settle_claim(session);
         let push = session.push()?;
         let any = |(name, _): &(String, Version)| resources.get(name).map(|resource| resource.any.clone());
         let response = DiscoveryResponse {
-            version_info: combined(session.sent()),
+            version_info: combined(session.held()),
             resources: push.items.iter().filter_map(any).collect(),
             type_url: SECRET_TYPE_URL.to_owned(),
             nonce: push.nonce.clone(),
             control_plane: control_plane(),
         };
-        Some((push.nonce, response))
+        Some((push, response))
     }
 }
 
