@@ -73,6 +73,9 @@ pub enum Refusal {
     /// More names than a stream may have.
     #[error("{0} resource names on one stream: at most {max} are served", max = limits::NAMES_PER_STREAM)]
     TooManyNames(usize),
+    /// Longer names than a stream may have.
+    #[error("{0} bytes of resource names on one stream: at most {max} are served", max = limits::NAME_BYTES_PER_STREAM)]
+    TooLongNames(usize),
 }
 
 impl Refusal {
@@ -81,7 +84,7 @@ impl Refusal {
         match self {
             Self::NoNode => "no_node",
             Self::ForeignType(_) => "foreign_type",
-            Self::TooManyNames(_) => "too_many_names",
+            Self::TooManyNames(_) | Self::TooLongNames(_) => "too_many_names",
         }
     }
 }
@@ -89,7 +92,9 @@ impl Refusal {
 impl From<Refusal> for tonic::Status {
     fn from(refusal: Refusal) -> Self {
         match refusal {
-            Refusal::TooManyNames(_) => tonic::Status::resource_exhausted(refusal.to_string()),
+            Refusal::TooManyNames(_) | Refusal::TooLongNames(_) => {
+                tonic::Status::resource_exhausted(refusal.to_string())
+            }
             _ => tonic::Status::invalid_argument(refusal.to_string()),
         }
     }
@@ -106,6 +111,18 @@ pub fn check_type(type_url: &str) -> Result<(), Refusal> {
 /// Refuses a stream of nobody.
 fn check_node(node: Option<Node>) -> Result<Node, Refusal> {
     node.filter(|node| !node.id.is_empty()).ok_or(Refusal::NoNode)
+}
+
+/// Refuses more names than a stream may be subscribed to.
+fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), Refusal> {
+    let (count, bytes) = names.fold((0, 0), |(count, bytes), name| (count + 1, bytes + name.len()));
+    if count > limits::NAMES_PER_STREAM {
+        return Err(Refusal::TooManyNames(count));
+    }
+    if bytes > limits::NAME_BYTES_PER_STREAM {
+        return Err(Refusal::TooLongNames(bytes));
+    }
+    Ok(())
 }
 
 /// What a client says of the response with `nonce`. None if that does not wait for a verdict.

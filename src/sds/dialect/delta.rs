@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 
-use super::{Dialect, Received, Refusal, check_node, check_type, combined, control_plane, verdict};
-use crate::limits;
+use super::{
+    Dialect, Received, Refusal, check_names, check_node, check_type, combined, control_plane, verdict,
+};
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3::{
@@ -47,9 +48,8 @@ impl Dialect for Delta {
                 received.added.push(name);
             }
         }
-        let count = session.names().count();
-        if count > limits::NAMES_PER_STREAM {
-            return Err(Refusal::TooManyNames(count));
+        if !received.added.is_empty() {
+            check_names(session.names())?;
         }
         if is_first {
             // What it kept from an earlier stream; only a newer value need be sent.

@@ -3,8 +3,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::{Dialect, Received, Refusal, check_node, check_type, combined, control_plane, verdict};
-use crate::limits;
+use super::{
+    Dialect, Received, Refusal, check_names, check_node, check_type, combined, control_plane, verdict,
+};
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
@@ -30,9 +31,7 @@ impl Dialect for StateOfTheWorld {
     fn receive(&mut self, session: &mut Session, request: DiscoveryRequest) -> Result<Received, Refusal> {
         check_type(&request.type_url)?;
         let names: BTreeSet<String> = request.resource_names.into_iter().collect();
-        if names.len() > limits::NAMES_PER_STREAM {
-            return Err(Refusal::TooManyNames(names.len()));
-        }
+        check_names(names.iter().map(String::as_str))?;
         let is_first = self.node.is_none();
         let mut received = Received::default();
         if is_first {

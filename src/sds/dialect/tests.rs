@@ -1450,6 +1450,7 @@ in_both_dialects! {
     only_the_first_request_must_say_who_sends_it
     only_secrets_are_served
     a_stream_has_a_bounded_number_of_names
+    the_names_of_a_stream_have_a_bounded_length
 }
 
 fn only_the_first_request_must_say_who_sends_it<D: Wire>() {
@@ -1498,5 +1499,18 @@ fn a_stream_has_a_bounded_number_of_names<D: Wire>() {
     assert_eq!(session.names().count(), most);
     let refusal = dialect.receive(&mut session, request(names(most + 1))).unwrap_err();
     assert_eq!(refusal, Refusal::TooManyNames(most + 1));
+    assert_eq!(tonic::Status::from(refusal).code(), tonic::Code::ResourceExhausted);
+}
+
+fn the_names_of_a_stream_have_a_bounded_length<D: Wire>() {
+    let most = limits::NAME_BYTES_PER_STREAM;
+    let (mut session, mut dialect) = (Session::default(), D::default());
+    let long = vec!["x".repeat(most - 1)];
+    dialect.receive(&mut session, request::<D>(Some("envoy"), "", long.clone())).unwrap();
+    let more = |more: &str| request::<D>(None, "", [long.clone(), strings(&[more])].concat());
+    dialect.receive(&mut session, more("y")).unwrap();
+    let refusal = dialect.receive(&mut session, more("zz")).unwrap_err();
+    // In delta the other one is still there.
+    assert_eq!(refusal, Refusal::TooLongNames(most + if D::IS_DELTA { 2 } else { 1 }));
     assert_eq!(tonic::Status::from(refusal).code(), tonic::Code::ResourceExhausted);
 }
