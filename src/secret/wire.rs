@@ -24,9 +24,12 @@ impl Version {
         Self(digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// The version that a client says it holds. It may be of nothing that ever was here.
-    pub fn claimed(text: String) -> Self {
-        Self(text)
+    /// The version that a client says it holds. It may be of nothing that ever was here; none where it can't be of
+    /// anything.
+    pub fn claimed(text: String) -> Option<Self> {
+        let is_digest =
+            text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        is_digest.then_some(Self(text))
     }
 
     /// The text on the wire.

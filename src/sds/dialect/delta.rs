@@ -54,7 +54,9 @@ impl Dialect for Delta {
         if is_first {
             // What it kept from an earlier stream; only a newer value need be sent.
             for (name, version) in request.initial_resource_versions {
-                session.holds(&name, Version::claimed(version));
+                if let Some(version) = Version::claimed(version) {
+                    session.holds(&name, version);
+                }
             }
         }
         Ok(received)

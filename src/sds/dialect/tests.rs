@@ -1514,3 +1514,51 @@ fn the_names_of_a_stream_have_a_bounded_length<D: Wire>() {
     assert_eq!(refusal, Refusal::TooLongNames(most + if D::IS_DELTA { 2 } else { 1 }));
     assert_eq!(tonic::Status::from(refusal).code(), tonic::Code::ResourceExhausted);
 }
+
+#[test]
+fn a_claim_that_is_no_version_is_nothing_that_is_held() {
+    let junk = [
+        "",
+        "1",
+        "\0\n",
+        "0123456789ABCDEF0123456789ABCDEF",
+        "é".repeat(16).as_str(),
+        "f".repeat(100_000).as_str(),
+    ]
+    .map(str::to_owned);
+    for claim in junk {
+        let mut talk = Talk::<Delta>::default();
+        talk.open(
+            &["a", "nobody"],
+            vec![("a".to_owned(), claim.clone()), ("nobody".to_owned(), claim.clone())],
+        );
+        talk.expect(&[], &["nobody"]);
+        assert_eq!(talk.last.as_ref().unwrap().version, combined([].into_iter()), "{claim:?} comes back");
+        talk.publish("a", "1");
+        talk.expect(&[("a", "1")], &[]);
+    }
+}
+
+#[test]
+fn only_the_first_request_says_what_is_kept_from_an_earlier_stream() {
+    let mut talk = Talk::<Delta>::default();
+    talk.publish("a", "1");
+    talk.open(&[], Vec::new());
+    talk.wanted.insert("a".to_owned());
+    let held = vec![("a".to_owned(), version("a", "1").to_string())];
+    talk.receive(Words { subscribe: strings(&["a"]), held, ..talk.words() });
+    talk.expect(&[("a", "1")], &[]);
+}
+
+#[test]
+fn an_empty_first_request_is_answered_with_nothing() {
+    fn nothing<D: Wire>() {
+        let mut talk = Talk::<D>::default();
+        talk.publish("a", "1");
+        talk.receive(Words { node: Words::node(), ..Words::default() });
+        assert_eq!(talk.received, Received::default());
+        talk.expect(&[], &[]);
+    }
+    nothing::<StateOfTheWorld>();
+    nothing::<Delta>();
+}
