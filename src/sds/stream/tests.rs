@@ -13,10 +13,7 @@ use super::*;
 use crate::cache::{Cache, Key, Observed, Origin, Published, Publisher, Workload};
 use crate::metrics::{ByReason, Metrics};
 use crate::pki::key::{KeyType, SigningKey};
-use crate::proto::envoy::config::core::v3::Node;
-use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
-use crate::proto::google::rpc;
-use crate::sds::dialect::StateOfTheWorld;
+use crate::sds::dialect::client::{Answer, Wire, Words};
 use crate::secret::{Secret, TrustBundle, Version};
 
 const ROOTS: Key = Key { workload: Workload(0), name: SecretName::Roots };
@@ -32,10 +29,12 @@ struct Agent {
 }
 
 /// The client's end of one stream.
-struct Client {
-    requests: mpsc::Sender<Result<DiscoveryRequest, Status>>,
-    responses: SecretStream<StateOfTheWorld, ReceiverStream<Result<DiscoveryRequest, Status>>>,
+struct Client<D: Wire> {
+    requests: Requests<D>,
+    responses: SecretStream<D, ReceiverStream<Result<D::Request, Status>>>,
 }
+
+type Requests<D> = mpsc::Sender<Result<<D as Dialect>::Request, Status>>;
 
 impl Agent {
     fn new() -> Self {
@@ -55,7 +54,7 @@ impl Agent {
         self.roots.entry().good.unwrap().resource.version.clone()
     }
 
-    fn connect(&self) -> Client {
+    fn connect<D: Wire>(&self) -> Client<D> {
         let (requests, inbound) = mpsc::channel(16);
         let service = SecretDiscovery::new(
             self.cache.clone(),
@@ -82,36 +81,32 @@ impl Agent {
     }
 }
 
-impl Client {
+impl<D: Wire> Client<D> {
+    async fn say(&self, words: Words) {
+        self.requests.send(Ok(D::request(words))).await.unwrap();
+    }
+
     async fn open(&self, names: &[&str]) {
-        let request = DiscoveryRequest {
-            node: Some(Node { id: "envoy".to_owned(), ..Node::default() }),
-            resource_names: names.iter().map(|name| (*name).to_owned()).collect(),
-            ..DiscoveryRequest::default()
-        };
-        self.requests.send(Ok(request)).await.unwrap();
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        self.say(Words { node: Words::node(), subscribe: names.clone(), names, ..Words::default() }).await;
     }
 
-    async fn answer(&self, response: &DiscoveryResponse, rejection: Option<&str>) {
-        let request = DiscoveryRequest {
-            resource_names: vec!["ROOTCA".to_owned()],
-            response_nonce: response.nonce.clone(),
-            error_detail: rejection.map(|reason| rpc::Status { code: 13, message: reason.to_owned() }),
-            ..DiscoveryRequest::default()
-        };
-        self.requests.send(Ok(request)).await.unwrap();
+    async fn answer(&self, answer: &Answer, rejection: Option<&str>) {
+        let names = vec!["ROOTCA".to_owned()];
+        let (nonce, rejection) = (answer.nonce.clone(), rejection.map(str::to_owned));
+        self.say(Words { names, nonce, rejection, ..Words::default() }).await;
     }
 
-    async fn next(&mut self) -> DiscoveryResponse {
+    async fn next(&mut self) -> Answer {
         self.outcome().await.expect("a response").expect("no error")
     }
 
     /// What the stream gives next. It must come by itself, not only when somebody looks again later.
-    async fn outcome(&mut self) -> Option<Result<DiscoveryResponse, Status>> {
+    async fn outcome(&mut self) -> Option<Result<Answer, Status>> {
         let started = Instant::now();
         let outcome = tokio::time::timeout(Duration::from_secs(60), self.responses.next()).await;
         assert_eq!(started.elapsed(), Duration::ZERO, "nothing woke the stream");
-        outcome.expect("an outcome")
+        outcome.expect("an outcome").map(|outcome| outcome.map(D::answer))
     }
 
     /// Lets the stream take in what was sent to it. True if it has no response to it.
@@ -120,38 +115,71 @@ impl Client {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn what_is_there_is_sent_and_a_change_is_pushed() {
+/// A test that is told once and runs in each dialect.
+macro_rules! in_both_dialects {
+    ($($name:ident)*) => {
+        mod sotw {
+            $(#[tokio::test(start_paused = true)]
+            async fn $name() { super::$name::<crate::sds::dialect::StateOfTheWorld>().await; })*
+        }
+        mod delta {
+            $(#[tokio::test(start_paused = true)]
+            async fn $name() { super::$name::<crate::sds::dialect::Delta>().await; })*
+        }
+    };
+}
+
+in_both_dialects! {
+    what_is_there_is_sent_and_a_change_is_pushed
+    a_secret_that_is_not_there_yet_is_sent_when_it_comes
+    a_slow_reader_gets_the_newest_version_alone
+    a_client_that_closes_its_half_gets_what_is_ready_and_then_the_end
+    an_error_of_the_transport_ends_the_stream
+    a_request_that_is_refused_ends_the_stream_and_is_counted
+    draining_ends_every_stream_with_unavailable
+    verdicts_are_counted_and_seen_in_the_cache
+    a_stream_that_ends_is_no_longer_counted
+    new_streams_get_the_last_good_value_after_a_failed_renewal
+    a_restarted_client_is_sent_only_what_is_newer
+    a_name_that_is_given_up_and_asked_for_anew_is_sent_again
+}
+
+async fn what_is_there_is_sent_and_a_change_is_pushed<D: Wire>() {
     let agent = Agent::new();
     let first = agent.renew();
-    let mut client = agent.connect();
+    let mut client = agent.connect::<D>();
     client.open(&["ROOTCA"]).await;
     let response = client.next().await;
-    assert_eq!((response.version_info.as_str(), response.resources.len()), (first.as_str(), 1));
+    assert_eq!((response.version.as_str(), response.resources.len()), (first.as_str(), 1));
     client.answer(&response, None).await;
     assert!(client.is_silent().await);
     // The client waits, and is woken by the change.
     let (response, second) = tokio::join!(client.next(), async { agent.renew() });
-    assert_eq!(response.version_info, second.as_str());
+    assert_eq!(response.version, second.as_str());
     assert_eq!(agent.counts(), (2, 1, 0));
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_secret_that_is_not_there_yet_is_sent_when_it_comes() {
+async fn a_secret_that_is_not_there_yet_is_sent_when_it_comes<D: Wire>() {
     let agent = Agent::new();
-    let mut client = agent.connect();
+    let mut client = agent.connect::<D>();
     client.open(&["default", "ROOTCA", "nobody"]).await;
+    // One that can never be there is told, where there are words for it.
+    if D::IS_DELTA {
+        let answer = client.next().await;
+        assert_eq!((answer.resources, answer.removed), (Vec::new(), vec!["nobody".to_owned()]));
+        client.say(Words { nonce: answer.nonce, ..Words::default() }).await;
+    }
     assert!(client.is_silent().await);
     let (response, version) = tokio::join!(client.next(), async { agent.renew() });
-    assert_eq!((response.version_info.as_str(), response.resources.len()), (version.as_str(), 1));
+    assert_eq!((response.version.as_str(), response.resources.len()), (version.as_str(), 1));
+    assert_eq!(response.removed, Vec::<String>::new());
     let unknown = agent.metrics.refusals.get_or_create_owned(&ByReason { reason: "unknown_name" });
     assert_eq!(unknown.get(), 1);
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_slow_reader_gets_the_newest_version_alone() {
+async fn a_slow_reader_gets_the_newest_version_alone<D: Wire>() {
     let agent = Agent::new();
-    let mut client = agent.connect();
+    let mut client = agent.connect::<D>();
     agent.renew();
     client.open(&["ROOTCA"]).await;
     client.next().await;
@@ -160,35 +188,33 @@ async fn a_slow_reader_gets_the_newest_version_alone() {
     }
     let newest = agent.renew();
     let response = client.next().await;
-    assert_eq!(response.version_info, newest.as_str());
+    assert_eq!(response.version, newest.as_str());
     assert!(client.is_silent().await, "there is no queue behind it");
     assert_eq!(agent.counts(), (2, 0, 0));
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_client_that_closes_its_half_gets_what_is_ready_and_then_the_end() {
+async fn a_client_that_closes_its_half_gets_what_is_ready_and_then_the_end<D: Wire>() {
     let agent = Agent::new();
     let version = agent.renew();
-    let client = agent.connect();
+    let client = agent.connect::<D>();
     client.open(&["ROOTCA"]).await;
     let Client { requests, mut responses } = client;
     drop(requests);
-    let response = responses.next().await.unwrap().unwrap();
-    assert_eq!(response.version_info, version.as_str());
+    let response = D::answer(responses.next().await.unwrap().unwrap());
+    assert_eq!(response.version, version.as_str());
     assert!(responses.next().await.is_none());
     agent.renew();
     assert!(responses.next().await.is_none(), "the end is the end");
     // Where nothing is ready, the end comes at once.
-    let Client { requests, mut responses } = agent.connect();
+    let Client { requests, mut responses } = agent.connect::<D>();
     drop(requests);
     assert!(responses.next().await.is_none());
 }
 
-#[tokio::test(start_paused = true)]
-async fn an_error_of_the_transport_ends_the_stream() {
+async fn an_error_of_the_transport_ends_the_stream<D: Wire>() {
     let agent = Agent::new();
     agent.renew();
-    let mut client = agent.connect();
+    let mut client = agent.connect::<D>();
     client.open(&["ROOTCA"]).await;
     client.next().await;
     client.requests.send(Err(Status::cancelled("gone"))).await.unwrap();
@@ -197,11 +223,10 @@ async fn an_error_of_the_transport_ends_the_stream() {
     assert!(client.outcome().await.is_none());
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_request_that_is_refused_ends_the_stream_and_is_counted() {
+async fn a_request_that_is_refused_ends_the_stream_and_is_counted<D: Wire>() {
     let agent = Agent::new();
-    let mut client = agent.connect();
-    client.requests.send(Ok(DiscoveryRequest::default())).await.unwrap();
+    let mut client = agent.connect::<D>();
+    client.say(Words::default()).await;
     let status = client.outcome().await.unwrap().unwrap_err();
     assert_eq!(status.code(), tonic::Code::InvalidArgument);
     assert!(client.outcome().await.is_none());
@@ -209,11 +234,10 @@ async fn a_request_that_is_refused_ends_the_stream_and_is_counted() {
     assert_eq!(refused.get(), 1);
 }
 
-#[tokio::test(start_paused = true)]
-async fn draining_ends_every_stream_with_unavailable() {
+async fn draining_ends_every_stream_with_unavailable<D: Wire>() {
     let agent = Agent::new();
     agent.renew();
-    let (mut idle, mut waiting) = (agent.connect(), agent.connect());
+    let (mut idle, mut waiting) = (agent.connect::<D>(), agent.connect::<D>());
     waiting.open(&["ROOTCA"]).await;
     waiting.next().await;
     // Both wait, and are woken by it.
@@ -225,11 +249,10 @@ async fn draining_ends_every_stream_with_unavailable() {
     assert!(waiting.outcome().await.is_none());
 }
 
-#[tokio::test(start_paused = true)]
-async fn verdicts_are_counted_and_seen_in_the_cache() {
+async fn verdicts_are_counted_and_seen_in_the_cache<D: Wire>() {
     let agent = Agent::new();
     let good = agent.renew();
-    let mut client = agent.connect();
+    let mut client = agent.connect::<D>();
     client.open(&["ROOTCA"]).await;
     let response = client.next().await;
     client.answer(&response, None).await;
@@ -254,11 +277,10 @@ async fn verdicts_are_counted_and_seen_in_the_cache() {
     assert_eq!(agent.counts(), (3, 2, 1));
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_stream_that_ends_is_no_longer_counted() {
+async fn a_stream_that_ends_is_no_longer_counted<D: Wire>() {
     let agent = Agent::new();
     agent.renew();
-    let mut clients: Vec<_> = (0..3).map(|_| agent.connect()).collect();
+    let mut clients: Vec<_> = (0..3).map(|_| agent.connect::<D>()).collect();
     for client in &mut clients {
         client.open(&["ROOTCA"]).await;
         let response = client.next().await;
@@ -269,8 +291,7 @@ async fn a_stream_that_ends_is_no_longer_counted() {
     drop(clients.pop());
     assert_eq!(agent.observed().streams, 2);
     // A name that is no longer wanted counts no longer either.
-    let unwanted = DiscoveryRequest { resource_names: Vec::new(), ..DiscoveryRequest::default() };
-    clients[0].requests.send(Ok(unwanted)).await.unwrap();
+    clients[0].say(Words { unsubscribe: vec!["ROOTCA".to_owned()], ..Words::default() }).await;
     assert!(clients[0].is_silent().await);
     assert_eq!(agent.observed().streams, 1);
     drop(clients);
@@ -278,14 +299,67 @@ async fn a_stream_that_ends_is_no_longer_counted() {
     assert_eq!((observed.streams, observed.holding), (0, HashMap::new()));
 }
 
-#[tokio::test(start_paused = true)]
-async fn new_streams_get_the_last_good_value_after_a_failed_renewal() {
+async fn new_streams_get_the_last_good_value_after_a_failed_renewal<D: Wire>() {
     let agent = Agent::new();
     let good = agent.renew();
     agent.roots.fail("the CA is down".to_owned());
-    let mut client = agent.connect();
+    let mut client = agent.connect::<D>();
     client.open(&["ROOTCA"]).await;
-    assert_eq!(client.next().await.version_info, good.as_str());
+    assert_eq!(client.next().await.version, good.as_str());
     agent.roots.fail("the CA is still down".to_owned());
     assert!(client.is_silent().await, "a failure is nothing to send");
+}
+
+async fn a_restarted_client_is_sent_only_what_is_newer<D: Wire>() {
+    let agent = Agent::new();
+    let version = agent.renew().to_string();
+    let mut client = agent.connect::<D>();
+    let names = vec!["ROOTCA".to_owned()];
+    let (subscribe, held) = (names.clone(), vec![("ROOTCA".to_owned(), version.clone())]);
+    client.say(Words { node: Words::node(), names, subscribe, version, held, ..Words::default() }).await;
+    assert!(client.is_silent().await);
+    let (response, newer) = tokio::join!(client.next(), async { agent.renew() });
+    assert_eq!(response.version, newer.as_str());
+    assert_eq!(agent.counts(), (1, 0, 0));
+}
+
+async fn a_name_that_is_given_up_and_asked_for_anew_is_sent_again<D: Wire>() {
+    let agent = Agent::new();
+    agent.renew();
+    let mut client = agent.connect::<D>();
+    client.open(&["ROOTCA"]).await;
+    let first = client.next().await;
+    let names = || vec!["ROOTCA".to_owned()];
+    client.say(Words { nonce: first.nonce.clone(), unsubscribe: names(), ..Words::default() }).await;
+    assert!(client.is_silent().await);
+    let given_up = agent.renew();
+    assert!(client.is_silent().await);
+    let words = Words { nonce: first.nonce.clone(), names: names(), subscribe: names(), ..Words::default() };
+    client.say(words).await;
+    let response = client.next().await;
+    assert_eq!(response.version, given_up.as_str());
+    assert_ne!(response.nonce, first.nonce);
+    assert!(client.is_silent().await);
+    assert_eq!(agent.observed().streams, 1);
+}
+
+/// Delta alone: a name asked for again is answered, in one request with its end or without.
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_asked_for_again_is_sent_again() {
+    let agent = Agent::new();
+    let version = agent.renew();
+    let mut client = agent.connect::<crate::sds::dialect::Delta>();
+    client.open(&["ROOTCA"]).await;
+    client.next().await;
+    let names = || vec!["ROOTCA".to_owned()];
+    for unsubscribe in [Vec::new(), names()] {
+        client.say(Words { subscribe: names(), unsubscribe, ..Words::default() }).await;
+        let answer = client.next().await;
+        assert_eq!(answer.version, version.as_str());
+        client.answer(&answer, None).await;
+        assert!(client.is_silent().await);
+        assert_eq!(agent.observed().holding, HashMap::from([(version.clone(), 1)]));
+    }
+    assert_eq!(agent.counts(), (3, 2, 0));
+    assert_eq!(agent.observed().streams, 1);
 }
