@@ -1,6 +1,8 @@
 //! The secret discovery service: what Envoy talks to.
 
 pub mod dialect;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod listener;
 pub mod session;
 mod stream;
