@@ -911,6 +911,25 @@ fn a_name_that_is_asked_for_again_is_answered_again() {
             ],
         ),
         (
+            "and what it was answered with stands, although the first answer was rejected",
+            &[
+                Publish("a", "1"),
+                Open(&["a"]),
+                Sent(&[("a", "1")]),
+                Ack,
+                Publish("a", "2"),
+                Sent(&[("a", "2")]),
+                InDelta(&[
+                    AGAIN,
+                    Sent(&[("a", "2")]),
+                    NackOf("2"),
+                    Rejected(&[("a", "2")]),
+                    Publish("a", "1"),
+                    Sent(&[("a", "1")]),
+                ]),
+            ],
+        ),
+        (
             "once, however often it is asked for in between",
             &[
                 Publish("a", "1"),
