@@ -108,9 +108,10 @@ pub fn check_type(type_url: &str) -> Result<(), Refusal> {
     }
 }
 
-/// Refuses a stream of nobody.
-fn check_node(node: Option<Node>) -> Result<Node, Refusal> {
-    node.filter(|node| !node.id.is_empty()).ok_or(Refusal::NoNode)
+/// The node's id, fit for a log line; refuses a stream of nobody.
+fn check_node(node: Option<Node>) -> Result<String, Refusal> {
+    let id = node.map(|node| limits::foreign(&node.id)).filter(|id| !id.is_empty());
+    id.ok_or(Refusal::NoNode)
 }
 
 /// Refuses more names than a stream may be subscribed to.

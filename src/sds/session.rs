@@ -33,10 +33,9 @@ struct Subscribed {
     is_asked: bool,
     /// The newest version there is.
     offered: Option<Version>,
-    /// What the client was sent last, and the nonce. None once it refused that.
-    sent: Option<(u64, Version)>,
-    /// The newest that the client took, and its nonce.
-    accepted: Option<(u64, Version)>,
+    /// What the client was sent last, or said it holds. It stays so when the client refuses it: Envoy goes on with what
+    /// it had, but keeps the refused secret for its next listener. What was there before must be sent again to replace it.
+    sent: Option<Version>,
     /// What the client refused, the newest last.
     rejected: VecDeque<Version>,
     fate: Fate,
@@ -60,34 +59,24 @@ impl Subscribed {
             is_asked: true,
             offered: None,
             sent: None,
-            accepted: None,
             rejected: VecDeque::new(),
             fate: Fate::Served,
         }
     }
 
-    /// What the client holds once it has answered everything: what it refuses leaves it with what it took before.
-    fn held(&self) -> Option<&Version> {
-        self.sent.as_ref().or(self.accepted.as_ref()).map(|(_, version)| version)
-    }
-
     /// The version to send now, if any.
     fn due(&self) -> Option<&Version> {
-        let is_due = |offered: &&Version| {
-            self.is_asked || (self.held() != Some(*offered) && !self.rejected.contains(offered))
-        };
+        let is_news =
+            |offered: &Version| self.sent.as_ref() != Some(offered) && !self.rejected.contains(offered);
+        let is_due = |offered: &&Version| self.is_asked || is_news(offered);
         self.offered.as_ref().filter(is_due)
     }
 
-    fn accept(&mut self, nonce: u64, version: &Version) {
+    fn accept(&mut self, version: &Version) {
         self.rejected.retain(|rejected| rejected != version);
-        if self.accepted.as_ref().is_none_or(|(before, _)| *before < nonce) {
-            self.accepted = Some((nonce, version.clone()));
-        }
     }
 
-    fn reject(&mut self, nonce: u64, version: &Version) {
-        self.sent.take_if(|(last, _)| *last == nonce);
+    fn reject(&mut self, version: &Version) {
         self.rejected.retain(|rejected| rejected != version);
         if self.rejected.len() == REJECTED {
             self.rejected.pop_front();
@@ -142,7 +131,7 @@ impl Session {
     pub fn holds(&mut self, name: &str, version: Version) {
         if let Some(subscribed) = self.names.get_mut(name) {
             subscribed.is_asked = false;
-            subscribed.accepted = Some((self.nonce, version));
+            subscribed.sent = Some(version);
         }
     }
 
@@ -164,12 +153,12 @@ impl Session {
         self.settle(nonce, Subscribed::reject)
     }
 
-    fn settle(&mut self, nonce: &str, verdict: fn(&mut Subscribed, u64, &Version)) -> Vec<(String, Version)> {
+    fn settle(&mut self, nonce: &str, verdict: fn(&mut Subscribed, &Version)) -> Vec<(String, Version)> {
         let at = self.outstanding.iter().position(|(waiting, _)| waiting.to_string() == nonce);
         let Some((nonce, items)) = at.and_then(|at| self.outstanding.remove(at)) else { return Vec::new() };
         for (name, version) in &items {
             if let Some(subscribed) = self.names.get_mut(name).filter(|subscribed| subscribed.since < nonce) {
-                verdict(subscribed, nonce, version);
+                verdict(subscribed, version);
             }
         }
         items
@@ -190,7 +179,7 @@ impl Session {
                 removed.push(name.clone());
             } else if let Some(version) = subscribed.due().cloned() {
                 subscribed.is_asked = false;
-                subscribed.sent = Some((nonce, version.clone()));
+                subscribed.sent = Some(version.clone());
                 items.push((name.clone(), version));
             }
         }
@@ -212,9 +201,9 @@ impl Session {
         self.names.keys().map(String::as_str)
     }
 
-    /// What the client holds once it has taken everything that was sent.
+    /// What the client was sent last of each name, or said it holds.
     pub fn held(&self) -> impl Iterator<Item = (&str, &Version)> {
-        self.names.iter().filter_map(|(name, at)| Some((name.as_str(), at.held()?)))
+        self.names.iter().filter_map(|(name, at)| Some((name.as_str(), at.sent.as_ref()?)))
     }
 
     /// The newest version of every name that has one.

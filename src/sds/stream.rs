@@ -16,7 +16,6 @@ use super::SecretDiscovery;
 use super::dialect::{Dialect, Received, Verdict};
 use super::session::Session;
 use crate::cache::{Entry, Subscription};
-use crate::limits;
 use crate::metrics::ByName;
 use crate::secret::{Resource, SecretName};
 
@@ -33,6 +32,9 @@ pub struct SecretStream<D, I> {
     draining: Pin<Box<WaitForCancellationFutureOwned>>,
     phase: Phase,
 }
+
+/// How many refused names of one request are told in the log; the others are counted.
+const REFUSALS_TOLD: usize = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -77,34 +79,39 @@ impl<D: Dialect, I> SecretStream<D, I> {
             self.changes.remove(&name);
             self.resources.remove(&name);
         }
+        let mut reasons = Vec::new();
+        let mut refused: usize = 0;
         for name in received.added {
-            self.subscribe(name);
+            if let Err(reason) = self.subscribe(name) {
+                refused += 1;
+                // One line for each request: a client that asks for thousands must not fill the log.
+                if reasons.len() < REFUSALS_TOLD {
+                    reasons.push(reason);
+                }
+            }
+        }
+        if refused > 0 {
+            let node = self.dialect.node_id();
+            tracing::warn!(node, refused, reasons = reasons.join("; "), "names are not served");
         }
     }
 
-    fn subscribe(&mut self, text: String) {
-        let node = limits::foreign(self.dialect.node_id());
-        let subscription = match text.parse::<SecretName>() {
-            Ok(name) => self.service.cache.subscribe(self.service.key(name)),
-            Err(unknown) => {
-                self.service.count_refusal("unknown_name");
-                tracing::warn!(node, reason = %unknown, "a name is not served");
-                self.dialect.refuse(&mut self.session, &text);
-                return;
-            }
+    fn subscribe(&mut self, text: String) -> Result<(), String> {
+        let (label, reason) = match text.parse::<SecretName>() {
+            Ok(name) => match self.service.cache.subscribe(self.service.key(name)) {
+                Some(subscription) => {
+                    tracing::debug!(node = self.dialect.node_id(), name = text, "subscribed");
+                    self.changes.insert(text.clone(), subscription.changes());
+                    self.subscriptions.insert(text, subscription);
+                    return Ok(());
+                }
+                None => ("no_source", format!("neither a CA nor files give {text}")),
+            },
+            Err(unknown) => ("unknown_name", unknown.to_string()),
         };
-        match subscription {
-            Some(subscription) => {
-                tracing::debug!(node, name = text, "subscribed");
-                self.changes.insert(text.clone(), subscription.changes());
-                self.subscriptions.insert(text, subscription);
-            }
-            None => {
-                self.service.count_refusal("no_source");
-                tracing::warn!(node, name = text, "a name is not served: no CA and no files give it");
-                self.dialect.refuse(&mut self.session, &text);
-            }
-        }
+        self.service.count_refusal(label);
+        self.dialect.refuse(&mut self.session, &text);
+        Err(reason)
     }
 
     fn note(&mut self, Verdict { items, rejection }: Verdict) {
@@ -120,7 +127,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
                 Some(reason) => {
                     self.service.metrics.nacks.get_or_create(&label).inc();
                     if subscription.rejected(version.clone(), reason) {
-                        let node = limits::foreign(self.dialect.node_id());
+                        let node = self.dialect.node_id();
                         tracing::warn!(
                             name,
                             %version,

@@ -242,8 +242,8 @@ async fn an_unknown_name_holds_nothing_back() {
         unknown = serde_json::from_str(&unknown.to_string().replace("\"default\"", "\"nobody\"")).unwrap();
         plain["static_resources"]["listeners"].as_array_mut().unwrap().push(unknown);
         let envoy = Envoy::start(plain, folder, "envoy").await;
-        let (_, line) = agent.process.wait_log("a name is not served").await;
-        assert!(line.contains("unknown resource name \"nobody\""), "{line}");
+        let (_, line) = agent.process.wait_log("names are not served").await;
+        assert!(line.contains("unknown resource name") && line.contains("nobody"), "{line}");
         envoy.wait_stat("sds.default.update_success", 1).await;
         envoy.wait_stat("sds.ROOTCA.update_success", 1).await;
         assert_eq!(agent.metric("attache_refusals_total{reason=\"unknown_name\"}").await, 1.0);
@@ -252,5 +252,33 @@ async fn an_unknown_name_holds_nothing_back() {
             envoy.wait_stat("sds.nobody.update_attempt", 2).await;
         }
         assert_eq!(envoy.stat("sds.nobody.update_rejected").await, 0, "{}", envoy.log());
+    }
+}
+
+/// What Envoy refused is what its next listener would use: the old one must come again when it is the newest again.
+#[tokio::test]
+async fn what_was_served_before_a_rejected_secret_can_be_put_back() {
+    for delta in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let (ca, certs) = (folder.join("ca"), folder.join("certs"));
+        let good = Mounted::new(&ca, "web");
+        good.write(&certs);
+        let mut agent = Agent::ready(folder, "web", &["--cert-dir", certs.to_str().unwrap()]).await;
+        let plain = bootstrap(&agent.socket, if delta { &["--delta"] } else { &[] }).await;
+        let envoy = Envoy::start(with_listener_file(plain.clone(), folder), folder, "envoy").await;
+        envoy.wait_listeners(&["inbound"]).await;
+        Mounted::with_key(&ca, "web", KeyType::Ed25519).write(&certs);
+        agent.process.wait_log("Envoy rejected a secret").await;
+        good.write(&certs);
+        envoy.wait_stat("sds.default.update_success", 2).await;
+        let another = another_listener(&plain, "later", None);
+        write_listeners(folder, std::slice::from_ref(&another));
+        envoy.wait_listeners(&["later"]).await;
+        // A caller gets through the new listener.
+        let caller = Agent::ready(folder, "caller", &["--cert-dir", certs.to_str().unwrap()]).await;
+        let later = envoy.listener_address("later").await;
+        let caller = caller_envoy(folder, "caller", &caller, later, &spiffe("web")).await;
+        wait_success(&caller, caller.listener_address("outbound").await).await;
     }
 }

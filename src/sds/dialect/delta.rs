@@ -7,7 +7,6 @@ use super::{
     Dialect, Received, Refusal, check_names, check_node, check_type, combined, control_plane, verdict,
 };
 use crate::proto::SECRET_TYPE_URL;
-use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource as WireResource,
 };
@@ -17,7 +16,8 @@ use crate::secret::{Resource, Version};
 /// The delta protocol's side of one stream.
 #[derive(Debug, Default)]
 pub struct Delta {
-    node: Option<Node>,
+    /// None before the first request.
+    node_id: Option<String>,
 }
 
 impl Dialect for Delta {
@@ -25,7 +25,7 @@ impl Dialect for Delta {
     type Response = DeltaDiscoveryResponse;
 
     fn node_id(&self) -> &str {
-        self.node.as_ref().map_or("", |node| node.id.as_str())
+        self.node_id.as_deref().unwrap_or_default()
     }
 
     fn receive(
@@ -34,10 +34,10 @@ impl Dialect for Delta {
         request: DeltaDiscoveryRequest,
     ) -> Result<Received, Refusal> {
         check_type(&request.type_url)?;
-        let is_first = self.node.is_none();
+        let is_first = self.node_id.is_none();
         let mut received = Received::default();
         if is_first {
-            self.node = Some(check_node(request.node)?);
+            self.node_id = Some(check_node(request.node)?);
         } else if !request.response_nonce.is_empty() {
             received.verdict = verdict(session, &request.response_nonce, request.error_detail);
         }

@@ -7,7 +7,6 @@ use super::{
     Dialect, Received, Refusal, check_names, check_node, check_type, combined, control_plane, verdict,
 };
 use crate::proto::SECRET_TYPE_URL;
-use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use crate::sds::session::{Push, Session};
 use crate::secret::{Resource, Version};
@@ -15,7 +14,8 @@ use crate::secret::{Resource, Version};
 /// The state-of-the-world protocol's side of one stream.
 #[derive(Debug, Default)]
 pub struct StateOfTheWorld {
-    node: Option<Node>,
+    /// None before the first request.
+    node_id: Option<String>,
     /// The version that a client came back with, until it is known whether that is still the newest.
     claim: Option<String>,
 }
@@ -25,17 +25,17 @@ impl Dialect for StateOfTheWorld {
     type Response = DiscoveryResponse;
 
     fn node_id(&self) -> &str {
-        self.node.as_ref().map_or("", |node| node.id.as_str())
+        self.node_id.as_deref().unwrap_or_default()
     }
 
     fn receive(&mut self, session: &mut Session, request: DiscoveryRequest) -> Result<Received, Refusal> {
         check_type(&request.type_url)?;
         let names: BTreeSet<String> = request.resource_names.into_iter().collect();
         check_names(names.iter().map(String::as_str))?;
-        let is_first = self.node.is_none();
+        let is_first = self.node_id.is_none();
         let mut received = Received::default();
         if is_first {
-            self.node = Some(check_node(request.node)?);
+            self.node_id = Some(check_node(request.node)?);
             self.claim = Some(request.version_info).filter(|version| !version.is_empty());
         } else if !request.response_nonce.is_empty() {
             if !session.is_last(&request.response_nonce) {
