@@ -16,23 +16,22 @@
     reason = "a program of its own, without a runtime: it prints, sleeps, and panics where it can't go on"
 )]
 
+mod process;
+
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use rustix::process::{Pid, Signal, kill_process};
+
+use crate::process::{Process, field, release_binary};
 
 const STARTS: usize = 20;
 /// After this an agent has nothing left to do but wait for its renewal, hours away.
 const SETTLE: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(10);
-/// Far longer than anything takes: reaching it means that it never comes.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() {
     let dir = tempfile::tempdir().unwrap();
@@ -69,22 +68,6 @@ fn main() {
     if idle[0].pss.is_none() {
         println!("PSS is for root to see: the agent lets nobody else look into its memory");
     }
-}
-
-/// The binary that people run. The one that cargo has built for this program differs from it: it can unwind, and
-/// has features that only tests want.
-fn release_binary() -> PathBuf {
-    if let Some(binary) = std::env::var_os("ATTACHE") {
-        return binary.into();
-    }
-    let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
-    let built = Command::new(cargo)
-        .args(["build", "--release", "--locked", "--bin", "attache", "--manifest-path"])
-        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
-        .status();
-    assert!(built.is_ok_and(|status| status.success()), "building the release binary failed");
-    // Both profiles put theirs in this place; the last one wins.
-    env!("CARGO_BIN_EXE_attache").into()
 }
 
 struct Bench {
@@ -182,7 +165,7 @@ impl Bench {
             self.agent(&self.copy(&format!("idle-{number}")), case).0
         });
         std::thread::sleep(SETTLE);
-        let before = agents.each_ref().map(Process::switches);
+        let before = agents.each_ref().map(switches);
         std::thread::sleep(IDLE);
         let mut before = before.into_iter();
         agents.each_ref().map(|agent| Idle {
@@ -190,68 +173,15 @@ impl Bench {
             rss: agent.status("VmRSS:"),
             anonymous: agent.status("RssAnon:"),
             threads: agent.status("Threads:"),
-            wake_ups: agent.switches() - before.next().unwrap(),
+            wake_ups: switches(agent) - before.next().unwrap(),
         })
     }
 }
 
-/// A process of ours that is asked to stop when it is dropped.
-struct Process {
-    child: Child,
-    log: Receiver<String>,
-}
-
-impl Process {
-    fn start(command: &mut Command) -> Self {
-        // What this program's environment says of CAs is not meant for it.
-        command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
-        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let (sender, log) = channel();
-        std::thread::spawn(move || lines.map_while(Result::ok).all(|line| sender.send(line).is_ok()));
-        Self { child, log }
-    }
-
-    /// The first line of the log, from here on, that contains `words`.
-    fn wait_for(&self, words: &str) -> String {
-        let mut log = String::new();
-        loop {
-            match self.log.recv_timeout(PATIENCE) {
-                Ok(line) if line.contains(words) => return line,
-                Ok(line) => log = log + &line + "\n",
-                Err(_) => panic!("it never said {words:?}:\n{log}"),
-            }
-        }
-    }
-
-    fn read(&self, file: &str) -> Option<String> {
-        fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).ok()
-    }
-
-    fn status(&self, name: &str) -> u64 {
-        field(&self.read("status").unwrap(), name).unwrap()
-    }
-
-    /// How often its threads went to sleep, and so were woken again.
-    fn switches(&self) -> u64 {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
-        let status = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap();
-        tasks.map(|task| field(&status(task.unwrap()), "voluntary_ctxt_switches:").unwrap()).sum()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, Signal::TERM).unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-/// The number behind `name` at the start of a line.
-fn field(text: &str, name: &str) -> Option<u64> {
-    let value = text.lines().find_map(|line| line.strip_prefix(name))?;
-    value.split_whitespace().next()?.parse().ok()
+/// How often its threads went to sleep, and so were woken again.
+fn switches(process: &Process) -> u64 {
+    let threads = process.of_threads("status");
+    threads.map(|status| field(&status, "voluntary_ctxt_switches:").unwrap()).sum()
 }
 
 /// As `attache ca` believes it: unsigned.

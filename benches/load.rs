@@ -1,0 +1,244 @@
+//! The client that measures: gRPC by hand on HTTP/2, so that its own share of the time is small.
+
+use std::path::Path;
+use std::time::Instant;
+
+use attache::proto::SECRET_TYPE_URL;
+use attache::proto::envoy::config::core::v3::Node;
+use attache::proto::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
+};
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use h2::client::SendRequest;
+use h2::{RecvStream, SendStream};
+use prost::Message;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet};
+
+/// What is asked for.
+const NAME: &str = "default";
+/// Bytes before each message: whether it is compressed, and its length.
+const PREFIX: usize = 5;
+/// Calls that are open at once where one follows the other.
+const AT_ONCE: usize = 32;
+/// More than anything that is sent here.
+const WINDOW: u32 = 1 << 30;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    StateOfTheWorld,
+    Delta,
+    Fetch,
+}
+
+impl Protocol {
+    fn uri(self) -> &'static str {
+        match self {
+            Self::StateOfTheWorld => {
+                "http://attache/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets"
+            }
+            Self::Delta => "http://attache/envoy.service.secret.v3.SecretDiscoveryService/DeltaSecrets",
+            Self::Fetch => "http://attache/envoy.service.secret.v3.SecretDiscoveryService/FetchSecrets",
+        }
+    }
+
+    fn first_request(self) -> Bytes {
+        let node = Some(Node { id: "load".to_owned(), cluster: "bench".to_owned() });
+        let (type_url, names) = (SECRET_TYPE_URL.to_owned(), vec![NAME.to_owned()]);
+        match self {
+            Self::StateOfTheWorld | Self::Fetch => {
+                let resource_names = names;
+                framed(&DiscoveryRequest { node, resource_names, type_url, ..DiscoveryRequest::default() })
+            }
+            Self::Delta => {
+                let resource_names_subscribe = names;
+                let request = DeltaDiscoveryRequest::default();
+                framed(&DeltaDiscoveryRequest { node, resource_names_subscribe, type_url, ..request })
+            }
+        }
+    }
+
+    /// Takes `response` as good, as Envoy does.
+    fn ack(self, response: Bytes) -> Bytes {
+        let type_url = SECRET_TYPE_URL.to_owned();
+        match self {
+            Self::StateOfTheWorld | Self::Fetch => {
+                let response = DiscoveryResponse::decode(response).unwrap();
+                assert_eq!(response.resources.len(), 1);
+                framed(&DiscoveryRequest {
+                    version_info: response.version_info,
+                    response_nonce: response.nonce,
+                    resource_names: vec![NAME.to_owned()],
+                    type_url,
+                    ..DiscoveryRequest::default()
+                })
+            }
+            Self::Delta => {
+                let response = DeltaDiscoveryResponse::decode(response).unwrap();
+                assert_eq!(response.resources.len(), 1);
+                let response_nonce = response.nonce;
+                framed(&DeltaDiscoveryRequest {
+                    response_nonce,
+                    type_url,
+                    ..DeltaDiscoveryRequest::default()
+                })
+            }
+        }
+    }
+}
+
+fn framed(message: &impl Message) -> Bytes {
+    let length = message.encoded_len();
+    let mut bytes = BytesMut::with_capacity(PREFIX + length);
+    bytes.put_u8(0);
+    bytes.put_u32(length.try_into().unwrap());
+    message.encode(&mut bytes).unwrap();
+    bytes.freeze()
+}
+
+/// One HTTP/2 connection.
+#[derive(Clone)]
+pub struct Connection(SendRequest<Bytes>);
+
+impl Connection {
+    /// Connects to `socket`. The connection ends some time after its last call.
+    pub async fn open(socket: &Path) -> (Self, JoinHandle<()>) {
+        let io = UnixStream::connect(socket).await.unwrap();
+        let mut http = h2::client::Builder::new();
+        http.initial_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
+            .initial_max_send_streams(1 << 20);
+        let (sender, connection) = http.handshake(io).await.unwrap();
+        (Self(sender), tokio::spawn(async { connection.await.unwrap() }))
+    }
+
+    /// Makes a call, and gives it with the first message of its answer.
+    pub async fn call(&self, protocol: Protocol) -> (Call, Bytes) {
+        let request = http::Request::post(protocol.uri())
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(())
+            .unwrap();
+        let mut ready = self.0.clone().ready().await.unwrap();
+        let (response, mut requests) = ready.send_request(request, false).unwrap();
+        requests.send_data(protocol.first_request(), protocol == Protocol::Fetch).unwrap();
+        let responses = response.await.unwrap().into_body();
+        let mut call = Call { protocol, requests, responses, received: BytesMut::new() };
+        let first = call.next().await.expect("an answer");
+        (call, first)
+    }
+}
+
+pub struct Call {
+    protocol: Protocol,
+    requests: SendStream<Bytes>,
+    responses: RecvStream,
+    received: BytesMut,
+}
+
+impl Call {
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if self.received.len() >= PREFIX {
+                let length = (&self.received[1..]).get_u32() as usize;
+                if self.received.len() >= PREFIX + length {
+                    let message = self.received.split_to(PREFIX + length).freeze();
+                    if self.received.is_empty() {
+                        // Let go of the bytes, so that what this program keeps of a stream is little.
+                        self.received = BytesMut::new();
+                    }
+                    return Some(message.slice(PREFIX..));
+                }
+            }
+            let data = self.responses.data().await?.unwrap();
+            self.responses.flow_control().release_capacity(data.len()).unwrap();
+            self.received.extend_from_slice(&data);
+        }
+    }
+
+    /// Takes `response` as good.
+    fn accept(&mut self, response: Bytes) {
+        self.requests.send_data(self.protocol.ack(response), false).unwrap();
+    }
+
+    /// Ends it from this side, and reads to the other's end.
+    async fn close(mut self) {
+        if self.protocol != Protocol::Fetch {
+            self.requests.send_data(Bytes::new(), true).unwrap();
+        }
+        assert!(self.next().await.is_none());
+        let trailers = self.responses.trailers().await.unwrap().expect("trailers");
+        assert_eq!(trailers["grpc-status"], "0");
+    }
+}
+
+/// Streams that stay open and accept what they are sent.
+pub struct Streams {
+    tasks: JoinSet<()>,
+    arrivals: mpsc::UnboundedReceiver<Instant>,
+    arrived: mpsc::UnboundedSender<Instant>,
+}
+
+impl Streams {
+    pub fn none() -> Self {
+        let (arrived, arrivals) = mpsc::unbounded_channel();
+        Self { tasks: JoinSet::new(), arrivals, arrived }
+    }
+
+    /// Opens `count` more, all at once, and waits until each has its first response.
+    pub async fn open(&mut self, connection: &Connection, protocol: Protocol, count: usize) {
+        for _ in 0..count {
+            let (connection, arrived) = (connection.clone(), self.arrived.clone());
+            self.tasks.spawn(async move {
+                let (mut call, mut message) = connection.call(protocol).await;
+                drop(connection);
+                loop {
+                    arrived.send(Instant::now()).unwrap();
+                    call.accept(message);
+                    message = call.next().await.expect("it lasts");
+                }
+            });
+        }
+        self.arrivals(count).await;
+    }
+
+    /// Ends them all.
+    pub async fn close(mut self) {
+        self.tasks.shutdown().await;
+    }
+
+    /// The moments of the next `count` responses, on any of the streams.
+    pub async fn arrivals(&mut self, count: usize) -> Vec<Instant> {
+        let mut moments = Vec::with_capacity(count);
+        while moments.len() < count {
+            tokio::select! {
+                Some(moment) = self.arrivals.recv() => moments.push(moment),
+                Some(ended) = self.tasks.join_next() => ended.unwrap(),
+            }
+        }
+        moments
+    }
+
+    /// That nothing has come but what was waited for.
+    pub fn assert_quiet(&mut self) {
+        assert!(self.arrivals.try_recv().is_err(), "more was sent than was to be");
+    }
+}
+
+/// Makes `count` calls from their first request to their end.
+pub async fn cycles(connection: &Connection, protocol: Protocol, count: usize) {
+    let mut tasks = JoinSet::new();
+    for _ in 0..AT_ONCE {
+        let connection = connection.clone();
+        tasks.spawn(async move {
+            for _ in 0..count / AT_ONCE {
+                let (call, _) = connection.call(protocol).await;
+                call.close().await;
+            }
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+}

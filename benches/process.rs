@@ -1,0 +1,90 @@
+//! What the programs that measure have in common: the release binary, processes, and what the kernel tells of them.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Far longer than anything takes: reaching it means that it never comes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The binary that people run. The one that cargo has built for this program differs from it: it can unwind, and
+/// has features that only tests want.
+pub fn release_binary() -> PathBuf {
+    if let Some(binary) = std::env::var_os("ATTACHE") {
+        return binary.into();
+    }
+    let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
+    let built = Command::new(cargo)
+        .args(["build", "--release", "--locked", "--bin", "attache", "--manifest-path"])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
+        .status();
+    assert!(built.is_ok_and(|status| status.success()), "building the release binary failed");
+    // Both profiles put theirs in this place; the last one wins.
+    env!("CARGO_BIN_EXE_attache").into()
+}
+
+/// A process of ours that is asked to stop when it is dropped.
+pub struct Process {
+    child: Child,
+    log: Receiver<String>,
+}
+
+impl Process {
+    pub fn start(command: &mut Command) -> Self {
+        // What this program's environment says of CAs is not meant for it.
+        command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let (sender, log) = channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).all(|line| sender.send(line).is_ok()));
+        Self { child, log }
+    }
+
+    /// The first line of the log, from here on, that contains `words`.
+    pub fn wait_for(&self, words: &str) -> String {
+        let mut log = String::new();
+        loop {
+            match self.log.recv_timeout(PATIENCE) {
+                Ok(line) if line.contains(words) => return line,
+                Ok(line) => log = log + &line + "\n",
+                Err(_) => panic!("it never said {words:?}:\n{log}"),
+            }
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub fn read(&self, file: &str) -> Option<String> {
+        fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).ok()
+    }
+
+    pub fn status(&self, name: &str) -> u64 {
+        field(&self.read("status").unwrap(), name).unwrap()
+    }
+
+    /// The file of this name that each of its threads has.
+    pub fn of_threads(&self, file: &str) -> impl Iterator<Item = String> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        tasks.map(move |task| fs::read_to_string(task.unwrap().path().join(file)).unwrap())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.signal(Signal::TERM);
+        self.child.wait().unwrap();
+    }
+}
+
+/// The number behind `name` at the start of a line.
+pub fn field(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+    value.split_whitespace().next()?.parse().ok()
+}
