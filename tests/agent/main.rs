@@ -18,6 +18,7 @@ mod foreign_bytes;
 mod get;
 mod issuance;
 mod mtls;
+mod scale;
 mod start_stop;
 mod support;
 mod wire;

@@ -1,0 +1,198 @@
+//! As many streams as a large gateway opens, on one connection and on many.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use attache::proto::SECRET_TYPE_URL;
+use attache::proto::envoy::config::core::v3::Node;
+use attache::proto::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryResponse,
+};
+use tokio::sync::{Barrier, mpsc};
+use tokio::task::{JoinSet, LocalSet};
+use tokio::time::timeout;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use crate::support::files::Mounted;
+use crate::support::process::{Agent, PATIENCE};
+use crate::support::sds::{Client, Stream, on_connection};
+
+/// Streams on each connection: many on one, few on many.
+const CONNECTIONS: [(usize, usize); 2] = [(1, 5_000), (100, 50)];
+const STREAMS: usize = 10_000;
+
+/// Streams of both dialects in turn.
+enum Either {
+    InFull(Stream, Option<DiscoveryResponse>),
+    Delta(DeltaStream, String),
+}
+
+struct DeltaStream {
+    requests: mpsc::Sender<DeltaDiscoveryRequest>,
+    responses: Streaming<DeltaDiscoveryResponse>,
+}
+
+impl Either {
+    async fn open(client: &Client, is_delta: bool) -> Self {
+        if !is_delta {
+            return Self::InFull(Stream::open(client, &["default"]).await.unwrap(), None);
+        }
+        let (requests, inbound) = mpsc::channel(4);
+        let first = DeltaDiscoveryRequest {
+            node: Some(Node { id: "test".to_owned(), cluster: "tests".to_owned() }),
+            resource_names_subscribe: vec!["default".to_owned()],
+            type_url: SECRET_TYPE_URL.to_owned(),
+            ..DeltaDiscoveryRequest::default()
+        };
+        requests.send(first).await.unwrap();
+        let responses = client.clone().delta_secrets(ReceiverStream::new(inbound)).await.unwrap();
+        Self::Delta(DeltaStream { requests, responses: responses.into_inner() }, String::new())
+    }
+
+    /// The version of the only secret in the next response.
+    async fn next(&mut self) -> String {
+        match self {
+            Self::InFull(stream, last) => {
+                let response = stream.next().await.unwrap();
+                assert_eq!(response.resources.len(), 1);
+                last.insert(response).version_info.clone()
+            }
+            Self::Delta(stream, nonce) => {
+                let next = timeout(PATIENCE, stream.responses.next()).await.expect("no response comes");
+                let response = next.unwrap().unwrap();
+                *nonce = response.nonce;
+                let [resource] = response.resources.try_into().unwrap();
+                resource.version
+            }
+        }
+    }
+
+    /// Takes the last response as good.
+    async fn accept(&self) {
+        match self {
+            Self::InFull(stream, last) => stream.accept(last.as_ref().unwrap()).await,
+            Self::Delta(stream, nonce) => {
+                let response_nonce = nonce.clone();
+                let type_url = SECRET_TYPE_URL.to_owned();
+                let ack = DeltaDiscoveryRequest { response_nonce, type_url, ..Default::default() };
+                stream.requests.send(ack).await.unwrap();
+            }
+        }
+    }
+
+    /// Whether nothing is there that was not read.
+    async fn is_quiet(&mut self) -> bool {
+        let mut next = std::pin::pin!(self.next());
+        std::future::poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx).is_pending())).await
+    }
+}
+
+/// `count` streams on a connection of their own, which does its next part whenever all others are there too.
+async fn connection(socket: PathBuf, count: usize, part: Rc<Barrier>) {
+    on_connection(&socket, async |client| {
+        let mut streams = Vec::new();
+        for index in 0..count {
+            streams.push(Either::open(&client, index % 2 == 1).await);
+        }
+        let mut before = String::new();
+        for _ in 0..2 {
+            // Side by side: the responses that nobody reads must not keep the one that is read next from coming.
+            let mut reads = JoinSet::new();
+            for mut stream in streams.drain(..) {
+                reads.spawn_local(async { (stream.next().await, stream) });
+            }
+            let mut version = None;
+            while let Some(read) = reads.join_next().await {
+                let (sent, stream) = read.unwrap();
+                assert_ne!(sent, before);
+                assert_eq!(*version.get_or_insert_with(|| sent.clone()), sent);
+                streams.push(stream);
+            }
+            before = version.unwrap();
+            // At once, as the workers of an Envoy do.
+            for stream in &streams {
+                stream.accept().await;
+            }
+            part.wait().await;
+        }
+        // The agent has taken in every verdict: what else it had to say would be here.
+        part.wait().await;
+        for stream in &mut streams {
+            assert!(stream.is_quiet().await, "more than one response to a change");
+        }
+    })
+    .await;
+}
+
+/// Waits until a sample of the agent's metrics has `value`.
+async fn metric(agent: &mut Agent, sample: &str, value: usize) {
+    let reached = async {
+        while agent.metric(sample).await != value as f64 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let is_reached = timeout(PATIENCE, reached).await.is_ok();
+    assert!(is_reached, "{sample} is not {value} but {}", agent.metric(sample).await);
+}
+
+/// The agent's anonymous memory, in kB.
+fn memory(agent: &Agent) -> u64 {
+    let status =
+        std::fs::read_to_string(format!("/proc/{}/status", agent.process.pid().as_raw_nonzero())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn ten_thousand_streams_get_each_change_once_and_leave_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ca, dir) = (folder.path().join("ca"), folder.path().join("certs"));
+    Mounted::new(&ca, "web").write(&dir);
+    let mut agent = Agent::ready(folder.path(), "agent", &["--cert-dir", dir.to_str().unwrap()]).await;
+    let local = LocalSet::new();
+    let waves = local.run_until(async {
+        let mut open = [0; 2];
+        for (wave, open) in (1..).zip(&mut open) {
+            let connections: usize = CONNECTIONS.iter().map(|(connections, _)| connections).sum();
+            let part = Rc::new(Barrier::new(connections + 1));
+            let mut tasks = JoinSet::new();
+            for (connections, streams) in CONNECTIONS {
+                for _ in 0..connections {
+                    tasks.spawn_local(connection(agent.socket.clone(), streams, Rc::clone(&part)));
+                }
+            }
+            let mut parts = async || {
+                tokio::select! {
+                    _ = part.wait() => {}
+                    Some(ended) = tasks.join_next() => panic!("a connection ended: {ended:?}"),
+                }
+            };
+            let told = |times: usize| (2 * (wave - 1) + times) * STREAMS;
+            parts().await;
+            metric(&mut agent, "attache_acks_total{name=\"default\"}", told(1)).await;
+            assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, STREAMS as f64);
+            *open = memory(&agent);
+            Mounted::new(&ca, "web").write(&dir);
+            parts().await;
+            metric(&mut agent, "attache_acks_total{name=\"default\"}", told(2)).await;
+            assert_eq!(agent.metric("attache_pushes_total{name=\"default\"}").await, told(2) as f64);
+            parts().await;
+            while let Some(ended) = tasks.join_next().await {
+                ended.unwrap();
+            }
+            metric(&mut agent, "attache_streams{name=\"default\"}", 0).await;
+        }
+        open
+    });
+    // What the first ones needed is free again for the second. It may still be the process's own: glibc keeps what
+    // lies under a page in use, and spreads the second wave over more of it. musl, of which the image is, does not.
+    let [first, second] = waves.await;
+    assert!(
+        second < first * 8 / 5,
+        "{STREAMS} streams took {first} kB, and {second} kB when they came again"
+    );
+}
