@@ -52,8 +52,9 @@ const FEW: usize = 10;
 const MANY: usize = 50;
 const PUSHES: usize = 5;
 const CYCLES: usize = 9_600;
-/// The agent folds changes that follow each other more quickly than this into one push.
-const DEBOUNCE: Duration = Duration::from_millis(100);
+/// The agent folds changes that follow each other more quickly than 100 ms into one push, counted from when it last
+/// looked, which the last event of a swap makes it do once more.
+const DEBOUNCE: Duration = Duration::from_millis(250);
 
 fn main() {
     let arguments: Vec<OsString> = std::env::args_os().collect();
