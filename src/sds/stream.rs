@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use prometheus_client::metrics::counter::Counter;
 use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamMap};
 use tokio_util::sync::WaitForCancellationFutureOwned;
@@ -25,7 +26,7 @@ pub struct SecretStream<D, I> {
     requests: I,
     dialect: D,
     session: Session,
-    subscriptions: HashMap<String, Subscription>,
+    subscriptions: HashMap<String, Subscribed>,
     changes: StreamMap<String, WatchStream<Entry>>,
     /// The newest value of every subscribed name that has one.
     resources: HashMap<String, Resource>,
@@ -35,6 +36,13 @@ pub struct SecretStream<D, I> {
 
 /// How many refused names of one request are told in the log; the others are counted.
 const REFUSALS_TOLD: usize = 3;
+
+/// A name that is served, and what is counted of it.
+struct Subscribed {
+    subscription: Subscription,
+    pushes: Counter,
+    acks: Counter,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -102,7 +110,11 @@ impl<D: Dialect, I> SecretStream<D, I> {
                 Some(subscription) => {
                     tracing::debug!(node = self.dialect.node_id(), name = text, "subscribed");
                     self.changes.insert(text.clone(), subscription.changes());
-                    self.subscriptions.insert(text, subscription);
+                    // Found once: each is a lookup by a label that would have to be made for it.
+                    let label = ByName { name: text.clone() };
+                    let pushes = self.service.metrics.pushes.get_or_create_owned(&label);
+                    let acks = self.service.metrics.acks.get_or_create_owned(&label);
+                    self.subscriptions.insert(text, Subscribed { subscription, pushes, acks });
                     return Ok(());
                 }
                 None => ("no_source", format!("neither a CA nor files give {text}")),
@@ -116,15 +128,17 @@ impl<D: Dialect, I> SecretStream<D, I> {
 
     fn note(&mut self, Verdict { items, rejection }: Verdict) {
         for (name, version) in items {
-            let Some(subscription) = self.subscriptions.get_mut(&name) else { continue };
-            let label = ByName { name: name.clone() };
+            let Some(Subscribed { subscription, acks, .. }) = self.subscriptions.get_mut(&name) else {
+                continue;
+            };
             match &rejection {
                 None => {
-                    self.service.metrics.acks.get_or_create(&label).inc();
+                    acks.inc();
                     tracing::debug!(name, %version, "accepted");
                     subscription.accepted(version);
                 }
                 Some(reason) => {
+                    let label = ByName { name: name.clone() };
                     self.service.metrics.nacks.get_or_create(&label).inc();
                     if subscription.rejected(version.clone(), reason) {
                         let node = self.dialect.node_id();
@@ -151,7 +165,9 @@ impl<D: Dialect, I> SecretStream<D, I> {
     fn respond(&mut self) -> Option<D::Response> {
         let (push, response) = self.dialect.respond(&mut self.session, &self.resources)?;
         for (name, version) in &push.items {
-            self.service.count_push(name);
+            if let Some(subscribed) = self.subscriptions.get(name) {
+                subscribed.pushes.inc();
+            }
             tracing::debug!(name, %version, nonce = push.nonce, "sent");
         }
         Some(response)

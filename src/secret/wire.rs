@@ -1,6 +1,7 @@
 //! A secret as Envoy's `Secret` message, encoded once and shared by every stream that sends it.
 
 use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use prost::Message as _;
@@ -13,15 +14,16 @@ use crate::proto::envoy::config::core::v3::{DataSource, data_source::Specifier};
 use crate::proto::envoy::extensions::transport_sockets::tls::v3 as tls;
 use crate::proto::google::protobuf::Any;
 
-/// A hash of a secret's content: equal content has an equal version, also after a restart.
+/// A hash of a secret's content: equal content has an equal version, also after a restart. Clones share the text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Version(String);
+pub struct Version(Arc<str>);
 
 impl Version {
     /// The version of `content`: the first half of its SHA-256, hexadecimal.
     pub fn of(content: &[u8]) -> Self {
         let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, content);
-        Self(digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect())
+        let text: String = digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        Self(text.into())
     }
 
     /// The version that a client says it holds. It may be of nothing that ever was here; none where it can't be of
@@ -29,7 +31,7 @@ impl Version {
     pub fn claimed(text: String) -> Option<Self> {
         let is_digest =
             text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        is_digest.then_some(Self(text))
+        is_digest.then_some(Self(text.into()))
     }
 
     /// The text on the wire.
