@@ -94,6 +94,8 @@ struct Feed {
     publisher: Publisher,
     repeats: Repeats,
     was_there: bool,
+    /// When its value changed last.
+    published: Option<Instant>,
 }
 
 impl FileSource {
@@ -111,6 +113,7 @@ impl FileSource {
             publisher: cache.publisher(Key { workload, name }, Origin::Files),
             repeats: Repeats::default(),
             was_there: false,
+            published: None,
         };
         let (key_pair, roots) = (feed(SecretName::Workload), feed(SecretName::Roots));
         Self { folder, debounce, key_pair, roots, clock, metrics }
@@ -152,8 +155,12 @@ impl FileSource {
                     () = watch.changed() => {}
                     () = its_time => {}
                 }
-                // At most one publish in each window; what comes in between is folded into the next.
-                let rest = self.debounce.saturating_sub(read_at.elapsed());
+                // At most one publish in each window; what comes in between is folded into the next. A look that found
+                // nothing new starts no window, but many changes that are none must not keep us busy either.
+                let published = [&self.roots, &self.key_pair].iter().filter_map(|feed| feed.published).max();
+                let window = published.map(|at| self.debounce.saturating_sub(at.elapsed()));
+                let pause = (self.debounce / 10).saturating_sub(read_at.elapsed());
+                let rest = window.unwrap_or_default().max(pause);
                 if !rest.is_zero() {
                     tokio::time::sleep(rest).await;
                 }
@@ -234,6 +241,7 @@ impl Feed {
                 self.repeats.recovered();
                 self.was_there = true;
                 if self.publisher.publish(secret, now, None) == Published::Changed {
+                    self.published = Some(Instant::now());
                     tracing::info!(%name, %folder, what, %not_after, "served from files");
                 }
                 true
