@@ -55,6 +55,21 @@ pub struct Entry {
     pub holder: Option<Origin>,
 }
 
+impl Entry {
+    /// The good value if it is valid at `now`, else why there is none, for people.
+    pub fn valid_at(&self, now: SystemTime) -> Result<&Good, String> {
+        let failure = self.failure.as_ref().map(|failure| failure.reason.as_str());
+        match &self.good {
+            Some(good) if good.secret.not_after() > now => Ok(good),
+            Some(good) => {
+                let at = humantime::format_rfc3339_seconds(good.secret.not_after());
+                Err(format!("expired at {at}; {}", failure.unwrap_or("no newer one came")))
+            }
+            None => Err(failure.unwrap_or("not there yet").to_owned()),
+        }
+    }
+}
+
 /// A value that passed every check.
 #[derive(Debug)]
 pub struct Good {

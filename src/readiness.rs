@@ -18,15 +18,7 @@ pub struct Missing {
 /// What is missing or expired at `now`.
 pub fn missing(snapshots: &[Snapshot], now: SystemTime) -> Vec<Missing> {
     let check = |one: &Snapshot| {
-        let failure = one.entry.failure.as_ref().map(|failure| failure.reason.as_str());
-        let reason = match &one.entry.good {
-            Some(good) if good.secret.not_after() > now => return None,
-            Some(good) => {
-                let at = humantime::format_rfc3339_seconds(good.secret.not_after());
-                format!("expired at {at}; {}", failure.unwrap_or("no newer one came"))
-            }
-            None => failure.unwrap_or("not there yet").to_owned(),
-        };
+        let reason = one.entry.valid_at(now).err()?;
         Some(Missing { name: one.key.name, reason })
     };
     snapshots.iter().filter_map(check).collect()

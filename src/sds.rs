@@ -63,16 +63,8 @@ impl SecretDiscovery {
     /// What can be sent of an entry: its good value, unless that has ended. Envoy takes an expired certificate without
     /// a word and opens its listeners, where every peer then refuses it; without one it waits. From an Envoy that has
     /// it, it is not taken away: that would close what is still open.
-    fn sendable<'a>(&self, entry: &'a Entry) -> Result<Option<&'a Resource>, String> {
-        match &entry.good {
-            Some(good) if good.secret.not_after() > self.clock.now() => Ok(Some(&good.resource)),
-            Some(good) => {
-                let at = humantime::format_rfc3339_seconds(good.secret.not_after());
-                let failure = entry.failure.as_ref().map(|failure| failure.reason.as_str());
-                Err(format!("it expired at {at}; {}", failure.unwrap_or("no newer one came")))
-            }
-            None => entry.failure.as_ref().map_or(Ok(None), |failure| Err(failure.reason.clone())),
-        }
+    fn sendable<'a>(&self, entry: &'a Entry) -> Result<&'a Resource, String> {
+        entry.valid_at(self.clock.now()).map(|good| &good.resource)
     }
 
     fn key(&self, name: SecretName) -> Key {
@@ -98,7 +90,7 @@ impl SecretDiscovery {
                     Some(subscription) => {
                         waiting.insert(name, subscription.changes());
                         subscriptions.push(subscription);
-                        problems.insert(name.to_string(), "it is not there yet".to_owned());
+                        problems.insert(name.to_string(), "not there yet".to_owned());
                     }
                     None => drop(problems.insert(text, "this agent has no source for it".to_owned())),
                 },
@@ -117,15 +109,16 @@ impl SecretDiscovery {
             let next = tokio::time::timeout_at(deadline, waiting.next()).await;
             let Ok(Some((name, entry))) = next else { break };
             match self.sendable(&entry) {
-                Ok(Some(resource)) => {
+                Ok(resource) => {
                     found.insert(name, resource.clone());
                     problems.remove(name.as_str());
                     undecided.remove(&name);
                     waiting.remove(&name);
                 }
-                Ok(None) => {}
                 Err(reason) => {
-                    undecided.remove(&name);
+                    if entry.good.is_some() || entry.failure.is_some() {
+                        undecided.remove(&name);
+                    }
                     problems.insert(name.to_string(), reason);
                 }
             }

@@ -147,7 +147,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
                             %version,
                             node,
                             reason,
-                            "Envoy rejected a secret and keeps the one before; it is not sent this version again"
+                            "Envoy rejected a secret and goes on with the one before; this version is not sent to it again"
                         );
                     }
                 }
@@ -156,7 +156,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
     }
 
     fn offer(&mut self, name: String, entry: &Entry) {
-        if let Ok(Some(resource)) = self.service.sendable(entry) {
+        if let Ok(resource) = self.service.sendable(entry) {
             self.session.offer(&name, resource.version.clone());
             self.resources.insert(name, resource.clone());
         }
