@@ -21,7 +21,8 @@ use crate::metrics::Metrics;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::sds::SecretDiscovery;
 use crate::sds::listener::Listener;
-use crate::source::files::FileSource;
+use crate::source::files::{FileSource, Place};
+use crate::source::watch::Watcher;
 use crate::source::workload::WorkloadSource;
 use crate::status::Status;
 use crate::{limits, readiness, rpc};
@@ -74,14 +75,10 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         tasks.spawn(serve_status(listener, status, calls.clone(), stop.clone()));
     }
 
-    let mut files = FileSource::new(
-        config.cert_dir.clone(),
-        config.file_debounce,
-        &cache,
-        WORKLOAD,
-        clock.clone(),
-        metrics.clone(),
-    );
+    let cert_dir =
+        config.files.mounted.first().and_then(Place::home).map(|folder| folder.display().to_string());
+    let mut files =
+        FileSource::new(config.files, &cache, WORKLOAD, Watcher::new(), clock.clone(), metrics.clone());
     files.publish_once();
     tasks.spawn(files.run());
     let ca = certificate_authority(config.provider, &clock)?;
@@ -89,7 +86,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         version = env!("CARGO_PKG_VERSION"),
         socket = %config.socket.display(),
         ca = ca.as_ref().map_or("none", |ca| ca.name()),
-        cert_dir = %config.cert_dir.display(),
+        because = config.provider_reason,
+        cert_dir,
         status = status_address.map(tracing::field::display),
         "attache serves"
     );

@@ -6,19 +6,24 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, mpsc, watch};
 use tokio_stream::wrappers::WatchStream;
 
+use crate::limits;
 use crate::secret::{Resource, Secret, SecretName, Version};
+
+/// How long a value that was asked for is kept fresh after the last stream has left: an Envoy that starts anew gets it
+/// even if its files have become bad meanwhile.
+const LINGER: Duration = Duration::from_secs(300);
 
 /// The agent's handle on one identity that it serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Workload(pub u16);
 
 /// What an entry is found by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     /// Whose secret.
     pub workload: Workload,
@@ -44,13 +49,13 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The state of one secret: the last good value and the current error, independent of each other.
+/// The state of one secret: the last good value and the current errors, independent of each other.
 #[derive(Clone, Debug, Default)]
 pub struct Entry {
     /// The newest value that passed every check.
     pub good: Option<Arc<Good>>,
-    /// What keeps a source from giving a newer value.
-    pub failure: Option<Arc<Failure>>,
+    /// What keeps each source from giving a newer value.
+    failures: BTreeMap<Origin, Arc<Failure>>,
     /// The source that holds the entry: lower ones can't publish, and need not try.
     pub holder: Option<Origin>,
 }
@@ -58,15 +63,20 @@ pub struct Entry {
 impl Entry {
     /// The good value if it is valid at `now`, else why there is none, for people.
     pub fn valid_at(&self, now: SystemTime) -> Result<&Good, String> {
-        let failure = self.failure.as_ref().map(|failure| failure.reason.as_str());
         match &self.good {
             Some(good) if good.secret.not_after() > now => Ok(good),
             Some(good) => {
                 let at = humantime::format_rfc3339_seconds(good.secret.not_after());
-                Err(format!("expired at {at}; {}", failure.unwrap_or("no newer one came")))
+                Err(format!("expired at {at}; {}", self.failure().as_deref().unwrap_or("no newer one came")))
             }
-            None => Err(failure.unwrap_or("not there yet").to_owned()),
+            None => Err(self.failure().unwrap_or_else(|| "not there yet".to_owned())),
         }
+    }
+
+    /// What keeps its sources from giving a newer value, for people: that of the highest rank first.
+    pub fn failure(&self) -> Option<String> {
+        let reasons: Vec<_> = self.failures.values().rev().map(|failure| failure.reason.as_str()).collect();
+        (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 }
 
@@ -86,12 +96,12 @@ pub struct Good {
 }
 
 /// Why a source can't give a value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// The source that failed.
-    pub origin: Origin,
+#[derive(Debug, PartialEq, Eq)]
+struct Failure {
     /// The reason, for people.
-    pub reason: String,
+    reason: String,
+    /// It is over as soon as any source has a value.
+    is_absence: bool,
 }
 
 /// What came of [`Publisher::publish`].
@@ -110,6 +120,8 @@ pub enum Published {
 pub struct Observed {
     /// Streams that are subscribed.
     pub streams: usize,
+    /// Streams that ever were.
+    arrivals: u64,
     /// How many of them accepted which version last.
     pub holding: HashMap<Version, usize>,
     /// The last rejection, until a later version is accepted.
@@ -136,14 +148,46 @@ pub struct Snapshot {
     pub observed: Observed,
 }
 
+/// Why a name is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotServed {
+    /// No source ever publishes it.
+    #[error("this agent has no source for it")]
+    NoSource,
+    /// There are too many names that somebody asked for.
+    #[error("{max} names of files are asked for already; no more are served", max = limits::NAMES_ON_DEMAND)]
+    TooMany,
+}
+
+impl NotServed {
+    /// The one word for it in metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::NoSource => "no_source",
+            Self::TooMany => "too_many_names",
+        }
+    }
+}
+
 /// All entries. Clones are the same cache.
 #[derive(Clone, Debug, Default)]
-pub struct Cache(Arc<Mutex<BTreeMap<Key, Arc<Slot>>>>);
+pub struct Cache(Arc<Mutex<Slots>>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
+struct Slots {
+    by_key: BTreeMap<Key, Arc<Slot>>,
+    /// How many of them are there because somebody asked.
+    on_demand: usize,
+    /// Where names go that nobody publishes yet.
+    demand: Option<mpsc::UnboundedSender<Key>>,
+}
+
+#[derive(Debug, Default)]
 struct Slot {
     entry: watch::Sender<Entry>,
     observed: Mutex<Observed>,
+    /// The last stream has left.
+    deserted: Notify,
 }
 
 /// No code panics while it holds one of these locks, and their data is whole between any two statements.
@@ -154,32 +198,70 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Cache {
     /// The right to write the entry of `key` as `origin`. Makes the entry.
     pub fn publisher(&self, key: Key, origin: Origin) -> Publisher {
-        let new_slot = || Arc::new(Slot { entry: watch::Sender::default(), observed: Mutex::default() });
-        let slot = Arc::clone(lock(&self.0).entry(key).or_insert_with(new_slot));
+        let slot = Arc::clone(lock(&self.0).by_key.entry(key.clone()).or_default());
         Publisher { slot, key, origin }
     }
 
-    /// Reads the entry of `key`, as a client's stream. None where no source ever publishes it.
-    pub fn subscribe(&self, key: Key) -> Option<Subscription> {
-        let slot = Arc::clone(lock(&self.0).get(&key)?);
-        lock(&slot.observed).streams += 1;
-        Some(Subscription { slot, accepted: None })
+    /// The names that somebody asks for and nobody publishes, from now on. Whoever takes one makes its publisher, and
+    /// gives it up with [`Cache::retire`] when it is [`Publisher::deserted`].
+    pub fn demand(&self) -> mpsc::UnboundedReceiver<Key> {
+        // Each name is sent once while its entry lives, and the number of these is bounded.
+        let (sender, receiver) = mpsc::unbounded_channel();
+        lock(&self.0).demand = Some(sender);
+        receiver
+    }
+
+    /// Reads the entry of `key`, as a client's stream.
+    pub fn subscribe(&self, key: &Key) -> Result<Subscription, NotServed> {
+        let mut slots = lock(&self.0);
+        let slot = match slots.by_key.get(key) {
+            Some(slot) => Arc::clone(slot),
+            None => slots.demand(key)?,
+        };
+        let mut observed = lock(&slot.observed);
+        observed.streams += 1;
+        observed.arrivals += 1;
+        drop(observed);
+        Ok(Subscription { slot, accepted: None })
+    }
+
+    /// Drops the entry of a name that was asked for, unless a stream has come back. True if it is gone.
+    pub fn retire(&self, key: &Key) -> bool {
+        let mut slots = lock(&self.0);
+        let is_deserted = slots.by_key.get(key).is_some_and(|slot| lock(&slot.observed).streams == 0);
+        if is_deserted && key.name.is_on_demand() {
+            slots.by_key.remove(key);
+            slots.on_demand -= 1;
+        }
+        is_deserted
     }
 
     /// Follows the entry of `key` without counting as a stream.
-    pub fn watch(&self, key: Key) -> Option<watch::Receiver<Entry>> {
-        Some(lock(&self.0).get(&key)?.entry.subscribe())
+    pub fn watch(&self, key: &Key) -> Option<watch::Receiver<Entry>> {
+        Some(lock(&self.0).by_key.get(key)?.entry.subscribe())
     }
 
     /// Every entry as it is now.
     pub fn snapshot(&self) -> Vec<Snapshot> {
         let slots = lock(&self.0);
         let view = |(key, slot): (&Key, &Arc<Slot>)| Snapshot {
-            key: *key,
+            key: key.clone(),
             entry: slot.entry.borrow().clone(),
             observed: lock(&slot.observed).clone(),
         };
-        slots.iter().map(view).collect()
+        slots.by_key.iter().map(view).collect()
+    }
+}
+
+impl Slots {
+    fn demand(&mut self, key: &Key) -> Result<Arc<Slot>, NotServed> {
+        let demand = self.demand.as_ref().filter(|_| key.name.is_on_demand()).ok_or(NotServed::NoSource)?;
+        if self.on_demand == limits::NAMES_ON_DEMAND {
+            return Err(NotServed::TooMany);
+        }
+        demand.send(key.clone()).map_err(|_| NotServed::NoSource)?;
+        self.on_demand += 1;
+        Ok(Arc::clone(self.by_key.entry(key.clone()).or_default()))
     }
 }
 
@@ -194,7 +276,7 @@ pub struct Publisher {
 impl Publisher {
     /// Makes `secret` the value that is served, and ends this source's failure.
     pub fn publish(&self, secret: Secret, received: SystemTime, renews: Option<SystemTime>) -> Published {
-        let resource = Resource::encode(self.key.name, &secret);
+        let resource = Resource::encode(&self.key.name, &secret);
         let mut outcome = Published::Outranked;
         self.slot.entry.send_if_modified(|entry| {
             if entry.holder > Some(self.origin) {
@@ -202,7 +284,7 @@ impl Publisher {
             }
             let same = entry.good.as_ref().is_some_and(|good| good.resource.version == resource.version);
             outcome = if same { Published::Same } else { Published::Changed };
-            let recovered = self.clear_failure(entry);
+            let recovered = self.clear_failures(entry);
             let taken_over = entry.holder != Some(self.origin);
             entry.holder = Some(self.origin);
             // The same bytes keep their time of arrival, and wake nobody.
@@ -217,26 +299,50 @@ impl Publisher {
     /// Notes why there is no newer value. The good one stays. Where a source of higher rank holds the entry, it
     /// does not matter.
     pub fn fail(&self, reason: String) {
-        let failure = Arc::new(Failure { origin: self.origin, reason });
+        self.note(Some(Failure { reason, is_absence: false }), false);
+    }
+
+    /// Lets sources of lower rank publish again: this one has nothing any more. The value stays until one does, and so
+    /// does the reason, if there is one.
+    pub fn release(&self, reason: Option<String>) {
+        self.note(reason.map(|reason| Failure { reason, is_absence: true }), true);
+    }
+
+    fn note(&self, failure: Option<Failure>, lets_go: bool) {
         self.slot.entry.send_if_modified(|entry| {
             if entry.holder > Some(self.origin) {
                 return false;
             }
-            let is_new = entry.failure.as_ref() != Some(&failure);
-            entry.failure = Some(failure);
-            is_new
+            let released = lets_go && entry.holder == Some(self.origin);
+            if released {
+                entry.holder = None;
+            }
+            let is_new = entry.failures.get(&self.origin).map(|known| &**known) != failure.as_ref();
+            entry.failures.remove(&self.origin);
+            entry.failures.extend(failure.map(|failure| (self.origin, Arc::new(failure))));
+            is_new || released
         });
     }
 
-    /// Lets sources of lower rank publish again. The value stays until one does.
-    pub fn release(&self) {
-        self.slot.entry.send_if_modified(|entry| {
-            let held = entry.holder == Some(self.origin);
-            if held {
-                entry.holder = None;
+    /// Returns once nobody has been subscribed for a while. A value that is good is kept longer than none.
+    pub async fn deserted(&self) {
+        let streams = || {
+            let observed = lock(&self.slot.observed);
+            (observed.streams, observed.arrivals)
+        };
+        loop {
+            let before = streams();
+            if before.0 > 0 {
+                self.slot.deserted.notified().await;
+                continue;
             }
-            self.clear_failure(entry) || held
-        });
+            if self.slot.entry.borrow().good.is_some() {
+                tokio::time::sleep(LINGER).await;
+            }
+            if streams() == before {
+                return;
+            }
+        }
     }
 
     /// The entry as it is now.
@@ -250,12 +356,10 @@ impl Publisher {
     }
 
     /// Ends this source's failure, and those of lower ones: while this one holds the entry they don't matter.
-    fn clear_failure(&self, entry: &mut Entry) -> bool {
-        let ended = entry.failure.as_ref().is_some_and(|failure| failure.origin <= self.origin);
-        if ended {
-            entry.failure = None;
-        }
-        ended
+    fn clear_failures(&self, entry: &mut Entry) -> bool {
+        let before = entry.failures.len();
+        entry.failures.retain(|origin, failure| *origin > self.origin && !failure.is_absence);
+        entry.failures.len() < before
     }
 }
 
@@ -307,6 +411,9 @@ impl Drop for Subscription {
         let mut observed = lock(&self.slot.observed);
         observed.streams -= 1;
         Self::let_go(&mut observed, self.accepted.take());
+        if observed.streams == 0 {
+            self.slot.deserted.notify_one();
+        }
     }
 }
 
@@ -339,9 +446,9 @@ mod tests {
         ca.fail("the CA is down".to_owned());
         let entry = ca.entry();
         assert!(entry.good.is_some());
-        assert_eq!(entry.failure.unwrap().reason, "the CA is down");
+        assert_eq!(entry.failure().unwrap(), "the CA is down");
         ca.publish(bundle(), UNIX_EPOCH, None);
-        assert!(ca.entry().failure.is_none());
+        assert!(ca.entry().failure().is_none());
     }
 
     #[test]
@@ -351,7 +458,7 @@ mod tests {
         let first = bundle();
         let again = same_bundle(&first);
         ca.publish(first, UNIX_EPOCH, None);
-        let mut reader = cache.watch(ROOTS).unwrap();
+        let mut reader = cache.watch(&ROOTS).unwrap();
         reader.mark_unchanged();
         assert_eq!(ca.publish(again, UNIX_EPOCH, None), Published::Same);
         assert!(!reader.has_changed().unwrap());
@@ -366,7 +473,7 @@ mod tests {
         assert_eq!(files.publish(bundle(), UNIX_EPOCH, None), Published::Changed);
         assert_eq!(ca.publish(bundle(), UNIX_EPOCH, None), Published::Outranked);
         assert_eq!(ca.entry().good.unwrap().origin, Origin::Files);
-        files.release();
+        files.release(None);
         assert_eq!(ca.entry().good.unwrap().origin, Origin::Files, "the last good value stays");
         assert_eq!(ca.publish(bundle(), UNIX_EPOCH, None), Published::Changed);
     }
@@ -378,12 +485,75 @@ mod tests {
         let files = cache.publisher(ROOTS, Origin::Files);
         files.publish(bundle(), UNIX_EPOCH, None);
         ca.fail("the CA is down".to_owned());
-        assert_eq!(ca.entry().failure, None);
+        assert_eq!(ca.entry().failure(), None);
         files.fail("half of it is gone".to_owned());
-        assert_eq!(ca.entry().failure.unwrap().origin, Origin::Files);
-        files.release();
+        assert_eq!(ca.entry().failure().unwrap(), "half of it is gone");
+        files.release(None);
         ca.fail("the CA is down".to_owned());
-        assert_eq!(ca.entry().failure.unwrap().origin, Origin::Ca);
+        assert_eq!(ca.entry().failure().unwrap(), "the CA is down");
+    }
+
+    #[test]
+    fn each_source_has_its_own_failure() {
+        let cache = Cache::default();
+        let ca = cache.publisher(ROOTS, Origin::Ca);
+        let files = cache.publisher(ROOTS, Origin::Files);
+        files.fail("the file is bad".to_owned());
+        ca.fail("the CA is down".to_owned());
+        assert_eq!(ca.entry().failure().unwrap(), "the file is bad; the CA is down");
+        ca.publish(bundle(), UNIX_EPOCH, None);
+        assert_eq!(ca.entry().failure().unwrap(), "the file is bad", "that the CA is back mends no file");
+        // That files are gone is over once somebody else has a value.
+        files.publish(bundle(), UNIX_EPOCH, None);
+        files.release(Some("the files are gone".to_owned()));
+        assert_eq!(ca.entry().failure().unwrap(), "the files are gone");
+        ca.publish(bundle(), UNIX_EPOCH, None);
+        assert_eq!(ca.entry().failure(), None);
+    }
+
+    fn named(index: usize) -> Key {
+        Key { workload: Workload(0), name: format!("file-root:{index}").parse().unwrap() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_that_is_asked_for_lives_as_long_as_its_streams_and_a_good_value_longer() {
+        let cache = Cache::default();
+        assert_eq!(cache.subscribe(&named(0)).unwrap_err(), NotServed::NoSource, "nobody takes demand yet");
+        let mut demand = cache.demand();
+        let stream = cache.subscribe(&named(0)).unwrap();
+        let again = cache.subscribe(&named(0)).unwrap();
+        assert_eq!(demand.recv().await, Some(named(0)));
+        assert!(demand.try_recv().is_err(), "it is told once");
+        let files = cache.publisher(named(0), Origin::Files);
+        drop(stream);
+        assert!(!cache.retire(&named(0)), "a stream is left");
+        drop(again);
+        files.deserted().await;
+        assert!(cache.retire(&named(0)));
+        assert!(cache.snapshot().is_empty());
+
+        let stream = cache.subscribe(&named(0)).unwrap();
+        assert_eq!(demand.recv().await, Some(named(0)), "it is told anew");
+        let files = cache.publisher(named(0), Origin::Files);
+        files.publish(bundle(), UNIX_EPOCH, None);
+        drop(stream);
+        let deserted = tokio::time::timeout(LINGER / 2, files.deserted()).await;
+        assert!(deserted.is_err(), "a good value is kept for an Envoy that comes back");
+        tokio::time::timeout(2 * LINGER, files.deserted()).await.unwrap();
+    }
+
+    #[test]
+    fn the_number_of_names_on_demand_is_bounded() {
+        let cache = Cache::default();
+        let _demand = cache.demand();
+        let streams: Vec<_> =
+            (0..limits::NAMES_ON_DEMAND).map(|index| cache.subscribe(&named(index)).unwrap()).collect();
+        let one_more = named(limits::NAMES_ON_DEMAND);
+        assert_eq!(cache.subscribe(&one_more).unwrap_err(), NotServed::TooMany);
+        assert!(cache.subscribe(&named(0)).is_ok(), "those that are there are served");
+        drop(streams);
+        assert!(cache.retire(&named(1)));
+        assert!(cache.subscribe(&one_more).is_ok());
     }
 
     #[test]
@@ -391,8 +561,8 @@ mod tests {
         let cache = Cache::default();
         let _ca = cache.publisher(ROOTS, Origin::Ca);
         let (one, two) = (Version::of(b"1"), Version::of(b"2"));
-        let mut a = cache.subscribe(ROOTS).unwrap();
-        let mut b = cache.subscribe(ROOTS).unwrap();
+        let mut a = cache.subscribe(&ROOTS).unwrap();
+        let mut b = cache.subscribe(&ROOTS).unwrap();
         a.accepted(one.clone());
         b.accepted(one.clone());
         b.accepted(two.clone());
@@ -408,6 +578,6 @@ mod tests {
 
     #[test]
     fn a_name_that_nobody_publishes_has_no_entry() {
-        assert!(Cache::default().subscribe(ROOTS).is_none());
+        assert_eq!(Cache::default().subscribe(&ROOTS).unwrap_err(), NotServed::NoSource);
     }
 }

@@ -7,7 +7,7 @@ mod args;
 mod reader;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tonic::metadata::{Ascii, MetadataValue};
@@ -22,7 +22,7 @@ use crate::credential::TokenFile;
 use crate::identity::SpiffeId;
 use crate::pki::key::KeyType;
 use crate::sds::listener::ListenError;
-use crate::source::files::holds_key_pair;
+use crate::source::files;
 use crate::source::workload::{Grace, IdentitySource, Settings};
 
 /// Where Istio's proxies look for a socket that is not their agent's.
@@ -38,12 +38,12 @@ pub struct Config {
     pub socket_mode: u32,
     /// Who signs.
     pub provider: Provider,
+    /// What decided that, for people.
+    pub provider_reason: String,
     /// What is asked of it.
     pub workload: Settings,
-    /// The folder of mounted files.
-    pub cert_dir: PathBuf,
-    /// At most one publish in each such span.
-    pub file_debounce: Duration,
+    /// Which files are served.
+    pub files: files::Settings,
     /// Where probes and metrics are; none to have none.
     pub status_address: Option<SocketAddr>,
     /// How long open calls may take to end after SIGTERM.
@@ -111,6 +111,12 @@ impl Config {
         let socket_mode = r.parsed("socket-mode", &args.socket_mode, &[], parse_mode).or(0o660_u32);
 
         let cert_dir = PathBuf::from(r.text("cert-dir", &args.cert_dir, &[]).or("/etc/certs"));
+        let mounted: Vec<_> = [cert_dir.as_path(), Path::new(files::PLATFORM_FOLDER)]
+            .into_iter()
+            .flat_map(files::places)
+            .collect();
+        let prefixes = file_prefixes(r, args);
+        let system_roots = r.variable("SSL_CERT_FILE").map(PathBuf::from);
         let file_debounce =
             r.duration("file-debounce", &args.file_debounce, &["FILE_DEBOUNCE_DURATION"], Duration::ZERO);
         let file_debounce = file_debounce.or(Duration::from_millis(100));
@@ -119,7 +125,7 @@ impl Config {
         let ca = r.parsed("ca", &args.ca, &["CA_PROVIDER"], parse_provider);
         let address = r.parsed("ca-address", &args.ca_address, &["CA_ADDR"], str::parse::<Address>);
         let ca_dir = r.text("ca-dir", &args.ca_dir, &[]);
-        let name = choose(r, ca, &files_alone, &address, &ca_dir, &cert_dir);
+        let (name, provider_reason) = choose(r, ca, &files_alone, &address, &ca_dir, &mounted).unzip();
 
         let default_token = match r.variable("JWT_POLICY") {
             Some("first-party-jwt") => format!("{SERVICE_ACCOUNT_FOLDER}/token"),
@@ -182,13 +188,20 @@ impl Config {
         let info = Targets::new().with_default(tracing::Level::INFO);
         let log = LogConfig { filter: filter.or(info), json };
 
+        let files = files::Settings {
+            mounted,
+            is_alone: matches!(provider, Provider::None),
+            debounce: file_debounce,
+            prefixes,
+            system_roots,
+        };
         reader.finish(Self {
             socket,
             socket_mode,
             provider,
+            provider_reason: provider_reason.unwrap_or_default(),
             workload,
-            cert_dir,
-            file_debounce,
+            files,
             status_address,
             drain_timeout,
             log,
@@ -211,29 +224,35 @@ fn grace(r: &mut Reader<'_>, ratio: reader::Found<f64>, jitter: reader::Found<f6
     }
 }
 
-/// Which provider the options ask for. None where they ask for none that makes sense: that is a mistake then.
+/// Which provider the options ask for, and why. None where they ask for none that makes sense: that is a mistake then.
 fn choose(
     r: &mut Reader<'_>,
     ca: reader::Found<ProviderName>,
     files_alone: &reader::Found<bool>,
     address: &reader::Found<Address>,
     ca_dir: &reader::Found<String>,
-    cert_dir: &std::path::Path,
-) -> Option<ProviderName> {
+    mounted: &[files::Place],
+) -> Option<(ProviderName, String)> {
     let only_files = files_alone.value == Some(true);
     let Some(name) = ca.value else {
         if ca.was_wrong || address.was_wrong || files_alone.was_wrong {
             return None;
         }
-        if only_files || (address.value.is_none() && holds_key_pair(cert_dir)) {
-            return Some(ProviderName::None);
+        if only_files {
+            return Some((ProviderName::None, files_alone.from.clone()));
         }
         if address.value.is_some() {
-            return Some(ProviderName::Citadel);
+            return Some((ProviderName::Citadel, address.from.clone()));
         }
+        if let Some(folder) = mounted.iter().find(|place| place.holds_key_pair()).and_then(files::Place::home)
+        {
+            let reason = format!("no CA is configured, and {} holds a key pair", folder.display());
+            return Some((ProviderName::None, reason));
+        }
+        let cert_dir =
+            mounted.first().and_then(files::Place::home).unwrap_or(Path::new("--cert-dir")).display();
         r.mistake(format!(
-            "no CA is configured, and {} holds no key pair: choose with --ca one of {PROVIDERS}",
-            cert_dir.display()
+            "no CA is configured, and {cert_dir} holds no key pair: choose with --ca one of {PROVIDERS}"
         ));
         return None;
     };
@@ -246,7 +265,7 @@ fn choose(
             ));
         }
         if files_alone.level >= ca.level {
-            return Some(ProviderName::None);
+            return Some((ProviderName::None, files_alone.from.clone()));
         }
     }
     if name != ProviderName::Citadel && clash(address.level) {
@@ -264,7 +283,19 @@ fn choose(
     if name == ProviderName::Citadel && address.value.is_none() && !address.was_wrong {
         r.mistake(format!("{} needs the CA's address: --ca-address HOST:PORT", ca.from));
     }
-    Some(name)
+    Some((name, ca.from))
+}
+
+/// Folders in which named files must lie; in the environment with ":" between them, as in PATH.
+fn file_prefixes(r: &mut Reader<'_>, args: &RunArgs) -> Vec<PathBuf> {
+    let typed = args.file_prefix.iter().map(String::as_str);
+    let inherited = r.variable("ATTACHE_FILE_PREFIX").into_iter().flat_map(|all| all.split(':'));
+    let prefixes: Vec<_> = if args.file_prefix.is_empty() { inherited.collect() } else { typed.collect() };
+    if prefixes.iter().any(|prefix| prefix.is_empty()) {
+        // An empty one would not limit anything, and that is not what somebody wants who sets it.
+        r.mistake("--file-prefix is empty: name a folder, or leave it out to allow every path".to_owned());
+    }
+    prefixes.into_iter().map(PathBuf::from).collect()
 }
 
 fn identity(

@@ -6,6 +6,8 @@ pub const REQUEST_BYTES: usize = 1 << 20;
 pub const NAMES_PER_STREAM: usize = 10_000;
 /// Bytes of all these names together: as many as one request can list.
 pub const NAME_BYTES_PER_STREAM: usize = REQUEST_BYTES;
+/// Names of files that streams may ask for, all together.
+pub const NAMES_ON_DEMAND: usize = 20_000;
 /// Characters of a client's text (node id, NACK reason) that go into a log line.
 pub const FOREIGN_TEXT: usize = 400;
 /// Bytes of one mounted file.

@@ -96,6 +96,14 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Drops what was counted of a secret that is no longer served.
+    pub fn forget(&self, name: &str) {
+        let label = ByName { name: name.to_owned() };
+        for counters in [&self.pushes, &self.acks, &self.nacks] {
+            counters.remove(&label);
+        }
+    }
+
     /// Everything, in the OpenMetrics text format.
     pub fn encode(&self, cache: &Cache, clock: &Clock) -> String {
         let mut registry = Registry::with_prefix("attache");
@@ -148,7 +156,7 @@ impl Collector for Entries {
             |one| one.entry.good.as_ref().and_then(|good| good.renews),
         )?;
         self.gauges(&mut encoder, "secret_failing", "1 while its source can't give a newer secret", |one| {
-            i64::from(one.entry.failure.is_some())
+            i64::from(one.entry.failure().is_some())
         })?;
         self.gauges(&mut encoder, "secret_rejected", "1 while a client rejects the newest secret", |one| {
             i64::from(one.observed.rejection.is_some())

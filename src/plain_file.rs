@@ -1,9 +1,10 @@
 //! Files and folders that others put there: nothing here waits for ever, or takes in without a bound.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use zeroize::Zeroizing;
@@ -12,12 +13,55 @@ use zeroize::Zeroizing;
 ///
 /// A FIFO, a device or a folder in its place is refused at once: opening one could stop the agent for ever.
 pub fn read(path: &Path, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
+    content(open(path)?, limit)
+}
+
+/// The same, if the file lies in one of the folders `inside`, after all links. Where none is named, anywhere.
+///
+/// What lies elsewhere gets the same error whether or not it is there.
+pub fn read_inside(path: &Path, limit: u64, inside: &[PathBuf]) -> io::Result<Zeroizing<Vec<u8>>> {
+    if inside.is_empty() {
+        return read(path, limit);
+    }
+    let is_inside = |real: &Path| {
+        inside.iter().any(|folder| {
+            let folder = folder.canonicalize();
+            folder.is_ok_and(|folder| real.starts_with(folder))
+        })
+    };
+    let outside = || {
+        io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "it is outside of the folders that --file-prefix allows",
+        )
+    };
+    // Before anything is opened: opening a device does something.
+    let absolute = std::path::absolute(path)?;
+    let there = absolute.ancestors().find_map(|ancestor| ancestor.canonicalize().ok());
+    if !there.is_some_and(|there| is_inside(&there)) {
+        return Err(outside());
+    }
+    let file = open(path)?;
+    // Where the open file really lies; a path may have been swapped in between.
+    let real = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    if is_inside(&real) { content(file, limit) } else { Err(outside()) }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let check = |metadata: Metadata| match metadata.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a plain file")),
+    };
+    // Looked at before it is opened, because to open some devices is to use them, and again afterwards.
+    check(std::fs::metadata(path)?)?;
     let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
     let file = File::options().read(true).custom_flags(flags).open(path)?;
+    check(file.metadata()?)?;
+    Ok(file)
+}
+
+fn content(file: File, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
     let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a plain file"));
-    }
     let too_large =
         || io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {}", size(limit)));
     if metadata.len() > limit {
@@ -81,5 +125,40 @@ mod tests {
         for (path, kind) in cases {
             assert_eq!(read(path, 9).unwrap_err().kind(), kind, "{}", path.display());
         }
+    }
+
+    #[test]
+    fn a_prefix_holds_whatever_the_links_say() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for name in ["inside/..data", "outside/secret", "inside-too"] {
+            std::fs::create_dir_all(path(name)).unwrap();
+            std::fs::write(path(name).join("file"), name).unwrap();
+        }
+        symlink("..data/file", path("inside/file")).unwrap();
+        symlink("../outside/secret/file", path("inside/escape")).unwrap();
+        symlink("inside", path("link-in")).unwrap();
+        symlink("inside", path("prefix")).unwrap();
+        // The prefix itself may be a link.
+        let allowed = [path("prefix"), path("nowhere")];
+        let read = |name: &str| read_inside(&path(name), 1 << 10, &allowed);
+        for name in ["inside/file", "link-in/file", "inside/../inside/..data/file"] {
+            assert_eq!(*read(name).unwrap(), b"inside/..data", "{name}");
+        }
+        for name in [
+            "outside/secret/file",
+            "outside/secret/missing",
+            "outside/nowhere/missing",
+            "inside/escape",
+            "inside/../outside/secret/file",
+            // A prefix is a folder, not the beginning of a name.
+            "inside-too/file",
+        ] {
+            let error = read(name).unwrap_err();
+            assert!(error.to_string().contains("--file-prefix"), "{name}: {error}");
+        }
+        assert_eq!(read("inside/missing").unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(*read_inside(&path("inside/escape"), 1 << 10, &[]).unwrap(), b"outside/secret");
     }
 }

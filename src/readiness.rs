@@ -1,4 +1,5 @@
-//! Ready means: every secret of the cache is there and valid.
+//! Ready means: the workload's own secrets are there and valid. What streams ask for by name has no part in it: anybody
+//! can ask for what is not there.
 
 use std::time::SystemTime;
 
@@ -19,9 +20,9 @@ pub struct Missing {
 pub fn missing(snapshots: &[Snapshot], now: SystemTime) -> Vec<Missing> {
     let check = |one: &Snapshot| {
         let reason = one.entry.valid_at(now).err()?;
-        Some(Missing { name: one.key.name, reason })
+        Some(Missing { name: one.key.name.clone(), reason })
     };
-    snapshots.iter().filter_map(check).collect()
+    snapshots.iter().filter(|one| !one.key.name.is_on_demand()).filter_map(check).collect()
 }
 
 /// Returns when nothing is missing any more.
@@ -29,7 +30,7 @@ pub async fn ready(cache: &Cache, clock: &Clock) {
     loop {
         let snapshots = cache.snapshot();
         let Some(first) = missing(&snapshots, clock.now()).into_iter().next() else { return };
-        let key = snapshots.iter().find(|one| one.key.name == first.name).map(|one| one.key);
+        let key = snapshots.iter().map(|one| &one.key).find(|key| key.name == first.name);
         let Some(mut entry) = key.and_then(|key| cache.watch(key)) else { return };
         // Between the snapshot and here it may have come.
         if missing(&cache.snapshot(), clock.now()).is_empty() || entry.changed().await.is_err() {

@@ -67,8 +67,8 @@ impl SecretDiscovery {
         entry.valid_at(self.clock.now()).map(|good| &good.resource)
     }
 
-    fn key(&self, name: SecretName) -> Key {
-        Key { workload: self.workload, name }
+    fn key(&self, name: &SecretName) -> Key {
+        Key { workload: self.workload, name: name.clone() }
     }
 
     fn count_refusal(&self, reason: &'static str) {
@@ -86,13 +86,16 @@ impl SecretDiscovery {
         let mut problems = BTreeMap::new();
         for text in names {
             match text.parse::<SecretName>() {
-                Ok(name) => match self.cache.subscribe(self.key(name)) {
-                    Some(subscription) => {
+                Ok(name) => match self.cache.subscribe(&self.key(&name)) {
+                    Ok(subscription) => {
+                        problems.insert(text, "not there yet".to_owned());
                         waiting.insert(name, subscription.changes());
                         subscriptions.push(subscription);
-                        problems.insert(name.to_string(), "not there yet".to_owned());
                     }
-                    None => drop(problems.insert(text, "this agent has no source for it".to_owned())),
+                    Err(error) => {
+                        self.count_refusal(error.label());
+                        problems.insert(limits::foreign(&text), error.to_string());
+                    }
                 },
                 Err(unknown) => {
                     self.count_refusal("unknown_name");
@@ -103,20 +106,20 @@ impl SecretDiscovery {
         let is_unknown = waiting.is_empty();
         let mut found: HashMap<SecretName, Resource> = HashMap::new();
         let deadline = Instant::now() + patience;
-        let mut undecided: BTreeSet<_> = waiting.keys().copied().collect();
+        let mut undecided: BTreeSet<_> = waiting.keys().cloned().collect();
         // Once something is there, a name that fails does not hold it back.
         while !waiting.is_empty() && (found.is_empty() || !undecided.is_empty()) {
             let next = tokio::time::timeout_at(deadline, waiting.next()).await;
             let Ok(Some((name, entry))) = next else { break };
             match self.sendable(&entry) {
                 Ok(resource) => {
-                    found.insert(name, resource.clone());
                     problems.remove(name.as_str());
                     undecided.remove(&name);
                     waiting.remove(&name);
+                    found.insert(name, resource.clone());
                 }
                 Err(reason) => {
-                    if entry.good.is_some() || entry.failure.is_some() {
+                    if entry.good.is_some() || entry.failure().is_some() {
                         undecided.remove(&name);
                     }
                     problems.insert(name.to_string(), reason);
@@ -139,7 +142,7 @@ impl SecretDiscovery {
             });
         }
         let mut found: Vec<_> = found.into_iter().collect();
-        found.sort_by_key(|(name, _)| *name);
+        found.sort_by(|(one, _), (other, _)| one.cmp(other));
         for (name, _) in &found {
             self.count_push(name.as_str());
         }

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use webpki::{EndEntityCert, KeyUsage};
 
-pub use self::name::{SecretName, UnknownName};
+pub use self::name::{BadName, PairName, RootsName, SecretName};
 pub use self::wire::{Resource, Version};
 use crate::identity::SpiffeId;
 use crate::pki::certificate::{Certificate, NotACertificate};

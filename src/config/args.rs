@@ -79,13 +79,17 @@ pub struct RunArgs {
     #[arg(long, value_name = "0..1", help_heading = "Certificate")]
     pub grace_jitter: Option<String>,
 
-    /// The folder of mounted cert-chain.pem, key.pem and root-cert.pem, which win over the CA where they exist
-    /// [default: /etc/certs]
+    /// The folder of mounted cert-chain.pem, key.pem and root-cert.pem, which win over the CA where they exist. What is
+    /// not in it is looked for in /var/run/secrets/workload-spiffe-credentials [default: /etc/certs]
     #[arg(long, value_name = "DIR", help_heading = "Mounted files")]
     pub cert_dir: Option<String>,
     /// Use mounted files alone, never a CA [FILE_MOUNTED_CERTS]
     #[arg(long, help_heading = "Mounted files")]
     pub file_mounted_certs: bool,
+    /// A folder in which the files must lie, links resolved, that Envoy names as file-cert:CHAIN~KEY and file-root:PATH;
+    /// repeatable (ATTACHE_FILE_PREFIX: with ":" between them) [default: anywhere]
+    #[arg(long, value_name = "DIR", help_heading = "Mounted files")]
+    pub file_prefix: Vec<String>,
     /// Publish changed files at most once in this span [default: 100ms] [FILE_DEBOUNCE_DURATION]
     #[arg(long, value_name = "DURATION", help_heading = "Mounted files")]
     pub file_debounce: Option<String>,

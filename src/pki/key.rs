@@ -8,7 +8,7 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use zeroize::{Zeroize, Zeroizing};
 
-use super::pem::{encode, looks_like_der};
+use super::pem::{damage, encode, looks_like_der};
 
 /// The algorithm and size of a new key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -132,7 +132,7 @@ pub enum NotAKey {
     Der,
     /// A block is damaged.
     #[error("its PEM is damaged: {0}")]
-    Damaged(String),
+    Damaged(&'static str),
     /// The key itself can't be read.
     #[error("its private key can't be read: RSA, ECDSA and Ed25519 keys are known")]
     Unknown,
@@ -150,7 +150,7 @@ impl PrivateKey {
             }
             Err(pem::Error::NoItemsFound) if looks_like_der(text) => Err(NotAKey::Der),
             Err(pem::Error::NoItemsFound) => Err(NotAKey::NoKey),
-            Err(error) => Err(NotAKey::Damaged(error.to_string())),
+            Err(error) => Err(NotAKey::Damaged(damage(&error))),
         }
     }
 

@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use zeroize::Zeroizing;
 
 /// Why a text gives no certificates.
@@ -17,14 +17,26 @@ pub enum NotPem {
     Der,
     /// A block is damaged.
     #[error("its PEM is damaged: {0}")]
-    Damaged(String),
+    Damaged(&'static str),
+}
+
+/// What is wrong with a PEM text, without a word of the text: it may be anybody's file.
+pub fn damage(error: &pem::Error) -> &'static str {
+    match error {
+        pem::Error::MissingSectionEnd { .. } => "a BEGIN line without its END line; is the file cut off?",
+        pem::Error::IllegalSectionStart { .. } => "a BEGIN line that is not as it must be",
+        pem::Error::Base64Decode(_) => "what stands between BEGIN and END is not base64",
+        pem::Error::SectionTooLarge => "a block is too large",
+        pem::Error::NoItemsFound => "there is no block",
+        _ => "it can't be read",
+    }
 }
 
 /// Every certificate of `text`, in order; other blocks and text between blocks are passed over.
 pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, NotPem> {
     let found = CertificateDer::pem_slice_iter(text)
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| NotPem::Damaged(error.to_string()))?;
+        .map_err(|error| NotPem::Damaged(damage(&error)))?;
     match found.is_empty() {
         false => Ok(found),
         true if looks_like_der(text) => Err(NotPem::Der),

@@ -106,8 +106,8 @@ impl<D: Dialect, I> SecretStream<D, I> {
 
     fn subscribe(&mut self, text: String) -> Result<(), String> {
         let (label, reason) = match text.parse::<SecretName>() {
-            Ok(name) => match self.service.cache.subscribe(self.service.key(name)) {
-                Some(subscription) => {
+            Ok(name) => match self.service.cache.subscribe(&self.service.key(&name)) {
+                Ok(subscription) => {
                     tracing::debug!(node = self.dialect.node_id(), name = text, "subscribed");
                     self.changes.insert(text.clone(), subscription.changes());
                     // Found once: each is a lookup by a label that would have to be made for it.
@@ -117,7 +117,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
                     self.subscriptions.insert(text, Subscribed { subscription, pushes, acks });
                     return Ok(());
                 }
-                None => ("no_source", format!("neither a CA nor files give {text}")),
+                Err(error) => (error.label(), format!("{text}: {error}")),
             },
             Err(unknown) => ("unknown_name", unknown.to_string()),
         };

@@ -1,34 +1,99 @@
 //! Resource names, as they stand in requests.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 
-/// The name of a secret that this agent can serve.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// The name of a secret that this agent can serve. Clones share the text.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SecretName {
     /// `default`: the workload's key pair.
     Workload,
     /// `ROOTCA`: the workload's trust bundle.
     Roots,
+    /// `file-cert:CHAIN~KEY`: a key pair from two files.
+    FileKeyPair(PairName),
+    /// `file-root:PATH`: a trust bundle from a file.
+    FileRoots(RootsName),
+    /// `file-root:system`: the roots of the operating system.
+    SystemRoots,
 }
+
+/// A checked `file-cert:CHAIN~KEY`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PairName(Arc<str>);
+
+/// A checked `file-root:PATH`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RootsName(Arc<str>);
 
 /// A name that this agent does not serve.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "unknown resource name {0:?}: this agent serves \"default\" (key pair) and \"ROOTCA\" (trust bundle)"
-)]
-pub struct UnknownName(String);
+pub enum BadName {
+    /// It stands for nothing here.
+    #[error(
+        "unknown resource name {0:?}: this agent serves \"default\" (key pair), \"ROOTCA\" (trust bundle), \
+         file-cert:CHAIN~KEY, file-root:PATH and file-root:system"
+    )]
+    Unknown(String),
+    /// It names files, but not as it must.
+    #[error("resource name {name:?}: {reason}")]
+    Malformed {
+        /// The name, or its beginning.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+}
+
+const KEY_PAIR: &str = "file-cert:";
+const ROOTS: &str = "file-root:";
+const SYSTEM: &str = "file-root:system";
+/// Between the two files of a key pair.
+const SEPARATOR: char = '~';
+
+impl PairName {
+    /// The file of the chain.
+    pub fn chain(&self) -> &Path {
+        Path::new(self.files().0)
+    }
+
+    /// The file of the key.
+    pub fn key(&self) -> &Path {
+        Path::new(self.files().1)
+    }
+
+    fn files(&self) -> (&str, &str) {
+        self.0.strip_prefix(KEY_PAIR).and_then(|files| files.split_once(SEPARATOR)).unwrap_or_default()
+    }
+}
+
+impl RootsName {
+    /// The file of the roots.
+    pub fn path(&self) -> &Path {
+        Path::new(self.0.strip_prefix(ROOTS).unwrap_or_default())
+    }
+}
 
 impl SecretName {
-    /// Every name that is served without being asked for.
-    pub const ALL: [Self; 2] = [Self::Workload, Self::Roots];
+    /// The names that are served without being asked for.
+    pub const OWN: [Self; 2] = [Self::Workload, Self::Roots];
 
     /// The name on the wire.
-    pub fn as_str(&self) -> &'static str {
+    pub fn as_str(&self) -> &str {
         match self {
             Self::Workload => "default",
             Self::Roots => "ROOTCA",
+            Self::FileKeyPair(name) => &name.0,
+            Self::FileRoots(name) => &name.0,
+            Self::SystemRoots => SYSTEM,
         }
+    }
+
+    /// Whether it is served once somebody asks for it: nobody can list these beforehand.
+    pub fn is_on_demand(&self) -> bool {
+        !matches!(self, Self::Workload | Self::Roots)
     }
 }
 
@@ -39,11 +104,81 @@ impl fmt::Display for SecretName {
 }
 
 impl FromStr for SecretName {
-    type Err = UnknownName;
+    type Err = BadName;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let known = Self::ALL.into_iter().find(|name| name.as_str() == text);
         // Foreign text goes into logs: not more of it than a name needs.
-        known.ok_or_else(|| UnknownName(text.chars().take(200).collect()))
+        let start = || text.chars().take(200).collect();
+        let malformed = |reason| Err(BadName::Malformed { name: start(), reason });
+        if let Some(own) = Self::OWN.into_iter().find(|name| name.as_str() == text) {
+            return Ok(own);
+        }
+        if text == SYSTEM {
+            return Ok(Self::SystemRoots);
+        }
+        let is_path = |path: &str| !path.is_empty() && !path.contains(char::is_control);
+        if let Some(path) = text.strip_prefix(ROOTS) {
+            return match is_path(path) {
+                true => Ok(Self::FileRoots(RootsName(text.into()))),
+                false => malformed("file-root: needs the path of a file, without control characters"),
+            };
+        }
+        let Some(files) = text.strip_prefix(KEY_PAIR) else { return Err(BadName::Unknown(start())) };
+        match files.split_once(SEPARATOR) {
+            Some((chain, key)) if is_path(chain) && is_path(key) && !key.contains(SEPARATOR) => {
+                Ok(Self::FileKeyPair(PairName(text.into())))
+            }
+            _ => malformed(
+                "the shape is file-cert:CHAIN~KEY: two paths with one \"~\" between them, without control characters",
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_what_it_was_read_from() {
+        let names = [
+            "default",
+            "ROOTCA",
+            "file-root:system",
+            "file-root:./system",
+            "file-root:/etc/certs/root-cert.pem",
+            "file-cert:/etc/certs/cert-chain.pem~/etc/certs/key.pem",
+            "file-cert:a b~c",
+        ];
+        for text in names {
+            let name: SecretName = text.parse().unwrap();
+            assert_eq!(name.as_str(), text);
+            assert_eq!(name.is_on_demand(), text.starts_with("file-"), "{text}");
+        }
+        let SecretName::FileKeyPair(pair) = "file-cert:a/b~../c".parse().unwrap() else { panic!("no pair") };
+        assert_eq!((pair.chain(), pair.key()), (Path::new("a/b"), Path::new("../c")));
+        let SecretName::FileRoots(roots) = "file-root:r~1".parse().unwrap() else { panic!("no roots") };
+        assert_eq!(roots.path(), Path::new("r~1"));
+    }
+
+    #[test]
+    fn a_name_that_is_none_is_told_apart_from_a_misshapen_one() {
+        for text in ["", "Default", "rootca", "kubernetes://x", "file-cert", "file:/etc/passwd"] {
+            assert!(matches!(text.parse::<SecretName>(), Err(BadName::Unknown(_))), "{text}");
+        }
+        for text in [
+            "file-cert:",
+            "file-cert:/a",
+            "file-cert:~/a",
+            "file-cert:/a~",
+            "file-cert:/a~/b~/c",
+            "file-cert:/a\n~/b",
+            "file-root:",
+            "file-root:/a\0b",
+        ] {
+            assert!(matches!(text.parse::<SecretName>(), Err(BadName::Malformed { .. })), "{text}");
+        }
+        let long = "x".repeat(10_000);
+        assert!(long.parse::<SecretName>().unwrap_err().to_string().len() < 500);
     }
 }

@@ -57,7 +57,7 @@ pub struct Resource {
 
 impl Resource {
     /// Encodes `secret` under `name`.
-    pub fn encode(name: SecretName, secret: &Secret) -> Self {
+    pub fn encode(name: &SecretName, secret: &Secret) -> Self {
         let inline = |pem: Bytes| Some(DataSource { specifier: Some(Specifier::InlineBytes(pem)) });
         let content = match secret {
             Secret::KeyPair(pair) => tls::secret::Type::TlsCertificate(tls::TlsCertificate {

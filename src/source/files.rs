@@ -1,90 +1,97 @@
-//! Secrets from mounted files: read as one generation, checked as exactly those bytes, published when they fit.
+//! Secrets from files: read as one generation, checked as exactly those bytes, published when they fit.
 
-mod watch;
+mod generation;
 
-use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use tokio::task::JoinSet;
 use tokio::time::Instant;
-use zeroize::Zeroizing;
 
-use self::watch::Watch;
+pub use self::generation::{FileError, Place};
+use self::generation::{Found, Generation, Places};
+use super::watch::{Watch, Watcher};
 use crate::backoff::Repeats;
 use crate::cache::{Cache, Key, Origin, Published, Publisher, Workload};
 use crate::clock::Clock;
 use crate::metrics::{BySource, Metrics};
-use crate::pki::key::{NotAKey, PrivateKey};
-use crate::pki::pem::{self, NotPem};
-use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, Secret, SecretName, TrustBundle};
-use crate::{limits, plain_file};
+use crate::secret::{KeyPair, Secret, SecretName, TrustBundle};
 
-const CHAIN_FILE: &str = "cert-chain.pem";
-const KEY_FILE: &str = "key.pem";
-const ROOT_FILE: &str = "root-cert.pem";
+/// The names of the files in a `--cert-dir`: chain, key, roots.
+const NAMES: [&str; 3] = ["cert-chain.pem", "key.pem", "root-cert.pem"];
+/// Those that GKE's workload certificates have.
+const GKE_NAMES: [&str; 3] = ["certificates.pem", "private_key.pem", "ca_certificates.pem"];
+/// Where Istio's agent looks for certificates that the platform has mounted.
+pub const PLATFORM_FOLDER: &str = "/var/run/secrets/workload-spiffe-credentials";
 
-/// How often files are read again when they change while they are being read.
-const READS: usize = 5;
+/// Where Linux distributions have the roots that they trust, in one file: Debian and Alpine, Fedora and RHEL, CentOS,
+/// openSUSE, OpenELEC; the last is Alpine's and macOS's.
+const SYSTEM_ROOTS: [&str; 6] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/tls/cacert.pem",
+    "/etc/ssl/cert.pem",
+];
 
-/// Why mounted files are not served.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "each variant's message is its documentation")]
-pub enum FileError {
-    #[error("{path}: {source}")]
-    Unreadable { path: PathBuf, source: io::Error },
-    #[error("{present} is there, but {absent} is not")]
-    Half { present: PathBuf, absent: PathBuf },
-    #[error("{path}: {source}")]
-    Certificates { path: PathBuf, source: NotPem },
-    #[error("{path}: {source}")]
-    Key { path: PathBuf, source: NotAKey },
-    #[error("{chain} and {key}: {source}")]
-    Pair { chain: PathBuf, key: PathBuf, source: NotAKeyPair },
-    #[error("{path}: {source}")]
-    Bundle { path: PathBuf, source: NotATrustBundle },
-    #[error("{path}: it expired at {at}")]
-    Expired { path: PathBuf, at: String },
-    #[error("{path}: it is valid only from {from}; is this machine's clock right?")]
-    NotYetValid { path: PathBuf, from: String },
-    #[error("{folder} changes faster than it can be read")]
-    Restless { folder: PathBuf },
-}
+/// How long a file is waited for that somebody has written to and keeps open.
+const OPEN_PATIENCE: Duration = Duration::from_secs(5);
+/// The pause after a look that brought nothing; it doubles up to a tenth of the debounce window.
+const PAUSE: Duration = Duration::from_millis(1);
 
-impl FileError {
-    fn label(&self) -> &'static str {
-        match self {
-            Self::Unreadable { .. } => "unreadable",
-            Self::Half { .. } => "incomplete",
-            Self::Certificates { .. } | Self::Key { .. } | Self::Bundle { .. } => "not_parsed",
-            Self::Pair { .. } => "mismatch",
-            Self::Expired { .. } | Self::NotYetValid { .. } => "not_valid",
-            Self::Restless { .. } => "restless",
-        }
+/// The places of `default` and `ROOTCA` in `folder`. GKE's file names are known where its certificates are mounted.
+pub fn places(folder: &Path) -> Vec<Place> {
+    let mut places = vec![Place::folder(folder, NAMES)];
+    if folder == Path::new(PLATFORM_FOLDER) {
+        places.push(Place::folder(folder, GKE_NAMES));
     }
+    places
 }
 
-/// One look at the folder: each secret is there and good, or not there, or not good.
-#[derive(Debug)]
-struct Generation {
-    key_pair: Result<Option<KeyPair>, FileError>,
-    roots: Result<Option<TrustBundle>, FileError>,
+/// Which files are served, and how.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where `default` and `ROOTCA` are, in the order of their rank.
+    pub mounted: Vec<Place>,
+    /// There is no CA: what is not there is a failure.
+    pub is_alone: bool,
+    /// At most one publish of a secret in each such span.
+    pub debounce: Duration,
+    /// Where files that are asked for by name must lie; anywhere if empty.
+    pub prefixes: Vec<PathBuf>,
+    /// The file of the system's roots, instead of those that distributions have (`SSL_CERT_FILE`).
+    pub system_roots: Option<PathBuf>,
 }
 
-/// Whether `folder` holds a key pair, good or not: whoever mounts one needs no CA.
-pub fn holds_key_pair(folder: &Path) -> bool {
-    [CHAIN_FILE, KEY_FILE].iter().all(|name| folder.join(name).exists())
-}
-
-/// Serves `default` from `cert-chain.pem` and `key.pem`, and `ROOTCA` from `root-cert.pem`, of one folder.
+/// Serves `default` and `ROOTCA` from mounted files, and the files that streams name.
 #[derive(Debug)]
 pub struct FileSource {
-    folder: PathBuf,
+    settings: Settings,
+    mounted: Set,
+    tools: Tools,
+}
+
+/// What every set needs.
+#[derive(Clone, Debug)]
+struct Tools {
+    cache: Cache,
+    watcher: Watcher,
     debounce: Duration,
-    key_pair: Feed,
-    roots: Feed,
     clock: Clock,
     metrics: Metrics,
+}
+
+/// Files that are read together, and the secrets that they give.
+#[derive(Debug)]
+struct Set {
+    places: Places,
+    watch: Watch,
+    key_pair: Option<Feed>,
+    roots: Option<Feed>,
+    /// Whether the leaf reaches the roots.
+    chained: Repeats,
+    tools: Tools,
 }
 
 /// One secret's way into the cache, and what was said of it last.
@@ -92,238 +99,312 @@ pub struct FileSource {
 struct Feed {
     name: SecretName,
     publisher: Publisher,
+    /// Nobody else gives it: that there is no file is a failure.
+    is_alone: bool,
     repeats: Repeats,
-    was_there: bool,
+    /// The place that it was served from last, if that is still there.
+    rank: Option<usize>,
     /// When its value changed last.
     published: Option<Instant>,
 }
 
 impl FileSource {
-    /// A source that publishes what is in `folder` to `cache`, at most once in each `debounce`.
+    /// A source that publishes to `cache`.
     pub fn new(
-        folder: PathBuf,
-        debounce: Duration,
+        settings: Settings,
         cache: &Cache,
         workload: Workload,
+        watcher: Watcher,
         clock: Clock,
         metrics: Metrics,
     ) -> Self {
-        let feed = |name| Feed {
-            name,
-            publisher: cache.publisher(Key { workload, name }, Origin::Files),
-            repeats: Repeats::default(),
-            was_there: false,
-            published: None,
-        };
-        let (key_pair, roots) = (feed(SecretName::Workload), feed(SecretName::Roots));
-        Self { folder, debounce, key_pair, roots, clock, metrics }
+        let debounce = settings.debounce;
+        let tools = Tools { cache: cache.clone(), watcher, debounce, clock, metrics };
+        let places = Places { ranked: settings.mounted.clone(), inside: Vec::new(), is_lenient: false };
+        let feed = |name| Some(Feed::new(cache, Key { workload, name }, settings.is_alone));
+        let mounted = tools.clone().set(places, feed(SecretName::Workload), feed(SecretName::Roots));
+        Self { settings, mounted, tools }
     }
 
-    /// Publishes what is there now, so that no CA is asked for what files give.
+    /// Publishes what is mounted now, so that no CA is asked for what files give.
     pub fn publish_once(&mut self) {
-        let generation = self.read();
-        self.publish(generation, true);
+        let generation = self.mounted.look();
+        self.mounted.publish(generation);
     }
 
-    /// Follows every change for ever.
-    pub async fn run(mut self) {
-        let files = [CHAIN_FILE, KEY_FILE, ROOT_FILE].map(|name| self.folder.join(name));
-        let mut watch = Watch::new(files.to_vec());
-        // The first look: the folder may have changed since `publish_once`, when nobody watched yet.
-        let mut settled = true;
-        let mut bad_since = None;
+    /// Follows every change for ever, of what is mounted and of what streams ask for.
+    pub async fn run(self) {
+        let Self { settings, mounted, tools } = self;
+        let mut demand = tools.cache.demand();
+        let mut sets = JoinSet::new();
+        // The first look: the files may have changed since `publish_once`, when nobody watched yet.
+        sets.spawn(mounted.run(true));
         loop {
-            watch.arm();
-            let generation = self.read();
-            let read_at = Instant::now();
-            let not_before =
-                generation.key_pair.as_ref().ok().and_then(Option::as_ref).map(|pair| pair.leaf().not_before);
-            let not_yet = not_before.filter(|from| *from > self.clock.now());
-            let is_good = self.publish(generation, settled);
-            if is_good {
-                bad_since = None;
+            tokio::select! {
+                Some(key) = demand.recv() => {
+                    let places = places_of(&key.name, &settings);
+                    drop(sets.spawn(tools.clone().serve(key, places)));
+                }
+                Some(ended) = sets.join_next() => {
+                    if let Err(error) = ended {
+                        std::panic::resume_unwind(error.into_panic());
+                    }
+                }
             }
-            if is_good || settled {
-                // A pair whose time is to come needs no change to become good.
+        }
+    }
+}
+
+/// The files behind a name that is asked for.
+fn places_of(name: &SecretName, settings: &Settings) -> Places {
+    let roots = |path: PathBuf| Place { roots: Some(path), key_pair: None };
+    let named = |place| Places { ranked: vec![place], inside: settings.prefixes.clone(), is_lenient: false };
+    match name {
+        SecretName::FileKeyPair(name) => {
+            let key_pair = Some((name.chain().to_owned(), name.key().to_owned()));
+            named(Place { key_pair, roots: None })
+        }
+        SecretName::FileRoots(name) => named(roots(name.path().to_owned())),
+        SecretName::SystemRoots => {
+            let known = || SYSTEM_ROOTS.map(|path| roots(path.into())).to_vec();
+            let ranked = settings.system_roots.clone().map_or_else(known, |path| vec![roots(path)]);
+            Places { ranked, inside: Vec::new(), is_lenient: true }
+        }
+        // Nobody asks for these: they are there from the start.
+        SecretName::Workload | SecretName::Roots => named(Place::default()),
+    }
+}
+
+impl Tools {
+    fn set(self, places: Places, key_pair: Option<Feed>, roots: Option<Feed>) -> Set {
+        let watch = self.watcher.watch(places.paths());
+        Set { places, watch, key_pair, roots, chained: Repeats::default(), tools: self }
+    }
+
+    /// Serves a name that somebody asked for, until nobody has been there for a while.
+    async fn serve(self, key: Key, places: Places) {
+        let feed = Some(Feed::new(&self.cache, key.clone(), true));
+        let (cache, metrics) = (self.cache.clone(), self.metrics.clone());
+        let publisher = cache.publisher(key.clone(), Origin::Files);
+        let retired = async {
+            loop {
+                publisher.deserted().await;
+                if cache.retire(&key) {
+                    return;
+                }
+            }
+        };
+        let (key_pair, roots) = match &key.name {
+            SecretName::FileKeyPair(_) => (feed, None),
+            _ => (None, feed),
+        };
+        let set = self.set(places, key_pair, roots);
+        tokio::select! {
+            () = set.run(false) => {}
+            () = retired => {}
+        }
+        metrics.forget(key.name.as_str());
+        tracing::debug!(name = %key.name, "no longer followed: nobody asks for it any more");
+    }
+}
+
+impl Set {
+    fn feeds(&self) -> impl Iterator<Item = &Feed> {
+        self.roots.iter().chain(&self.key_pair)
+    }
+
+    fn look(&self) -> Generation {
+        self.places.look(self.tools.clock.now())
+    }
+
+    /// Follows every change for ever. What the first look finds is told at once if `settled`.
+    async fn run(mut self, mut settled: bool) {
+        let debounce = self.tools.debounce;
+        let mut doubtful_since = None;
+        let mut pause = PAUSE;
+        loop {
+            self.watch.arm();
+            let generation = self.look();
+            let looked = Instant::now();
+            if settled || self.is_whole(&generation) {
+                self.watch.forget_writers();
+                doubtful_since = None;
+                let next = self.next_moment(&generation);
+                if self.publish(generation) {
+                    pause = PAUSE;
+                }
                 let its_time = async {
-                    match not_yet {
-                        Some(moment) => self.clock.sleep_until(moment).await,
+                    match next {
+                        Some(moment) => self.tools.clock.sleep_until(moment).await,
                         None => std::future::pending().await,
                     }
                 };
                 tokio::select! {
-                    () = watch.changed() => {}
+                    () = self.watch.changed() => {}
                     () = its_time => {}
                 }
-                // At most one publish in each window; what comes in between is folded into the next. A look that found
-                // nothing new starts no window, but many changes that are none must not keep us busy either.
-                let published = [&self.roots, &self.key_pair].iter().filter_map(|feed| feed.published).max();
-                let window = published.map(|at| self.debounce.saturating_sub(at.elapsed()));
-                let pause = (self.debounce / 10).saturating_sub(read_at.elapsed());
-                let rest = window.unwrap_or_default().max(pause);
-                if !rest.is_zero() {
-                    tokio::time::sleep(rest).await;
+                // At most one publish in each window; what comes in between is folded into the next.
+                let published = self.feeds().filter_map(|feed| feed.published).max();
+                let window = published.map(|at| debounce.saturating_sub(at.elapsed())).unwrap_or_default();
+                if !window.is_zero() {
+                    tokio::time::sleep(window).await;
                 }
                 settled = false;
             } else {
                 // Half of a change, most likely. If nothing completes it within the window, it is told; so it is if
                 // it goes on changing and does not get any better.
-                let since = *bad_since.get_or_insert(read_at);
-                let is_quiet = tokio::time::timeout(self.debounce, watch.changed()).await.is_err();
-                settled = is_quiet || since.elapsed() > 10 * self.debounce;
-                tokio::time::sleep((self.debounce / 10).saturating_sub(read_at.elapsed())).await;
+                let since = *doubtful_since.get_or_insert(looked);
+                let is_quiet = tokio::time::timeout(debounce, self.watch.changed()).await.is_err();
+                let is_written = self.watch.is_being_written();
+                let patience = if is_written { OPEN_PATIENCE } else { 10 * debounce };
+                settled = (is_quiet && !is_written) || since.elapsed() > patience;
             }
+            // A file that changes all the time, to nothing of use, must not keep us busy.
+            let rest = pause.saturating_sub(looked.elapsed());
+            if !rest.is_zero() {
+                tokio::time::sleep(rest).await;
+            }
+            pause = (2 * pause).min(debounce / 10);
         }
     }
 
-    /// True if nothing was wrong with it. Otherwise the failure is made known only if `tell`.
-    fn publish(&mut self, generation: Generation, tell: bool) -> bool {
-        let now = self.clock.now();
-        let key_pair = match generation.key_pair {
-            Ok(Some(pair)) => {
-                Self::check_time(&self.folder, &pair, now).map(|()| Some(Secret::KeyPair(pair)))
-            }
-            Ok(None) => Ok(None),
-            Err(error) => Err(error),
+    /// Whether this can be taken for a whole generation, and not for a half of a change.
+    fn is_whole(&self, generation: &Generation) -> bool {
+        let Generation { key_pair, roots } = generation;
+        let is_mixed = match (key_pair.good(), roots.good()) {
+            (Some(pair), Some(roots)) => roots.verify(pair, self.tools.clock.now()).is_err(),
+            _ => false,
         };
-        let roots = generation.roots.map(|roots| roots.map(Secret::TrustBundle));
+        self.key_pair.as_ref().is_none_or(|feed| feed.expects(key_pair))
+            && self.roots.as_ref().is_none_or(|feed| feed.expects(roots))
+            && !is_mixed
+            && !self.watch.is_being_written()
+    }
+
+    /// When to look again though nothing changes: something begins to be valid, or ceases to be.
+    fn next_moment(&self, generation: &Generation) -> Option<SystemTime> {
+        let starts = match &generation.key_pair.secret {
+            Err(FileError::NotYetValid { from, .. }) => Some(*from),
+            _ => None,
+        };
+        let now = self.tools.clock.now();
+        let Generation { key_pair, roots } = generation;
+        let ends = [key_pair.good().map(KeyPair::not_after), roots.good().map(TrustBundle::not_after)];
+        ends.into_iter().flatten().chain(starts).filter(|moment| *moment > now).min()
+    }
+
+    /// Publishes what is good and tells what is not. True if something new was published.
+    fn publish(&mut self, generation: Generation) -> bool {
+        let now = self.tools.clock.now();
+        self.tell_mixture(&generation, now);
+        let Generation { key_pair, roots } = generation;
+        let mut is_news = false;
         // Roots first, as with a CA's answer.
-        let roots = self.roots.take(roots, now, tell, &self.folder, &self.metrics);
-        let key_pair = self.key_pair.take(key_pair, now, tell, &self.folder, &self.metrics);
-        roots && key_pair
+        if let Some(feed) = &mut self.roots {
+            is_news |= feed.take(roots.map(Secret::TrustBundle), now, &self.places, &self.tools.metrics);
+        }
+        if let Some(feed) = &mut self.key_pair {
+            is_news |= feed.take(key_pair.map(Secret::KeyPair), now, &self.places, &self.tools.metrics);
+        }
+        is_news
     }
 
-    fn check_time(folder: &Path, pair: &KeyPair, now: SystemTime) -> Result<(), FileError> {
-        let path = || folder.join(CHAIN_FILE);
-        let show = |moment| humantime::format_rfc3339_seconds(moment).to_string();
-        if pair.not_after() <= now {
-            return Err(FileError::Expired { path: path(), at: show(pair.not_after()) });
-        }
-        if pair.leaf().not_before > now {
-            return Err(FileError::NotYetValid { path: path(), from: show(pair.leaf().not_before) });
-        }
-        Ok(())
-    }
-
-    /// Reads all files together; again if any of them changed meanwhile.
-    fn read(&self) -> Generation {
-        let paths = [CHAIN_FILE, KEY_FILE, ROOT_FILE].map(|name| self.folder.join(name));
-        for _ in 0..READS {
-            let before = paths.each_ref().map(|path| stamp(path));
-            let [chain, key, root] = paths.each_ref().map(|path| read_file(path));
-            if before == paths.each_ref().map(|path| stamp(path)) {
-                let [chain_path, key_path, root_path] = &paths;
-                return Generation {
-                    key_pair: parse_pair((chain_path, chain), (key_path, key)),
-                    roots: parse_roots(root_path, root),
-                };
+    /// Files often pair one CA's certificate with the roots of the peers' CA, so this is no mistake by itself.
+    fn tell_mixture(&mut self, generation: &Generation, now: SystemTime) {
+        let (Some(pair), Some(roots)) = (generation.key_pair.good(), generation.roots.good()) else { return };
+        match roots.verify(pair, now) {
+            Ok(()) => drop(self.chained.recovered()),
+            Err(unchained) => {
+                if self.chained.is_news(&unchained.to_string()) {
+                    tracing::warn!(
+                        reason = %unchained,
+                        "the mounted certificate does not reach the mounted roots; both are served as they are: peers \
+                         with the same roots will refuse it"
+                    );
+                }
             }
         }
-        let restless = || FileError::Restless { folder: self.folder.clone() };
-        Generation { key_pair: Err(restless()), roots: Err(restless()) }
     }
 }
 
 impl Feed {
-    fn take(
-        &mut self,
-        secret: Result<Option<Secret>, FileError>,
-        now: SystemTime,
-        tell: bool,
-        folder: &Path,
-        metrics: &Metrics,
-    ) -> bool {
-        let (name, folder) = (self.name, folder.display());
-        match secret {
+    fn new(cache: &Cache, key: Key, is_alone: bool) -> Self {
+        let name = key.name.clone();
+        let publisher = cache.publisher(key, Origin::Files);
+        Self { name, publisher, is_alone, repeats: Repeats::default(), rank: None, published: None }
+    }
+
+    /// Whether `found` may be all there is to come: it is good, and no less than before.
+    fn expects<T>(&self, found: &Found<T>) -> bool {
+        match &found.secret {
+            Ok(Some(_)) => self.rank.is_none_or(|before| found.rank <= before),
+            Ok(None) => self.rank.is_none(),
+            Err(_) => false,
+        }
+    }
+
+    fn has_value(&self) -> bool {
+        self.publisher.entry().good.is_some()
+    }
+
+    /// True if it published something new.
+    fn take(&mut self, found: Found<Secret>, now: SystemTime, places: &Places, metrics: &Metrics) -> bool {
+        let name = &self.name;
+        match found.secret {
             Ok(Some(secret)) => {
                 let what = secret.to_string();
                 let not_after = humantime::format_rfc3339_seconds(secret.not_after());
+                let before = self.publisher.entry().good.map(|good| good.origin);
                 self.repeats.recovered();
-                self.was_there = true;
-                if self.publisher.publish(secret, now, None) == Published::Changed {
+                self.rank = Some(found.rank);
+                let is_news = self.publisher.publish(secret, now, None) == Published::Changed;
+                if is_news {
                     self.published = Some(Instant::now());
-                    tracing::info!(%name, %folder, what, %not_after, "served from files");
+                    let from = places.folder(found.rank);
+                    let instead_of = before.filter(|before| *before != Origin::Files);
+                    let instead_of = instead_of.map(tracing::field::display);
+                    tracing::info!(%name, from, instead_of, what, %not_after, "served from files");
                 }
-                true
+                is_news
             }
             Ok(None) => {
-                if std::mem::take(&mut self.was_there) {
-                    tracing::warn!(%name, %folder, "the files are gone; what they held is served until it expires");
+                if self.rank.take().is_some() {
+                    let reason = "the files are gone; what they held is served until it expires";
+                    tracing::warn!(%name, "{reason}");
                     self.repeats.recovered();
-                    self.publisher.release();
+                    self.publisher.release(Some(reason.to_owned()));
+                } else if self.is_alone && !self.has_value() {
+                    self.fail(
+                        &places.missing(matches!(name, SecretName::Workload | SecretName::FileKeyPair(_))),
+                        metrics,
+                    );
                 } else if self.repeats.recovered() {
-                    tracing::info!(%name, %folder, "the files that could not be used are gone");
-                    self.publisher.release();
+                    tracing::info!(%name, "the files that could not be used are gone");
+                    self.publisher.release(None);
                 }
-                true
+                false
             }
             Err(error) => {
-                if tell {
-                    let reason = error.to_string();
-                    let label = BySource { source: "files", reason: error.label() };
-                    metrics.source_failures.get_or_create(&label).inc();
-                    if self.repeats.is_news(&reason) {
-                        tracing::warn!(%name, %folder, reason, "mounted files are not used; what was served before stays");
-                    }
-                    self.publisher.fail(reason);
-                }
+                self.fail(&error, metrics);
                 false
             }
         }
     }
-}
 
-/// What tells two states of a file apart.
-type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
-
-fn stamp(path: &Path) -> Stamp {
-    let found = std::fs::metadata(path).ok()?;
-    let (modified, changed) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
-    Some((found.dev(), found.ino(), found.size(), modified.0, modified.1, changed.0, changed.1))
-}
-
-/// The content of a file; none where there is no file.
-fn read_file(path: &Path) -> Content {
-    match plain_file::read(path, limits::FILE_BYTES) {
-        Ok(content) => Ok(Some(content)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(FileError::Unreadable { path: path.to_owned(), source }),
+    fn fail(&mut self, error: &FileError, metrics: &Metrics) {
+        let reason = error.to_string();
+        let label = BySource { source: "files", reason: error.label() };
+        metrics.source_failures.get_or_create(&label).inc();
+        if self.repeats.is_news(&reason) {
+            let name = &self.name;
+            if self.has_value() {
+                tracing::warn!(%name, reason, "mounted files are not used; what was served before stays");
+            } else {
+                tracing::warn!(%name, reason, "mounted files are not used, and there is nothing else to serve yet");
+            }
+        }
+        self.publisher.fail(reason);
     }
-}
-
-type Content = Result<Option<Zeroizing<Vec<u8>>>, FileError>;
-
-fn parse_pair(chain: (&Path, Content), key: (&Path, Content)) -> Result<Option<KeyPair>, FileError> {
-    let ((chain_path, chain), (key_path, key)) = (chain, key);
-    let half = |present: &Path, absent: &Path| FileError::Half {
-        present: present.to_owned(),
-        absent: absent.to_owned(),
-    };
-    let (chain, key) = match (chain?, key?) {
-        (None, None) => return Ok(None),
-        (Some(_), None) => return Err(half(chain_path, key_path)),
-        (None, Some(_)) => return Err(half(key_path, chain_path)),
-        (Some(chain), Some(key)) => (chain, key),
-    };
-    let chain = pem::certificates(&chain)
-        .map_err(|source| FileError::Certificates { path: chain_path.to_owned(), source })?;
-    let key =
-        PrivateKey::from_pem(&key).map_err(|source| FileError::Key { path: key_path.to_owned(), source })?;
-    let pair = KeyPair::new(chain, key).map_err(|source| FileError::Pair {
-        chain: chain_path.to_owned(),
-        key: key_path.to_owned(),
-        source,
-    })?;
-    Ok(Some(pair))
-}
-
-fn parse_roots(path: &Path, content: Content) -> Result<Option<TrustBundle>, FileError> {
-    let Some(content) = content? else { return Ok(None) };
-    let roots = pem::certificates(&content)
-        .map_err(|source| FileError::Certificates { path: path.to_owned(), source })?;
-    let bundle =
-        TrustBundle::new(roots).map_err(|source| FileError::Bundle { path: path.to_owned(), source })?;
-    Ok(Some(bundle))
 }
 
 #[cfg(test)]

@@ -144,12 +144,12 @@ impl Office {
             version.is_some() && version != before
         });
         let good = served.await.good.unwrap();
-        assert_eq!(self.entry().failure, None);
+        assert_eq!(self.entry().failure(), None);
         good
     }
 
     fn watch(&self) -> watch::Receiver<Entry> {
-        self.cache.watch(KEY_PAIR).unwrap()
+        self.cache.watch(&KEY_PAIR).unwrap()
     }
 
     async fn served(&self, is_it: impl FnMut(&Entry) -> bool) -> Entry {
@@ -335,7 +335,7 @@ async fn certificates_of_ten_seconds_never_run_out() {
 #[tokio::test(start_paused = true)]
 async fn however_many_listen_there_is_one_call() {
     let mut office = Office::open(settings());
-    let subscriptions: Vec<_> = (0..100).map(|_| office.cache.subscribe(KEY_PAIR).unwrap()).collect();
+    let subscriptions: Vec<_> = (0..100).map(|_| office.cache.subscribe(&KEY_PAIR).unwrap()).collect();
     let call = office.call().await;
     assert!(office.is_not_asked_for(9 * SECOND).await, "a second call while the first is open");
     let version = office.issue(call).await.resource.version.clone();
@@ -366,17 +366,17 @@ async fn a_failed_renewal_keeps_the_old_certificate_past_its_end_and_recovers() 
                 }
             }
             call.answer.send(Err(refused(code))).unwrap();
-            office.served(|entry| entry.failure.is_some()).await;
+            office.served(|entry| entry.failure().is_some()).await;
             assert_eq!(office.version(), version);
             failures += 1;
         }
         assert!(near_the_end >= 10, "{near_the_end} tries in the last 20 s");
-        let failure = office.entry().failure.unwrap();
-        assert!(failure.reason.contains("not now"), "{}", failure.reason);
+        let failure = office.entry().failure().unwrap();
+        assert!(failure.contains("not now"), "{}", failure);
         let call = office.call().await;
         assert_ne!(office.issue(call).await.resource.version, version);
         assert_eq!((office.count("refused"), office.count("ok")), (failures, 2));
-        assert_eq!(office.cache.watch(ROOTS).unwrap().borrow().failure, None);
+        assert_eq!(office.cache.watch(&ROOTS).unwrap().borrow().failure(), None);
     }
 }
 
@@ -393,8 +393,8 @@ async fn a_hanging_ca_is_cut_off_and_asked_again() {
         assert!(hung.abs_diff(limit) < 200 * Duration::from_millis(1), "{ttl:?}: cut off after {hung:?}");
         let call = office.call().await;
         assert!(started.elapsed() - hung <= SECOND, "{ttl:?}: asked again after {:?}", started.elapsed());
-        let failure = office.entry().failure.unwrap();
-        assert!(failure.reason.contains("no answer within"), "{}", failure.reason);
+        let failure = office.entry().failure().unwrap();
+        assert!(failure.contains("no answer within"), "{}", failure);
         assert_eq!((office.version(), office.count("timeout")), (version, 1));
         office.issue(call).await;
     }
@@ -507,16 +507,16 @@ async fn a_lie_of_the_ca_is_not_served_and_told() {
         let call = office.call().await;
         let answer = lie(&office, &call.request);
         call.answer.send(Ok(answer)).unwrap();
-        let entry = office.served(|entry| entry.failure.is_some()).await;
-        let reason = &entry.failure.unwrap().reason;
+        let entry = office.served(|entry| entry.failure().is_some()).await;
+        let reason = &entry.failure().unwrap();
         assert!(
             reason.contains("the CA's answer is not used") && reason.contains(words),
             "{title}: {reason}"
         );
         assert_eq!(office.version(), version, "{title}");
         assert_eq!((office.count(label), office.count("ok")), (1, 1), "{title}");
-        let roots = office.cache.watch(ROOTS).unwrap().borrow().clone();
-        assert!(roots.good.is_some() && roots.failure.is_some(), "{title}");
+        let roots = office.cache.watch(&ROOTS).unwrap().borrow().clone();
+        assert!(roots.good.is_some() && roots.failure().is_some(), "{title}");
         let call = office.call().await;
         assert_ne!(office.issue(call).await.resource.version, version, "{title}");
     }
@@ -539,7 +539,7 @@ async fn the_roots_are_published_before_the_key_pair() {
     let mut office = Office::open(settings());
     let call = office.call().await;
     let witness = Arc::new(Witness { key_pair: office.watch(), saw: Mutex::default() });
-    let mut roots = office.cache.watch(ROOTS).unwrap();
+    let mut roots = office.cache.watch(&ROOTS).unwrap();
     let mut changed = std::pin::pin!(roots.changed());
     let waker = Waker::from(Arc::clone(&witness));
     assert!(changed.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
@@ -557,7 +557,7 @@ async fn the_ca_is_not_asked_for_what_files_hold_until_they_let_go() {
     office.run(ca, settings());
     assert!(office.is_not_asked_for(HOUR).await);
     let version = office.version();
-    files.iter().for_each(Publisher::release);
+    files.iter().for_each(|files| files.release(None));
     // The CA takes over when it would renew a certificate of its own: with half of the day left.
     let call = office.call().await;
     let late = office.late(start() + 12 * HOUR);
@@ -575,7 +575,7 @@ async fn the_ca_is_not_asked_for_an_expired_pair_that_files_hold() {
     files[1].publish(roots, office.clock.now(), None);
     office.run(ca, settings());
     assert!(office.is_not_asked_for(2 * TTL).await);
-    files.iter().for_each(Publisher::release);
+    files.iter().for_each(|files| files.release(None));
     office.call().await;
     assert!(office.late(start() + 2 * TTL) < 1.0, "released after its end, it is replaced at once");
 }
@@ -585,14 +585,14 @@ async fn files_that_take_over_during_the_backoff_end_it() {
     let mut office = Office::open(settings());
     for _ in 0..5 {
         office.call().await.answer.send(Err(unavailable())).unwrap();
-        office.served(|entry| entry.failure.is_some()).await;
+        office.served(|entry| entry.failure().is_some()).await;
     }
     let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::Files));
     let (pair, roots) = office.generation();
     files[0].publish(pair, office.clock.now(), None);
     files[1].publish(roots, office.clock.now(), None);
     assert!(office.is_not_asked_for(TTL).await);
-    assert_eq!(office.entry().failure, None);
+    assert_eq!(office.entry().failure(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -611,7 +611,7 @@ async fn a_failing_ca_is_not_asked_in_a_tight_loop_for_the_roots_that_files_lack
     // The CA gives the roots, and the pair stays the files'.
     let call = office.call().await;
     call.answer.send(Ok(office.answer(&call.request))).unwrap();
-    let mut roots = office.cache.watch(ROOTS).unwrap();
+    let mut roots = office.cache.watch(&ROOTS).unwrap();
     roots.wait_for(|entry| entry.good.is_some()).await.unwrap();
     assert_eq!(office.entry().holder, Some(Origin::Files));
 }
@@ -723,8 +723,8 @@ async fn a_token_that_appears_later_is_used_at_the_next_try() {
     };
     let ca = DevelopmentCa::open(office.folder.path(), office.clock.clone()).unwrap();
     office.run(Embedded(ca), Settings { identity, ..settings() });
-    let failed = office.served(|entry| entry.failure.is_some()).await;
-    assert!(failed.failure.unwrap().reason.contains("needs an identity") && failed.good.is_none());
+    let failed = office.served(|entry| entry.failure().is_some()).await;
+    assert!(failed.failure().unwrap().contains("needs an identity") && failed.good.is_none());
     tokio::time::sleep(10 * MINUTE).await;
     std::fs::write(&file, token("shop", "cart")).unwrap();
     let appeared = Instant::now();
