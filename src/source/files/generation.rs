@@ -21,7 +21,7 @@ const READS: usize = 5;
 pub enum FileError {
     #[error("{path}: {source}")]
     Unreadable { path: PathBuf, source: io::Error },
-    #[error("{} is not there", display(paths, " or "))]
+    #[error("{}", absent(paths))]
     Missing { paths: Vec<PathBuf> },
     #[error("{present} is there, but {absent} is not")]
     Half { present: PathBuf, absent: PathBuf },
@@ -37,7 +37,7 @@ pub enum FileError {
     Expired { path: PathBuf, at: SystemTime },
     #[error("{path}: it is valid only from {}; is this machine's clock right?", show(*from))]
     NotYetValid { path: PathBuf, from: SystemTime },
-    #[error("{} change faster than they can be read", display(paths, ", "))]
+    #[error("{} change faster than they can be read", display(paths))]
     Restless { paths: Vec<PathBuf> },
 }
 
@@ -56,8 +56,15 @@ impl FileError {
     }
 }
 
-fn display(paths: &[PathBuf], between: &str) -> String {
-    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(between)
+fn display(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn absent(paths: &[PathBuf]) -> String {
+    match paths {
+        [path] => format!("{} is not there", path.display()),
+        several => format!("there is none of {}", display(several)),
+    }
 }
 
 /// Files that give a key pair, a trust bundle, or both. They need not exist.
