@@ -1,23 +1,35 @@
 //! The wall clock, tied to the runtime's time.
 //!
 //! Certificates speak of wall-clock moments; timers run on the monotonic clock, which stands still while a
-//! machine sleeps and knows nothing of a clock that is set. [`Clock::sleep_until`] bridges the two, and a
-//! clock made with [`Clock::starting_at`] makes the wall clock follow tokio's time, so that tests run years in
-//! milliseconds.
+//! machine sleeps and knows nothing of a clock that is set. [`Clock::sleep_until`] bridges the two: the kernel wakes
+//! every sleeper when the clock was set or the machine slept. A clock made with [`Clock::starting_at`] makes the wall
+//! clock follow tokio's time, so that tests run years in milliseconds.
 
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
-/// The longest that a sleeper does not look at the wall clock: the most by which a renewal can be late after
-/// the clock was set or the machine slept.
+/// The longest that a sleeper does not look at the wall clock where the kernel does not tell that it was set: the most
+/// by which a renewal can be late then.
 const STEP: Duration = Duration::from_secs(30);
+/// The longest where it does.
+const LONG_STEP: Duration = Duration::from_secs(6 * 3600);
 
 /// Reads the wall clock and sleeps to moments on it. Clones show the same time.
-#[derive(Clone, Debug, Default)]
-pub struct Clock(Option<Arc<Tied>>);
+#[derive(Clone, Debug)]
+pub struct Clock(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    /// With what tells that it was set, from the first sleep on.
+    System(Arc<OnceLock<Option<AsyncFd<OwnedFd>>>>),
+    Tied(Arc<Tied>),
+}
 
 #[derive(Debug)]
 struct Tied {
@@ -30,20 +42,20 @@ struct Tied {
 impl Clock {
     /// The system's clock.
     pub fn system() -> Self {
-        Self(None)
+        Self(Kind::System(Arc::default()))
     }
 
     /// A clock that shows `base` now and follows tokio's time from here on.
     pub fn starting_at(base: SystemTime) -> Self {
-        Self(Some(Arc::new(Tied { base, started: Instant::now(), set_by: AtomicI64::new(0) })))
+        Self(Kind::Tied(Arc::new(Tied { base, started: Instant::now(), set_by: AtomicI64::new(0) })))
     }
 
     /// The wall-clock time.
     pub fn now(&self) -> SystemTime {
         match &self.0 {
             #[expect(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
-            None => SystemTime::now(),
-            Some(tied) => {
+            Kind::System(_) => SystemTime::now(),
+            Kind::Tied(tied) => {
                 let now = tied.base + tied.started.elapsed();
                 let set_by = tied.set_by.load(Ordering::Relaxed);
                 let by = Duration::from_millis(set_by.unsigned_abs());
@@ -55,7 +67,7 @@ impl Clock {
     /// Sets a clock made with [`Clock::starting_at`] forward (or back, if negative) by `millis`, as an
     /// administrator or a time daemon does. The system's clock is left alone.
     pub fn set_by(&self, millis: i64) {
-        if let Some(tied) = &self.0 {
+        if let Kind::Tied(tied) = &self.0 {
             tied.set_by.fetch_add(millis, Ordering::Relaxed);
         }
     }
@@ -66,9 +78,46 @@ impl Clock {
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(left.min(STEP)).await;
+            match &self.0 {
+                Kind::System(set) => match set.get_or_init(clock_is_set) {
+                    Some(set) => tokio::select! {
+                        () = tokio::time::sleep(left.min(LONG_STEP)) => {}
+                        () = told(set) => {}
+                    },
+                    None => tokio::time::sleep(left.min(STEP)).await,
+                },
+                Kind::Tied(_) => tokio::time::sleep(left.min(STEP)).await,
+            }
         }
     }
+}
+
+/// What becomes readable when the wall clock jumps: a timer that is never due, and that the kernel cancels then. None
+/// where the kernel has none.
+fn clock_is_set() -> Option<AsyncFd<OwnedFd>> {
+    let timer = rustix::time::timerfd_create(
+        TimerfdClockId::Realtime,
+        TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
+    );
+    let timer = timer.ok()?;
+    let never = Timespec { tv_sec: 1 << 33, tv_nsec: 0 };
+    let never = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: never };
+    let flags = TimerfdTimerFlags::ABSTIME | TimerfdTimerFlags::CANCEL_ON_SET;
+    rustix::time::timerfd_settime(&timer, flags, &never).ok()?;
+    #[expect(
+        deprecated,
+        reason = "the other one is unsafe, because of descriptors that are closed early; this is owned"
+    )]
+    let registered = AsyncFd::with_interest(timer, tokio::io::Interest::READABLE);
+    registered.ok()
+}
+
+/// Returns when the wall clock has jumped.
+async fn told(set: &AsyncFd<OwnedFd>) {
+    let Ok(mut guard) = set.readable().await else { return std::future::pending().await };
+    // The first sleeper takes the note away, which makes the timer ready for the next jump; the others were woken with it.
+    let _ = rustix::io::read(set.get_ref(), &mut [0; 8]);
+    guard.clear_ready();
 }
 
 #[cfg(test)]
@@ -107,5 +156,33 @@ mod tests {
         clock.set_by(-60_000);
         clock.sleep_until(SystemTime::UNIX_EPOCH + HOUR).await;
         assert!(started.elapsed() >= Duration::from_secs(60));
+    }
+
+    /// The clock of a machine is not set by a test: bytes in a socket stand for the kernel's notes.
+    #[tokio::test]
+    async fn every_sleeper_hears_of_every_jump() {
+        use std::io::Write as _;
+        assert!(clock_is_set().is_some(), "this kernel does not tell that the clock was set");
+        let (ours, mut kernels) = std::os::unix::net::UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        #[expect(deprecated, reason = "as in the code")]
+        let set = Arc::new(AsyncFd::new(OwnedFd::from(ours)).unwrap());
+        for _ in 0..3 {
+            let sleepers: Vec<_> = (0..3)
+                .map(|_| {
+                    let set = Arc::clone(&set);
+                    tokio::spawn(async move { told(&set).await })
+                })
+                .collect();
+            tokio::task::yield_now().await;
+            assert!(sleepers.iter().all(|sleeper| !sleeper.is_finished()), "woken by nothing");
+            kernels.write_all(&[0; 8]).unwrap();
+            for sleeper in sleepers {
+                tokio::time::timeout(Duration::from_secs(20), sleeper)
+                    .await
+                    .expect("it is not woken")
+                    .unwrap();
+            }
+        }
     }
 }
