@@ -48,6 +48,12 @@ pub fn read_inside(path: &Path, limit: u64, inside: &[PathBuf]) -> io::Result<Ze
 }
 
 fn open(path: &Path) -> io::Result<File> {
+    // The kubelet swaps the link on the way (`..data`) and deletes what it led to: a look in between finds nothing.
+    let is_swapped = |error: &io::Error| error.kind() == io::ErrorKind::NotFound && path.is_symlink();
+    open_once(path).or_else(|error| if is_swapped(&error) { open_once(path) } else { Err(error) })
+}
+
+fn open_once(path: &Path) -> io::Result<File> {
     let check = |metadata: Metadata| match metadata.is_file() {
         true => Ok(()),
         false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a plain file")),
