@@ -1,6 +1,7 @@
 //! The development CA as a server of Istio's CA protocol, so that everything can be tried without Istio.
 //!
-//! It takes a token's word for whom it is: no signature is checked. It refuses what istiod refuses.
+//! It takes a token's word for whom it is: no signature is checked. A client certificate it has issued itself. It refuses
+//! what istiod refuses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use super::embedded::DevelopmentCa;
 use crate::clock::Clock;
 use crate::credential::Token;
 use crate::identity::SpiffeId;
+use crate::pki::certificate::Certificate;
 use crate::pki::pem;
 use crate::proto::istio::v1::auth::istio_certificate_service_server::IstioCertificateService;
 use crate::proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
@@ -24,16 +26,20 @@ const AUDIENCE: &str = "istio-ca";
 /// What a TTL of zero or less stands for.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// Serves certificates of one development CA.
+/// Serves certificates of one development CA, to the callers of one connection.
 #[derive(Clone, Debug)]
-pub struct CaServer(Arc<Settings>);
+pub struct CaServer {
+    settings: Arc<Settings>,
+    /// The client certificate of the connection, which TLS has checked.
+    caller: Option<Arc<Certificate>>,
+}
 
 /// How the server decides.
 #[derive(Debug)]
 pub struct Settings {
     /// Who signs.
     pub ca: DevelopmentCa,
-    /// Everybody's identity; where none, that of the token's `sub`.
+    /// Everybody's identity; where none, that of the client certificate or the token's `sub`.
     pub identity: Option<SpiffeId>,
     /// The trust domain of identities from tokens.
     pub trust_domain: String,
@@ -48,19 +54,41 @@ pub struct Settings {
 impl CaServer {
     /// A server that decides by `settings`.
     pub fn new(settings: Settings) -> Self {
-        Self(Arc::new(settings))
+        Self { settings: Arc::new(settings), caller: None }
+    }
+
+    /// The same for a connection whose client has proved to be the one of `certificate`.
+    pub fn for_caller(&self, certificate: Certificate) -> Self {
+        Self { caller: Some(Arc::new(certificate)), ..self.clone() }
     }
 }
 
 impl Settings {
-    fn identify(&self, request: &Request<IstioCertificateRequest>) -> Result<SpiffeId, Status> {
+    fn identify(
+        &self,
+        caller: Option<&Certificate>,
+        request: &Request<IstioCertificateRequest>,
+    ) -> Result<SpiffeId, Status> {
         let refuse = |why: &str| {
             tracing::warn!(why, "a caller is not authenticated");
             Status::unauthenticated(NOT_AUTHENTICATED)
         };
+        // Before the token, as istiod has it: what was proved counts more than what is merely said.
+        if let Some((caller, own)) = caller.and_then(|caller| Some((caller, caller.spiffe_id()?))) {
+            // A connection may outlive the certificate that it was opened with.
+            if caller.not_after <= self.clock.now() {
+                return Err(refuse("its client certificate has expired"));
+            }
+            return Ok(self.identity.clone().unwrap_or(own));
+        }
         let header = |name| request.metadata().get(name).and_then(|value| value.to_str().ok());
         let bearer = header("authorization").and_then(|value| value.strip_prefix("Bearer "));
-        let token = Token::new(bearer.ok_or_else(|| refuse("there is no bearer token"))?);
+        let token = Token::new(bearer.ok_or_else(|| {
+            refuse(match caller {
+                Some(_) => "its client certificate has no SPIFFE ID, and there is no bearer token",
+                None => "there is no bearer token",
+            })
+        })?);
         if header("clusterid").is_some_and(|id| id != self.cluster_id) {
             return Err(refuse("it sends another cluster id"));
         }
@@ -89,23 +117,24 @@ impl IstioCertificateService for CaServer {
         &self,
         request: Request<IstioCertificateRequest>,
     ) -> Result<Response<IstioCertificateResponse>, Status> {
-        let identity = self.0.identify(&request)?;
+        let Self { settings, caller } = self;
+        let identity = settings.identify(caller.as_deref(), &request)?;
         let request = request.into_inner();
         let csr = CertificateSigningRequestDer::from_pem_slice(request.csr.as_bytes())
             .map_err(|_| Status::invalid_argument("the CSR is not PEM"))?;
         let ttl = match u64::try_from(request.validity_duration) {
             Ok(seconds @ 1..) => Duration::from_secs(seconds),
-            _ => DEFAULT_TTL.min(self.0.max_ttl),
+            _ => DEFAULT_TTL.min(settings.max_ttl),
         };
-        if ttl > self.0.max_ttl {
-            let max = humantime::format_duration(self.0.max_ttl);
+        if ttl > settings.max_ttl {
+            let max = humantime::format_duration(settings.max_ttl);
             let ttl = humantime::format_duration(ttl);
             return Err(Status::invalid_argument(format!("a TTL of {ttl} is over the maximum of {max}")));
         }
-        let issued = self.0.ca.issue(&csr, &identity, ttl);
+        let issued = settings.ca.issue(&csr, &identity, ttl);
         let leaf =
             issued.map_err(|error| Status::invalid_argument(format!("the CSR is not taken: {error}")))?;
-        let [intermediate, root] = self.0.ca.chain();
+        let [intermediate, root] = settings.ca.chain();
         let ttl = humantime::format_duration(ttl);
         tracing::info!(%identity, %ttl, "certificate issued");
         // As an istiod with a plugged-in intermediate: strings of one, two and one certificates.

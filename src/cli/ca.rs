@@ -1,11 +1,14 @@
 //! `attache ca`: the development CA as a server.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use rustls::RootCertStore;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
@@ -19,13 +22,15 @@ use crate::ca::server::{CaServer, Settings};
 use crate::clock::Clock;
 use crate::config::{LogConfig, parse_duration};
 use crate::identity::SpiffeId;
+use crate::pki::certificate::Certificate;
 use crate::proto::istio::v1::auth::istio_certificate_service_server::IstioCertificateServiceServer;
 use crate::{limits, rpc, telemetry};
 
 /// A development CA that speaks Istio's CA protocol.
 ///
 /// It keeps its root and intermediate in a folder, and issues the identity that a caller's token names in its
-/// sub (system:serviceaccount:NAMESPACE:ACCOUNT, audience istio-ca), without checking the token's signature.
+/// sub (system:serviceaccount:NAMESPACE:ACCOUNT, audience istio-ca), without checking the token's signature. A
+/// caller may present a client certificate of this CA instead (over TLS), and gets the SPIFFE ID that is in it.
 /// It is for trying things out, not for production.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct CaArgs {
@@ -41,7 +46,7 @@ pub(super) struct CaArgs {
     /// Without TLS
     #[arg(long)]
     plaintext: bool,
-    /// The identity of every caller, instead of the one in its token
+    /// The identity of every caller, instead of the one in its token or client certificate
     #[arg(long, value_name = "ID")]
     spiffe_id: Option<SpiffeId>,
     /// The trust domain of identities from tokens
@@ -108,7 +113,6 @@ async fn serve(args: CaArgs) -> anyhow::Result<()> {
         max_ttl: args.max_ttl,
         clock,
     });
-    let server = IstioCertificateServiceServer::new(server).max_decoding_message_size(limits::REQUEST_BYTES);
 
     let stop = CancellationToken::new();
     let calls = TaskTracker::new();
@@ -118,7 +122,7 @@ async fn serve(args: CaArgs) -> anyhow::Result<()> {
         let _ = io.set_nodelay(true);
         let (server, stop) = (server.clone(), stop.clone());
         match tls.as_mut().map(Tls::acceptor) {
-            None => drop(calls.spawn(rpc::serve(io, server, stop))),
+            None => drop(calls.spawn(rpc::serve(io, service(server), stop))),
             Some(Ok(acceptor)) => drop(calls.spawn(serve_tls(acceptor, io, server, stop))),
             Some(Err(error)) => tracing::error!(%error, "no certificate for the CA's own server"),
         }
@@ -138,17 +142,54 @@ async fn serve(args: CaArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn serve_tls(
-    acceptor: TlsAcceptor,
-    io: TcpStream,
-    server: IstioCertificateServiceServer<CaServer>,
-    stop: CancellationToken,
-) {
-    match tokio::time::timeout(HANDSHAKE, acceptor.accept(io)).await {
-        Ok(Ok(io)) => rpc::serve(io, server, stop).await,
-        Ok(Err(error)) => tracing::warn!(%error, "a TLS handshake failed"),
-        Err(_) => tracing::debug!("a TLS handshake was given up"),
-    }
+fn service(server: CaServer) -> IstioCertificateServiceServer<CaServer> {
+    IstioCertificateServiceServer::new(server).max_decoding_message_size(limits::REQUEST_BYTES)
+}
+
+async fn serve_tls(acceptor: TlsAcceptor, io: TcpStream, server: CaServer, stop: CancellationToken) {
+    let peer = io.peer_addr().ok().map(tracing::field::display);
+    let io = match tokio::time::timeout(HANDSHAKE, acceptor.accept(io)).await {
+        Ok(Ok(io)) => io,
+        Ok(Err(error)) => {
+            match refusal(&error) {
+                Some(reason) => tracing::warn!(peer, reason, "a client certificate is refused"),
+                None => tracing::warn!(peer, %error, "a TLS handshake failed"),
+            }
+            return;
+        }
+        Err(_) => {
+            tracing::debug!(peer, "a TLS handshake was given up");
+            return;
+        }
+    };
+    let (_, tls) = io.get_ref();
+    let leaf = tls.peer_certificates().and_then(<[_]>::first);
+    let server = match leaf.map(Certificate::parse).transpose() {
+        Ok(Some(certificate)) => server.for_caller(certificate),
+        Ok(None) => server,
+        Err(error) => {
+            tracing::warn!(peer, %error, "a client certificate is refused");
+            return;
+        }
+    };
+    rpc::serve(io, service(server), stop).await;
+}
+
+/// Why a client certificate is refused, if that is why the handshake failed.
+fn refusal(error: &io::Error) -> Option<String> {
+    use rustls::{CertificateError, Error};
+    let Error::InvalidCertificate(error) = error.get_ref()?.downcast_ref()? else { return None };
+    Some(match error {
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => "it has expired".to_owned(),
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "it is not valid yet".to_owned()
+        }
+        // A bad signature: an issuer of the same name, but another key.
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+            "it does not chain to this CA's root".to_owned()
+        }
+        other => other.to_string(),
+    })
 }
 
 /// The server's side of TLS, with a certificate from the CA itself, replaced long before it ends.
@@ -177,10 +218,20 @@ impl Tls {
     fn make(ca: &DevelopmentCa, addresses: &[IpAddr]) -> anyhow::Result<TlsAcceptor> {
         let (chain, key) = ca.issue_server(&SERVER_NAMES, addresses)?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let [_, root] = ca.chain();
+        let mut roots = RootCertStore::empty();
+        roots.add(root.clone())?;
+        // A caller without one has a token.
+        let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+            .allow_unauthenticated()
+            .build()?;
         let mut config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
-            .with_no_client_auth()
+            .with_client_cert_verifier(clients)
             .with_single_cert(chain, key.der().clone_key())?;
+        // A session that is taken up again would not have its client certificate checked.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(TlsAcceptor::from(Arc::new(config)))
     }
