@@ -1,6 +1,6 @@
 //! Puts the parts together. The only place that spawns what lives as long as the agent.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -147,9 +147,15 @@ fn certificate_authority(
             );
             Some(Box::new(Embedded(ca)))
         }
-        Provider::Citadel { endpoint, token, cluster_id, headers } => {
-            Some(Box::new(Citadel { endpoint, token, cluster_id, headers, clock: clock.clone() }))
-        }
+        Provider::Citadel { endpoint, token, client_cert, cluster_id, headers } => Some(Box::new(Citadel {
+            endpoint,
+            token,
+            client_cert,
+            repeats: Mutex::default(),
+            cluster_id,
+            headers,
+            clock: clock.clone(),
+        })),
     })
 }
 

@@ -2,14 +2,17 @@
 
 mod answer;
 pub mod citadel;
+pub mod client_cert;
 pub mod embedded;
 pub mod endpoint;
 pub mod server;
+mod tls;
 
 use std::fmt;
 use std::time::Duration;
 
 pub use self::answer::{Answer, BadAnswer};
+use self::client_cert::NoClientCert;
 use crate::credential::CredentialError;
 use crate::identity::SpiffeId;
 
@@ -48,8 +51,14 @@ pub enum CaError {
     Timeout(Duration),
     #[error("the CA at {address} answered {code:?}: {message}")]
     Refused { address: String, code: tonic::Code, message: String },
+    #[error(
+        "the CA at {address} refuses the client certificate {certificate}: {reason}; replace it, or take it away, and the token is used"
+    )]
+    ClientCertificate { address: String, certificate: String, reason: String },
     #[error(transparent)]
     Credential(#[from] CredentialError),
+    #[error("the client certificate can't be used: {certificate}; and instead of it, {token}")]
+    NoCredential { certificate: NoClientCert, token: CredentialError },
     #[error("the CA's answer is not used: {0}")]
     Answer(#[from] BadAnswer),
     #[error("making a key or a request failed: {0}")]
@@ -70,7 +79,9 @@ impl CaError {
     pub fn class(&self) -> Class {
         use tonic::Code;
         match self {
-            Self::Unreachable { .. } | Self::Timeout(_) | Self::Credential(_) => Class::Transient,
+            Self::Unreachable { .. } | Self::Timeout(_) | Self::Credential(_) | Self::NoCredential { .. } => {
+                Class::Transient
+            }
             Self::Refused { code, .. } => match code {
                 Code::Unavailable
                 | Code::DeadlineExceeded
@@ -82,7 +93,11 @@ impl CaError {
                 | Code::Unauthenticated => Class::Transient,
                 _ => Class::Lasting,
             },
-            Self::Tls { .. } | Self::Roots(_) | Self::Answer(_) | Self::Local(_) => Class::Lasting,
+            Self::Tls { .. }
+            | Self::ClientCertificate { .. }
+            | Self::Roots(_)
+            | Self::Answer(_)
+            | Self::Local(_) => Class::Lasting,
         }
     }
 
@@ -94,7 +109,8 @@ impl CaError {
             Self::Roots(_) => "roots",
             Self::Timeout(_) => "timeout",
             Self::Refused { .. } => "refused",
-            Self::Credential(_) => "credential",
+            Self::ClientCertificate { .. } => "client_certificate",
+            Self::Credential(_) | Self::NoCredential { .. } => "credential",
             Self::Answer(answer) => answer.label(),
             Self::Local(_) => "local",
         }

@@ -17,6 +17,7 @@ pub use self::args::RunArgs;
 pub use self::reader::{Environment, Mistakes, parse_duration};
 use self::reader::{Level, Reader};
 use crate::ca::citadel::Header;
+use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::endpoint::{Address, Endpoint, Roots};
 use crate::credential::TokenFile;
 use crate::identity::SpiffeId;
@@ -27,6 +28,8 @@ use crate::source::workload::{Grace, IdentitySource, Settings};
 
 /// Where Istio's proxies look for a socket that is not their agent's.
 pub const DEFAULT_SOCKET: &str = "/var/run/secrets/workload-spiffe-uds/socket";
+/// Where the CA's root is, unless somebody says otherwise or it came with the client certificate.
+const DEFAULT_ROOTS: [&str; 2] = ["/var/run/secrets/istio/root-cert.pem", "/etc/certs/root-cert.pem"];
 const SERVICE_ACCOUNT_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// A valid configuration of `attache run`.
@@ -72,6 +75,8 @@ pub enum Provider {
         endpoint: Endpoint,
         /// The workload's credential.
         token: TokenFile,
+        /// Instead of the token, where it is good.
+        client_cert: Option<ClientCertFolder>,
         /// Sent with each call.
         cluster_id: MetadataValue<Ascii>,
         /// Further headers.
@@ -110,11 +115,6 @@ impl Config {
         }
         let socket_mode = r.parsed("socket-mode", &args.socket_mode, &[], parse_mode).or(0o660_u32);
 
-        let cert_dir = PathBuf::from(r.text("cert-dir", &args.cert_dir, &[]).or("/etc/certs"));
-        let mounted: Vec<_> = [cert_dir.as_path(), Path::new(files::PLATFORM_FOLDER)]
-            .into_iter()
-            .flat_map(files::places)
-            .collect();
         let prefixes = file_prefixes(r, args);
         let system_roots = r.variable("SSL_CERT_FILE").map(PathBuf::from);
         let file_debounce =
@@ -125,7 +125,17 @@ impl Config {
         let ca = r.parsed("ca", &args.ca, &["CA_PROVIDER"], parse_provider);
         let address = r.parsed("ca-address", &args.ca_address, &["CA_ADDR"], str::parse::<Address>);
         let ca_dir = r.text("ca-dir", &args.ca_dir, &[]);
-        let (name, provider_reason) = choose(r, ca, &files_alone, &address, &ca_dir, &mounted).unzip();
+        let cert_dir = r.text("cert-dir", &args.cert_dir, &[]);
+        let client_cert = r.text("ca-client-cert-dir", &args.ca_client_cert_dir, &["PROV_CERT"]);
+        let has_no_ca = files_alone.value == Some(true) || ca.value == Some(ProviderName::None);
+        let mut own = Vec::new();
+        if !has_no_ca {
+            own.push((&client_cert, "they are the client certificate for calls to the CA"));
+        }
+        let mounted = mounted(&cert_dir, &own, &mut notes);
+        let (name, provider_reason) =
+            choose(r, ca, &files_alone, &address, &ca_dir, &client_cert, &mounted).unzip();
+        let client_cert = client_cert_folder(r, client_cert, name, &address, &mut notes);
 
         let default_token = match r.variable("JWT_POLICY") {
             Some("first-party-jwt") => format!("{SERVICE_ACCOUNT_FOLDER}/token"),
@@ -133,7 +143,7 @@ impl Config {
         };
         let token = r.text("token-file", &args.token_file, &[]).or(default_token);
         let token = TokenFile::new(token);
-        let identity = identity(r, args, &token, name);
+        let identity = identity(r, args, &token, &client_cert, name);
 
         let key_type = r.parsed("key-type", &args.key_type, &[], str::parse::<KeyType>);
         let key_type = match key_type.value {
@@ -156,7 +166,7 @@ impl Config {
         };
 
         let server_name = r.text("ca-server-name", &args.ca_server_name, &["ISTIOD_SAN"]).value;
-        let roots = roots(r, args);
+        let roots = roots(r, args, &client_cert);
         let headers = headers(r, args);
         let cluster_id = r
             .parsed("cluster-id", &args.cluster_id, &["ISTIO_META_CLUSTER_ID"], |text| {
@@ -169,7 +179,7 @@ impl Config {
                     notes.push(format!("the workload's token goes to {address} in plain text"));
                 }
                 let endpoint = Endpoint { address, roots, server_name };
-                Provider::Citadel { endpoint, token, cluster_id, headers }
+                Provider::Citadel { endpoint, token, client_cert, cluster_id, headers }
             }
             (Some(ProviderName::Embedded), _) => {
                 Provider::Embedded { folder: ca_dir.or("./attache-ca").into() }
@@ -231,6 +241,7 @@ fn choose(
     files_alone: &reader::Found<bool>,
     address: &reader::Found<Address>,
     ca_dir: &reader::Found<String>,
+    client_cert: &reader::Found<String>,
     mounted: &[files::Place],
 ) -> Option<(ProviderName, String)> {
     let only_files = files_alone.value == Some(true);
@@ -243,6 +254,10 @@ fn choose(
         }
         if address.value.is_some() {
             return Some((ProviderName::Citadel, address.from.clone()));
+        }
+        if client_cert.value.is_some() {
+            r.mistake(format!("{} needs the CA's address: --ca-address HOST:PORT", client_cert.from));
+            return None;
         }
         if let Some(folder) = mounted.iter().find(|place| place.holds_key_pair()).and_then(files::Place::home)
         {
@@ -274,6 +289,12 @@ fn choose(
             ca.from, address.from
         ));
     }
+    if name != ProviderName::Citadel && clash(client_cert.level) {
+        r.mistake(format!(
+            "{} and {} contradict each other: only citadel takes a client certificate; drop one of them",
+            ca.from, client_cert.from
+        ));
+    }
     if name != ProviderName::Embedded && clash(ca_dir.level) {
         r.mistake(format!(
             "{} and {} contradict each other: only embedded has a folder; drop one of them",
@@ -284,6 +305,28 @@ fn choose(
         r.mistake(format!("{} needs the CA's address: --ca-address HOST:PORT", ca.from));
     }
     Some((name, ca.from))
+}
+
+/// Where mounted files are looked for. A folder of the agent's own files, links resolved, is none of these places: what
+/// it writes must not come back as what it reads.
+fn mounted(
+    cert_dir: &reader::Found<String>,
+    own: &[(&reader::Found<String>, &str)],
+    notes: &mut Vec<String>,
+) -> Vec<files::Place> {
+    let typed = cert_dir.value.as_deref();
+    let mut places = Vec::new();
+    for folder in [typed.unwrap_or("/etc/certs"), files::PLATFORM_FOLDER].map(Path::new) {
+        let is_same = |other: &str| is_same_folder(Path::new(other), folder);
+        match own.iter().find(|(other, _)| other.value.as_deref().is_some_and(is_same)) {
+            None => places.extend(files::places(folder)),
+            Some((_, why)) if typed.map(Path::new) == Some(folder) => {
+                notes.push(format!("the files in {} are not served: {why}", folder.display()));
+            }
+            Some(_) => {}
+        }
+    }
+    places
 }
 
 /// Folders in which named files must lie; in the environment with ":" between them, as in PATH.
@@ -298,10 +341,39 @@ fn file_prefixes(r: &mut Reader<'_>, args: &RunArgs) -> Vec<PathBuf> {
     prefixes.into_iter().map(PathBuf::from).collect()
 }
 
+/// Where the client certificate is, if it can be presented.
+fn client_cert_folder(
+    r: &mut Reader<'_>,
+    client_cert: reader::Found<String>,
+    provider: Option<ProviderName>,
+    address: &reader::Found<Address>,
+    notes: &mut Vec<String>,
+) -> Option<ClientCertFolder> {
+    let folder = client_cert.value.filter(|_| provider == Some(ProviderName::Citadel))?;
+    if !address.value.as_ref().is_some_and(|address| address.plaintext) {
+        return Some(ClientCertFolder::new(folder));
+    }
+    let words =
+        format!("without TLS no client certificate can be presented, and {} is without", address.from);
+    if client_cert.level == address.level {
+        r.mistake(format!("{}: {words}; drop one of them", client_cert.from));
+    } else {
+        notes.push(format!("{} is not used: {words}", client_cert.from));
+    }
+    None
+}
+
+/// Whether both are one folder, links resolved.
+fn is_same_folder(one: &Path, other: &Path) -> bool {
+    let resolve = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
+    resolve(one).is_some_and(|one| resolve(other) == Some(one))
+}
+
 fn identity(
     r: &mut Reader<'_>,
     args: &RunArgs,
     token: &TokenFile,
+    client_cert: &Option<ClientCertFolder>,
     provider: Option<ProviderName>,
 ) -> IdentitySource {
     let whole = r.parsed("spiffe-id", &args.spiffe_id, &[], str::parse::<SpiffeId>);
@@ -336,20 +408,27 @@ fn identity(
         Ok(_) => {}
         Err(error) => r.mistake(format!("--trust-domain, --namespace and --service-account: {error}")),
     }
-    IdentitySource::Token { file: token.clone(), trust_domain, namespace, service_account: account }
+    IdentitySource::Token {
+        file: token.clone(),
+        client_cert: client_cert.clone(),
+        trust_domain,
+        namespace,
+        service_account: account,
+    }
 }
 
-fn roots(r: &mut Reader<'_>, args: &RunArgs) -> Roots {
+fn roots(r: &mut Reader<'_>, args: &RunArgs, client_cert: &Option<ClientCertFolder>) -> Roots {
     match r.text("ca-root", &args.ca_root, &["CA_ROOT_CA"]).value {
         Some(text) if text.eq_ignore_ascii_case("system") => Roots::System,
         Some(path) => Roots::File(path.into()),
         None if r.variable("PILOT_CERT_PROVIDER") == Some("kubernetes") => {
             Roots::File(format!("{SERVICE_ACCOUNT_FOLDER}/ca.crt").into())
         }
-        None => Roots::FirstOf(vec![
-            "/var/run/secrets/istio/root-cert.pem".into(),
-            "/etc/certs/root-cert.pem".into(),
-        ]),
+        None => {
+            let mut places: Vec<_> = client_cert.iter().map(ClientCertFolder::root_file).collect();
+            places.extend(DEFAULT_ROOTS.map(PathBuf::from));
+            Roots::FirstOf(places)
+        }
     }
 }
 

@@ -35,6 +35,14 @@ impl SpiffeId {
         let rest = self.0.strip_prefix("spiffe://").unwrap_or_default();
         rest.split('/').next().unwrap_or_default()
     }
+
+    /// The service account, where it has Istio's form.
+    pub fn service_account(&self) -> Option<ServiceAccount> {
+        let rest = self.0.strip_prefix("spiffe://")?.strip_prefix(self.trust_domain())?;
+        let (namespace, name) = rest.strip_prefix("/ns/")?.split_once("/sa/")?;
+        let account = ServiceAccount { namespace: namespace.to_owned(), name: name.to_owned() };
+        [namespace, name].iter().all(|part| !part.contains('/')).then_some(account)
+    }
 }
 
 impl fmt::Display for SpiffeId {
@@ -97,6 +105,16 @@ impl ServiceAccount {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_service_account_goes_there_and_back() {
+        let account = ServiceAccount { namespace: "shop".to_owned(), name: "cart".to_owned() };
+        assert_eq!(SpiffeId::for_service_account("td", &account).unwrap().service_account(), Some(account));
+        for text in ["spiffe://td", "spiffe://td/ns/a", "spiffe://td/ns/a/b/sa/c", "spiffe://td/x/ns/a/sa/b"]
+        {
+            assert_eq!(text.parse::<SpiffeId>().unwrap().service_account(), None, "{text}");
+        }
+    }
 
     #[test]
     fn what_is_a_spiffe_id() {

@@ -1,10 +1,14 @@
 //! Istio's CA protocol (`istio.v1.auth.IstioCertificateService`): Citadel, istiod, istio-csr, `attache ca`.
 
+use std::sync::Mutex;
+
 use tonic::metadata::{Ascii, MetadataKey, MetadataValue};
 use tonic::{Code, Request, Status};
 
-use super::endpoint::Endpoint;
+use super::client_cert::{ClientCertFolder, ClientCertificate, NoClientCert};
+use super::endpoint::{Connected, Endpoint};
 use super::{Answer, BadAnswer, CaError, CertificateAuthority, SigningRequest};
+use crate::backoff::Repeats;
 use crate::clock::Clock;
 use crate::credential::{Token, TokenFile};
 use crate::limits;
@@ -17,19 +21,31 @@ use crate::rpc;
 pub type Header = (MetadataKey<Ascii>, MetadataValue<Ascii>);
 
 /// A client of Istio's CA protocol. It connects anew for each call: a renewal is hours apart from the next, and
-/// token and roots may have been replaced since.
+/// certificate, token and roots may have been replaced since.
 #[derive(Debug)]
 pub struct Citadel {
     /// Where the CA is.
     pub endpoint: Endpoint,
     /// The workload's credential.
     pub token: TokenFile,
+    /// Presented instead of the token, where it is good and the CA asks for it.
+    pub client_cert: Option<ClientCertFolder>,
+    /// What was said last of a client certificate that is not used.
+    pub repeats: Mutex<Repeats>,
     /// Sent as `clusterid`; istiod refuses a cluster that it does not know.
     pub cluster_id: MetadataValue<Ascii>,
     /// Further headers.
     pub headers: Vec<Header>,
-    /// For telling whether a refused token has expired.
+    /// For telling whether a certificate or a refused token has expired.
     pub clock: Clock,
+}
+
+/// What a call is made with. Never both: a token is not given to a CA that can do without it.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one, for the time of a call")]
+enum Credential {
+    Certificate(ClientCertificate),
+    Token(Token),
 }
 
 #[tonic::async_trait]
@@ -39,28 +55,31 @@ impl CertificateAuthority for Citadel {
     }
 
     async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
-        let token = self.token.read()?;
         let message = IstioCertificateRequest {
             csr: csr::to_pem(&request.csr),
             validity_duration: i64::try_from(request.ttl.as_secs()).unwrap_or(i64::MAX),
             metadata: None,
         };
-        let call = self.call(message, &token)?;
-        let address = || self.endpoint.address.to_string();
+        let address = self.endpoint.address.to_string();
         let origin = self.endpoint.address.origin().parse();
-        let origin: http::Uri = origin.map_err(|_| CaError::Local(format!("{} is no URI", address())))?;
-        let io = self.endpoint.connect().await?;
+        let origin: http::Uri = origin.map_err(|_| CaError::Local(format!("{address} is no URI")))?;
+        let (Connected { io, alert, .. }, credential) = self.connect().await?;
+        let call = self.call(message, &credential)?;
         let answered = rpc::with_connection(io, async |connection| {
             IstioCertificateServiceClient::with_origin(connection, origin)
                 .max_decoding_message_size(limits::CA_ANSWER_BYTES)
                 .create_certificate(call)
                 .await
         });
-        let answered = answered.await.map_err(|error| CaError::Unreachable {
-            address: address(),
-            source: std::io::Error::other(error),
+        let failed =
+            |otherwise: CaError| alert.explain(&address, credential.certificate()).unwrap_or(otherwise);
+        let answered = answered.await.map_err(|error| {
+            let hint = credential.hint();
+            let source = std::io::Error::other(format!("{error}{hint}"));
+            failed(CaError::Unreachable { address: address.clone(), source })
         })?;
-        let chain = answered.map_err(|status| self.refused(&status, &token))?.into_inner().cert_chain;
+        let answered = answered.map_err(|status| failed(self.refused(&status, &credential)))?;
+        let chain = answered.into_inner().cert_chain;
         let groups = chain.iter().map(|text| pem::certificates(text.as_bytes()));
         let groups = groups.collect::<Result<Vec<_>, _>>();
         let groups = groups.map_err(|error| BadAnswer::Unreadable(error.to_string()))?;
@@ -69,10 +88,58 @@ impl CertificateAuthority for Citadel {
 }
 
 impl Citadel {
+    /// A connection, and what the call on it is made with. Without any credential nobody is called.
+    async fn connect(&self) -> Result<(Connected, Credential), CaError> {
+        let certificate = match &self.client_cert {
+            Some(folder) => folder.read(&self.clock).await,
+            None => {
+                let token = self.token.read()?;
+                return Ok((self.endpoint.connect(None).await?, Credential::Token(token)));
+            }
+        };
+        let certificate = match certificate {
+            Ok(certificate) => certificate,
+            Err(why) => {
+                let token = self.token_instead(why)?;
+                return Ok((self.endpoint.connect(None).await?, Credential::Token(token)));
+            }
+        };
+        let connected = self.endpoint.connect(Some(&certificate)).await?;
+        if !connected.has_presented {
+            let token = self.token_instead(NoClientCert::NotAsked)?;
+            return Ok((connected, Credential::Token(token)));
+        }
+        if self.repeats.lock().is_ok_and(|mut repeats| repeats.recovered()) {
+            tracing::info!(%certificate, "the CA is called with the client certificate, and without the token");
+        }
+        Ok((connected, Credential::Certificate(certificate)))
+    }
+
+    fn token_instead(&self, why: NoClientCert) -> Result<Token, CaError> {
+        let token = match self.token.read() {
+            Ok(token) => token,
+            Err(token) => return Err(CaError::NoCredential { certificate: why, token }),
+        };
+        let reason = why.to_string();
+        if self.repeats.lock().is_ok_and(|mut repeats| repeats.is_news(&reason)) {
+            match why {
+                // So it is until the first certificate has come.
+                NoClientCert::Missing { .. } => {
+                    tracing::info!(reason, "there is no client certificate; the CA is called with the token");
+                }
+                _ => tracing::warn!(
+                    reason,
+                    "the client certificate is not used; the CA is called with the token"
+                ),
+            }
+        }
+        Ok(token)
+    }
+
     fn call(
         &self,
         message: IstioCertificateRequest,
-        token: &Token,
+        credential: &Credential,
     ) -> Result<Request<IstioCertificateRequest>, CaError> {
         let mut call = Request::new(message);
         let metadata = call.metadata_mut();
@@ -80,27 +147,56 @@ impl Citadel {
             metadata.insert(name.clone(), value.clone());
         }
         metadata.insert("clusterid", self.cluster_id.clone());
-        let mut bearer: MetadataValue<Ascii> = format!("Bearer {}", token.secret())
-            .parse()
-            .map_err(|_| CaError::Local("the token can't be sent in a header".to_owned()))?;
-        bearer.set_sensitive(true);
-        metadata.insert("authorization", bearer);
+        if let Credential::Token(token) = credential {
+            let mut bearer: MetadataValue<Ascii> = format!("Bearer {}", token.secret())
+                .parse()
+                .map_err(|_| CaError::Local("the token can't be sent in a header".to_owned()))?;
+            bearer.set_sensitive(true);
+            metadata.insert("authorization", bearer);
+        }
         Ok(call)
     }
 
     /// istiod says no more than "request authenticate failure", so the likely causes are looked up here.
-    fn refused(&self, status: &Status, token: &Token) -> CaError {
-        // Some servers quote the token that they refuse.
-        let mut message = limits::foreign(&status.message().replace(token.secret(), "(the token)"));
+    fn refused(&self, status: &Status, credential: &Credential) -> CaError {
+        let message = match credential {
+            // Some servers quote the token that they refuse.
+            Credential::Token(token) => status.message().replace(token.secret(), "(the token)"),
+            Credential::Certificate(_) => status.message().to_owned(),
+        };
+        let mut message = limits::foreign(&message);
         if status.code() == Code::Unauthenticated {
-            let token = token.describe(self.clock.now());
-            let path = self.token.path().display();
             let cluster = &self.cluster_id;
-            message = format!("{message} ({token}; it is read from {path}; the cluster id is {cluster:?})");
+            let with = match credential {
+                Credential::Token(token) => {
+                    let path = self.token.path().display();
+                    format!("{}; it is read from {path}", token.describe(self.clock.now()))
+                }
+                Credential::Certificate(certificate) => {
+                    format!("it was called with the client certificate {certificate}, and without the token")
+                }
+            };
+            message = format!("{message} ({with}; the cluster id is {cluster:?})");
         }
         if let Some(source) = std::error::Error::source(status) {
-            message = format!("{message}: {source}");
+            message = format!("{message}: {source}{}", credential.hint());
         }
         CaError::Refused { address: self.endpoint.address.to_string(), code: status.code(), message }
+    }
+}
+
+impl Credential {
+    fn certificate(&self) -> Option<&ClientCertificate> {
+        match self {
+            Self::Certificate(certificate) => Some(certificate),
+            Self::Token(_) => None,
+        }
+    }
+
+    /// What a connection that just broke may mean.
+    fn hint(&self) -> String {
+        self.certificate().map_or_else(String::new, |certificate| {
+            format!("; perhaps the CA refuses the client certificate {certificate}")
+        })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -13,6 +13,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::CaError;
+use super::client_cert::ClientCertificate;
+use super::tls::{self, Alert, Presenter, Watched};
 use crate::pki::pem;
 use crate::{limits, plain_file};
 
@@ -105,7 +107,7 @@ impl Roots {
                 return Ok((found, "the system's roots".to_owned()));
             }
             Self::File(path) => path,
-            Self::FirstOf(paths) => paths.iter().find(|path| path.exists()).ok_or_else(|| {
+            Self::FirstOf(paths) => paths.iter().find(|path| is_there(path)).ok_or_else(|| {
                 let places: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
                 format!("none of {} exists; {WAY_OUT}", places.join(", "))
             })?,
@@ -118,9 +120,24 @@ impl Roots {
     }
 }
 
+/// What a link leads to may be replaced at this moment (the kubelet does so): it is there at the second look.
+fn is_there(path: &Path) -> bool {
+    path.exists() || (path.is_symlink() && path.exists())
+}
+
 /// A byte stream to a CA: TCP, with or without TLS.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// A connection to a CA.
+pub struct Connected {
+    /// Its bytes.
+    pub io: Box<dyn Io>,
+    /// Whether the CA asked for the client certificate, and got it. It has not looked at it yet.
+    pub has_presented: bool,
+    /// Why the CA ended it.
+    pub alert: Alert,
+}
 
 /// Everything that is needed to connect.
 #[derive(Clone, Debug)]
@@ -134,13 +151,13 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// A new connection, ready for HTTP/2.
-    pub async fn connect(&self) -> Result<Box<dyn Io>, CaError> {
+    /// A new connection, ready for HTTP/2. Where the server asks for a client certificate, it gets `client`.
+    pub async fn connect(&self, client: Option<&ClientCertificate>) -> Result<Connected, CaError> {
         let address = self.address.to_string();
         let unreachable = |source| CaError::Unreachable { address: address.clone(), source };
         let tcp = self.connect_tcp().await.map_err(unreachable)?;
         if self.address.plaintext {
-            return Ok(Box::new(tcp));
+            return Ok(Connected { io: Box::new(tcp), has_presented: false, alert: Alert::default() });
         }
         let (roots, place) = self.roots.load().map_err(CaError::Roots)?;
         let failed = |reason: String| CaError::Tls { address: address.clone(), reason };
@@ -148,17 +165,26 @@ impl Endpoint {
         store.add_parsable_certificates(roots);
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let mut config = config
-            .map_err(|error| failed(error.to_string()))?
-            .with_root_certificates(store)
-            .with_no_client_auth();
+        let config = config.map_err(|error| failed(error.to_string()))?.with_root_certificates(store);
+        let presenter = client.map(|client| Presenter::new(&client.pair).map(Arc::new)).transpose();
+        let presenter = presenter.map_err(|error| failed(error.to_string()))?;
+        let mut config = match presenter.clone() {
+            Some(presenter) => config.with_client_cert_resolver(presenter),
+            None => config.with_no_client_auth(),
+        };
         config.alpn_protocols = vec![b"h2".to_vec()];
         let name = self.server_name.as_ref().unwrap_or(&self.address.host).clone();
         let server_name = ServerName::try_from(name.clone())
             .map_err(|_| failed(format!("{name:?} is not a server name; set --ca-server-name")))?;
         let connector = TlsConnector::from(Arc::new(config));
         let tls = connector.connect(server_name, tcp).await;
-        Ok(Box::new(tls.map_err(|error| failed(explain(&error, &place, &name)))?))
+        let has_presented = presenter.is_some_and(|presenter| presenter.has_presented());
+        let tls = tls.map_err(|error| match Alert::of(&error) {
+            Some(alert) => tls::explain(alert, &address, client.filter(|_| has_presented)),
+            None => failed(explain(&error, &place, &name)),
+        })?;
+        let (io, alert) = Watched::new(tls);
+        Ok(Connected { io: Box::new(io), has_presented, alert })
     }
 
     async fn connect_tcp(&self) -> io::Result<TcpStream> {

@@ -28,8 +28,8 @@ pub struct RunArgs {
     /// The CA's address, like istiod.istio-system.svc:15012; http://HOST:PORT for plain text [CA_ADDR]
     #[arg(long, value_name = "ADDRESS", help_heading = "CA")]
     pub ca_address: Option<String>,
-    /// The root of the CA's own TLS certificate: a PEM file, or system [default: /var/run/secrets/istio/root-cert.pem,
-    /// else /etc/certs/root-cert.pem] [CA_ROOT_CA]
+    /// The root of the CA's own TLS certificate: a PEM file, or system [default: root-cert.pem of
+    /// --ca-client-cert-dir, else /var/run/secrets/istio/root-cert.pem, else /etc/certs/root-cert.pem] [CA_ROOT_CA]
     #[arg(long, value_name = "FILE", help_heading = "CA")]
     pub ca_root: Option<String>,
     /// The name in the CA's TLS certificate [default: the address's host] [ISTIOD_SAN]
@@ -44,6 +44,10 @@ pub struct RunArgs {
     /// The embedded CA's folder; agents that share it share a root [default: ./attache-ca]
     #[arg(long, value_name = "DIR", help_heading = "CA")]
     pub ca_dir: Option<String>,
+    /// A folder with cert-chain.pem and key.pem, read anew for each call: as long as they are good, and the CA asks
+    /// for a client certificate, they are presented, and the token is not sent [PROV_CERT]
+    #[arg(long, value_name = "DIR", help_heading = "CA")]
+    pub ca_client_cert_dir: Option<String>,
     /// The file with the workload's bearer token, read anew for each call
     /// [default: /var/run/secrets/tokens/istio-token]
     #[arg(long, value_name = "FILE", help_heading = "CA")]
@@ -80,7 +84,8 @@ pub struct RunArgs {
     pub grace_jitter: Option<String>,
 
     /// The folder of mounted cert-chain.pem, key.pem and root-cert.pem, which win over the CA where they exist. What is
-    /// not in it is looked for in /var/run/secrets/workload-spiffe-credentials [default: /etc/certs]
+    /// not in it is looked for in /var/run/secrets/workload-spiffe-credentials. Not used where it is the folder of
+    /// --ca-client-cert-dir [default: /etc/certs]
     #[arg(long, value_name = "DIR", help_heading = "Mounted files")]
     pub cert_dir: Option<String>,
     /// Use mounted files alone, never a CA [FILE_MOUNTED_CERTS]

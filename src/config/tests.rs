@@ -89,13 +89,20 @@ fn no_ca_at_all_lists_the_choices() {
 fn contradictions_are_judged_within_one_level() {
     let mounted = ("FILE_MOUNTED_CERTS", "true");
     type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], Option<&'a str>);
-    let cases: [Case<'_>; 11] = [
+    let cases: [Case<'_>; 18] = [
         ("--ca embedded --ca-address ca:1", &[], Some("only citadel has an address")),
         ("--ca none --ca-address ca:1", &[], Some("only citadel has an address")),
         ("--ca embedded", &[("CA_ADDR", "ca:1")], None),
         ("--ca citadel --ca-address ca:1 --ca-dir x", &[], Some("only embedded has a folder")),
         ("--ca citadel --ca-address ca:1", &[("ATTACHE_CA_DIR", "x")], None),
         ("--ca citadel", &[], Some("needs the CA's address")),
+        ("--ca embedded --ca-client-cert-dir x", &[], Some("only citadel takes a client certificate")),
+        ("--ca none --ca-client-cert-dir x", &[], Some("only citadel takes a client certificate")),
+        ("--ca embedded", &[("PROV_CERT", "x")], None),
+        ("--ca-client-cert-dir x", &[], Some("--ca-client-cert-dir needs the CA's address")),
+        ("--ca-address http://ca:1 --ca-client-cert-dir x", &[], Some("without TLS")),
+        ("--ca-address http://ca:1", &[("PROV_CERT", "x")], None),
+        ("", &[("PROV_CERT", "x"), mounted], None),
         ("--ca embedded --file-mounted-certs", &[], Some("no CA is used")),
         ("", &[("CA_PROVIDER", "Citadel"), ("CA_ADDR", "ca:1"), mounted], Some("no CA is used")),
         ("", &[("CA_ADDR", "ca:1"), mounted], None),
@@ -168,4 +175,43 @@ fn headers_come_from_flags_and_variables() {
     let headers: Vec<_> =
         headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
     assert_eq!(headers, [("x_tenant", "typed"), ("other", "b")]);
+}
+
+#[test]
+fn the_client_certificate_and_the_places_that_follow_from_it() {
+    let cert_dir = |files: &files::Settings| {
+        let homes = files.mounted.iter().filter_map(files::Place::home);
+        homes.map(Path::to_owned).find(|home| home != Path::new(files::PLATFORM_FOLDER))
+    };
+    let found = |line: &str, environment: &[_]| {
+        let config = config(line, environment).unwrap();
+        let Provider::Citadel { endpoint, client_cert, .. } = config.provider else { panic!("not citadel") };
+        let Roots::FirstOf(roots) = endpoint.roots else { panic!("not a list of places") };
+        (client_cert.map(|folder| folder.path().to_owned()), roots, cert_dir(&config.files), config.notes)
+    };
+    let defaults = DEFAULT_ROOTS.map(PathBuf::from);
+    let certs = || Some(PathBuf::from("/etc/certs"));
+    assert_eq!(found("--ca-address ca:1", &[]), (None, defaults.to_vec(), certs(), vec![]));
+
+    let (client, roots, cert_dir, notes) = found("--ca-address ca:1", &[("PROV_CERT", "/prov")]);
+    assert_eq!((client, cert_dir, notes), (Some("/prov".into()), certs(), vec![]));
+    assert_eq!(roots, [&[PathBuf::from("/prov/root-cert.pem")], &defaults[..]].concat());
+
+    // The same folder: for the CA, not for Envoy.
+    let (client, _, cert_dir, notes) = found("--ca-address ca:1", &[("PROV_CERT", "/etc/./certs/")]);
+    assert_eq!((client, cert_dir, notes), (Some("/etc/./certs/".into()), None, vec![]));
+    let folder = tempfile::tempdir().unwrap();
+    let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+    std::fs::create_dir(&real).unwrap();
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    let line =
+        format!("--ca-address ca:1 --cert-dir {} --ca-client-cert-dir {}", real.display(), link.display());
+    let (_, _, cert_dir, notes) = found(&line, &[]);
+    assert!(cert_dir.is_none() && notes[0].contains("are not served"), "{notes:?}");
+
+    let (client, roots, _, notes) = found("--ca-address http://ca:1", &[("PROV_CERT", "/prov")]);
+    assert_eq!((client, roots), (None, defaults.to_vec()));
+    assert!(notes.iter().any(|note| note.contains("PROV_CERT is not used")), "{notes:?}");
+    let served = config("", &[("FILE_MOUNTED_CERTS", "true"), ("PROV_CERT", "/etc/certs")]).unwrap();
+    assert_eq!(cert_dir(&served.files), certs(), "without a CA they can be for Envoy alone");
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 use crate::backoff::{Backoff, Repeats};
+use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::{CaError, CertificateAuthority, Class, SigningRequest};
 use crate::cache::{Cache, Entry, Key, Origin, Publisher, Workload};
 use crate::clock::Clock;
@@ -87,10 +88,12 @@ fn call_timeout(configured: Duration, validity: Validity) -> Duration {
 pub enum IdentitySource {
     /// It was configured.
     Fixed(SpiffeId),
-    /// It follows from the token's `sub`, less what was configured.
+    /// It follows from the token's `sub`, or from the client certificate that is used instead, less what was configured.
     Token {
         /// The token.
         file: TokenFile,
+        /// The client certificate.
+        client_cert: Option<ClientCertFolder>,
         /// The trust domain.
         trust_domain: String,
         /// Instead of the token's.
@@ -101,18 +104,28 @@ pub enum IdentitySource {
 }
 
 impl IdentitySource {
-    /// The identity as far as it is known now: none without a token, or where the token does not tell.
-    pub fn resolve(&self) -> Option<SpiffeId> {
+    /// The identity as far as it is known now: none without a credential, or where it does not tell.
+    pub async fn resolve(&self, clock: &Clock) -> Option<SpiffeId> {
         match self {
             Self::Fixed(identity) => Some(identity.clone()),
-            Self::Token { file, trust_domain, namespace, service_account } => {
-                let told = file.read().ok().and_then(|token| token.service_account());
-                let (told_namespace, told_name) = told.map(|told| (told.namespace, told.name)).unzip();
-                let account = ServiceAccount {
-                    namespace: namespace.clone().or(told_namespace)?,
-                    name: service_account.clone().or(told_name)?,
+            Self::Token { file, client_cert, trust_domain, namespace, service_account } => {
+                let with_configured = |domain: &str, told: Option<ServiceAccount>| {
+                    let (told_namespace, told_name) = told.map(|told| (told.namespace, told.name)).unzip();
+                    let account = ServiceAccount {
+                        namespace: namespace.clone().or(told_namespace)?,
+                        name: service_account.clone().or(told_name)?,
+                    };
+                    SpiffeId::for_service_account(domain, &account).ok()
                 };
-                SpiffeId::for_service_account(trust_domain, &account).ok()
+                let certificate = match client_cert {
+                    Some(folder) => folder.read(clock).await.ok(),
+                    None => None,
+                };
+                if let Some(own) = certificate.and_then(|certificate| certificate.pair.spiffe_id()) {
+                    return Some(with_configured(own.trust_domain(), own.service_account()).unwrap_or(own));
+                }
+                let told = file.read().ok().and_then(|token| token.service_account());
+                with_configured(trust_domain, told)
             }
         }
     }
@@ -260,7 +273,7 @@ impl WorkloadSource {
 
     async fn issue(&self) -> Result<(KeyPair, TrustBundle), CaError> {
         let local = |error: rcgen::Error| CaError::Local(error.to_string());
-        let identity = self.settings.identity.resolve();
+        let identity = self.settings.identity.resolve(&self.clock).await;
         let key_type = self.settings.key_type;
         let key = if key_type.is_slow() {
             let made = tokio::task::spawn_blocking(move || SigningKey::generate(key_type)).await;

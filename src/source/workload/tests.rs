@@ -14,6 +14,7 @@ use super::*;
 use crate::ca::Answer;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
 use crate::cache::Good;
+use crate::pki::pem;
 use crate::secret::Version;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -685,30 +686,41 @@ fn token(namespace: &str, name: &str) -> String {
     format!("{}.{}.c2ln", URL_SAFE_NO_PAD.encode("{}"), URL_SAFE_NO_PAD.encode(payload))
 }
 
-#[test]
-fn an_identity_follows_from_the_token_less_what_is_configured() {
+#[tokio::test]
+async fn an_identity_follows_from_the_token_less_what_is_configured() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("token");
-    let resolve = |namespace: Option<&str>, service_account: Option<&str>| {
+    let resolve = async |namespace: Option<&str>, service_account: Option<&str>| {
         let identity = IdentitySource::Token {
             file: TokenFile::new(&path),
+            client_cert: Some(ClientCertFolder::new(folder.path())),
             trust_domain: "td".to_owned(),
             namespace: namespace.map(str::to_owned),
             service_account: service_account.map(str::to_owned),
         };
-        identity.resolve().map(|identity| identity.to_string())
+        identity.resolve(&Clock::system()).await.map(|identity| identity.to_string())
     };
     let configured = Some("spiffe://td/ns/here/sa/me".to_owned());
-    assert_eq!(resolve(None, None), None, "no token");
-    assert_eq!(resolve(Some("here"), Some("me")), configured, "no token is needed");
+    assert_eq!(resolve(None, None).await, None, "no token");
+    assert_eq!(resolve(Some("here"), Some("me")).await, configured, "no token is needed");
     std::fs::write(&path, "opaque").unwrap();
-    assert_eq!(resolve(None, Some("me")), None, "a token that tells nothing");
+    assert_eq!(resolve(None, Some("me")).await, None, "a token that tells nothing");
     std::fs::write(&path, token("shop", "cart")).unwrap();
-    assert_eq!(resolve(None, None).unwrap(), "spiffe://td/ns/shop/sa/cart");
-    assert_eq!(resolve(Some("here"), None).unwrap(), "spiffe://td/ns/here/sa/cart");
-    assert_eq!(resolve(None, Some("me")).unwrap(), "spiffe://td/ns/shop/sa/me");
+    assert_eq!(resolve(None, None).await.unwrap(), "spiffe://td/ns/shop/sa/cart");
+    assert_eq!(resolve(Some("here"), None).await.unwrap(), "spiffe://td/ns/here/sa/cart");
+    assert_eq!(resolve(None, Some("me")).await.unwrap(), "spiffe://td/ns/shop/sa/me");
     std::fs::write(&path, token("sh op", "cart")).unwrap();
-    assert_eq!(resolve(None, None), None, "a token whose names fit no SPIFFE ID");
+    assert_eq!(resolve(None, None).await, None, "a token whose names fit no SPIFFE ID");
+
+    // Where there is a client certificate, the CA is called with that.
+    let ca = DevelopmentCa::open(&folder.path().join("ca"), Clock::system()).unwrap();
+    let key = SigningKey::generate(KeyType::default()).unwrap();
+    let csr = csr::request(&key, None).unwrap();
+    let leaf = ca.issue(&csr, &"spiffe://other/ns/shop/sa/till".parse().unwrap(), MINUTE).unwrap();
+    std::fs::write(folder.path().join("cert-chain.pem"), pem::of_certificates([&leaf])).unwrap();
+    std::fs::write(folder.path().join("key.pem"), key.to_private_key().to_pem()).unwrap();
+    assert_eq!(resolve(None, None).await.unwrap(), "spiffe://other/ns/shop/sa/till");
+    assert_eq!(resolve(Some("here"), None).await.unwrap(), "spiffe://other/ns/here/sa/till");
 }
 
 #[tokio::test(start_paused = true)]
@@ -717,6 +729,7 @@ async fn a_token_that_appears_later_is_used_at_the_next_try() {
     let file = office.folder.path().join("token");
     let identity = IdentitySource::Token {
         file: TokenFile::new(&file),
+        client_cert: None,
         trust_domain: "cluster.local".to_owned(),
         namespace: None,
         service_account: None,
