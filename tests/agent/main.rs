@@ -12,6 +12,7 @@
 mod bad_clients;
 mod bootstrap;
 mod ca;
+mod client_cert;
 mod envoy_sds;
 mod files;
 mod foreign_bytes;

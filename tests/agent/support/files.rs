@@ -45,7 +45,18 @@ impl Mounted {
 
     /// The same with another kind of key.
     pub fn with_key(ca_dir: &Path, account: &str, key_type: KeyType) -> Self {
-        let ca = DevelopmentCa::open(ca_dir, Clock::system()).unwrap();
+        Self::with_clock(ca_dir, account, key_type, Clock::system())
+    }
+
+    /// The same from two hours ago: it ended an hour ago.
+    pub fn expired(ca_dir: &Path, account: &str) -> Self {
+        #[expect(clippy::disallowed_methods, reason = "before the agent's own clock")]
+        let past = SystemTime::now() - Duration::from_secs(2 * 3600);
+        Self::with_clock(ca_dir, account, KeyType::EcdsaP256, Clock::starting_at(past))
+    }
+
+    fn with_clock(ca_dir: &Path, account: &str, key_type: KeyType, clock: Clock) -> Self {
+        let ca = DevelopmentCa::open(ca_dir, clock).unwrap();
         let key = SigningKey::generate(key_type).unwrap();
         let request = csr::request(&key, None).unwrap();
         let leaf = ca.issue(&request, &spiffe(account).parse().unwrap(), Duration::from_secs(3600)).unwrap();

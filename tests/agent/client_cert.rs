@@ -1,0 +1,430 @@
+//! `--ca-client-cert-dir`: a CA is called with a certificate instead of the token, and with the token instead of a
+//! certificate that is not good.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, SystemTime};
+
+use attache::ca::citadel::Citadel;
+use attache::ca::client_cert::ClientCertFolder;
+use attache::ca::endpoint::{Endpoint, Roots};
+use attache::ca::{CaError, CertificateAuthority as _, SigningRequest};
+use attache::clock::Clock;
+use attache::credential::TokenFile;
+use attache::pki::certificate::Certificate;
+use attache::pki::key::{KeyType, SigningKey};
+use attache::pki::{csr, pem};
+use attache::proto::envoy::config::core::v3::data_source::Specifier;
+use attache::proto::envoy::extensions::transport_sockets::tls::v3::secret::Type;
+use attache::proto::envoy::service::discovery::v3::DiscoveryResponse;
+use attache::proto::istio::v1::auth::IstioCertificateRequest;
+use attache::proto::istio::v1::auth::istio_certificate_service_client::IstioCertificateServiceClient;
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Request, Status};
+
+use crate::support::fake_ca::{Call, FakeCa, Mood, Tls};
+use crate::support::files::{Mounted, spiffe, token};
+use crate::support::process::{Agent, Ca, PATIENCE};
+use crate::support::sds::{Stream, on_connection, secrets};
+
+const FILES: [&str; 3] = ["cert-chain.pem", "key.pem", "root-cert.pem"];
+
+/// Swaps `folder/..data` to a new folder with `mounted`; the folder before it is deleted.
+fn swap(folder: &Path, generation: usize, mounted: &Mounted) {
+    let name = |generation| format!("..attache-{generation}");
+    mounted.write(&folder.join(name(generation)));
+    symlink(name(generation), folder.join("..next")).unwrap();
+    std::fs::rename(folder.join("..next"), folder.join("..data")).unwrap();
+    for file in FILES {
+        let _ = symlink(format!("..data/{file}"), folder.join(file));
+    }
+    if let Some(before) = generation.checked_sub(1) {
+        let _ = std::fs::remove_dir_all(folder.join(name(before)));
+    }
+}
+
+/// What an agent serves as `default`, as the files that somebody else would write of it.
+fn served(response: &DiscoveryResponse, root: &Path) -> Mounted {
+    let [secret] = secrets(response).try_into().unwrap();
+    let Some(Type::TlsCertificate(pair)) = secret.r#type else { panic!("no key pair") };
+    let bytes = |source: Option<_>| match source
+        .and_then(|source: attache::proto::envoy::config::core::v3::DataSource| source.specifier)
+    {
+        Some(Specifier::InlineBytes(bytes)) => bytes.to_vec(),
+        _ => panic!("not inline"),
+    };
+    let (chain, key) = (bytes(pair.certificate_chain), bytes(pair.private_key));
+    Mounted { chain, key, root: std::fs::read(root).unwrap() }
+}
+
+fn assert_no_key(log: &str, mounted: &Mounted) {
+    let key = std::str::from_utf8(&mounted.key).unwrap();
+    for line in key.lines().filter(|line| !line.contains("-----")) {
+        assert!(!log.contains(line), "a key is in the log:\n{log}");
+    }
+}
+
+/// An agent of the fake CA, which renews five times a second.
+fn busy_agent(folder: &Path, ca: &FakeCa, client: &Path, more: &[&str]) -> Agent {
+    let mut options = ca.client(folder);
+    let client = client.display().to_string();
+    let fixed = [
+        "--ca-client-cert-dir",
+        &client,
+        "--cert-ttl",
+        "10s",
+        "--grace-ratio",
+        "0.99",
+        "--grace-jitter",
+        "0",
+    ];
+    options.extend(fixed.iter().chain(more).map(|text| (*text).to_owned()));
+    let options: Vec<_> = options.iter().map(String::as_str).collect();
+    Agent::start(folder, "web", &options)
+}
+
+/// Waits until the last `count` calls are all as wanted.
+async fn wait_calls(ca: &FakeCa, count: usize, is_wanted: impl Fn(&Call) -> bool) {
+    let known = ca.calls().len();
+    let wanted = async {
+        loop {
+            let calls = ca.calls();
+            if calls.len() >= known + count && calls.iter().rev().take(count).all(&is_wanted) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let came = tokio::time::timeout(PATIENCE, wanted).await;
+    assert!(came.is_ok(), "they never come: {:#?}", ca.calls().last());
+}
+
+#[tokio::test]
+async fn after_the_first_certificate_it_renews_without_a_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
+    let root = folder.join("fake-ca/root-cert.pem");
+    let out = folder.join("out");
+    let mut options = ca.client(folder);
+    let (out_text, root_text) = (out.display().to_string(), root.display().to_string());
+    options.extend(["--ca-client-cert-dir", &out_text, "--ca-root", &root_text].map(str::to_owned));
+    options.extend(["--cert-ttl", "4s"].map(str::to_owned));
+    let options: Vec<_> = options.iter().map(String::as_str).collect();
+    let mut agent = Agent::ready(folder, "web", &options).await;
+
+    let mut written = Vec::new();
+    on_connection(&agent.socket.clone(), async |client| {
+        let mut stream = Stream::open(&client, &["default"]).await.unwrap();
+        for generation in 0..5 {
+            let response = stream.next().await.unwrap();
+            stream.accept(&response).await;
+            let mounted = served(&response, &root);
+            std::fs::create_dir_all(&out).unwrap();
+            swap(&out, generation, &mounted);
+            written.push(mounted);
+            let _ = std::fs::remove_file(folder.join("token"));
+        }
+    })
+    .await;
+    let calls = ca.calls();
+    assert!(calls[0].has_token() && calls[0].client.is_none());
+    for (call, presented) in calls[1..].iter().zip(&written) {
+        assert!(!call.has_token());
+        let client = call.client.as_ref().unwrap();
+        assert_eq!((&client.serial, &client.uris), (&presented.serial(), &vec![spiffe("web")]));
+    }
+    assert!(calls.len() >= 5);
+    agent.process.wait_log("there is no client certificate; the CA is called with the token").await;
+    assert_eq!(agent.process.count("the CA is called with the client certificate"), 1);
+    assert_eq!(agent.process.count("no new certificate"), 0);
+    written.iter().for_each(|mounted| assert_no_key(&agent.process.log(), mounted));
+}
+
+#[tokio::test]
+async fn attache_ca_issues_the_identity_of_the_client_certificate() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut ca = Ca::start(folder).await;
+    let certs = folder.join("certs");
+    let mounted = Mounted::new(&folder.join("ca"), "till");
+    mounted.write(&certs);
+    let (address, certs) = (ca.address.to_string(), certs.display().to_string());
+    let nowhere = folder.join("no-token").display().to_string();
+    // No --ca-root: it came with the certificate. The same folder is no source of what Envoy gets.
+    let options = [
+        ["--ca-address", &address],
+        ["--ca-client-cert-dir", &certs],
+        ["--cert-dir", &certs],
+        ["--token-file", &nowhere],
+    ];
+    let mut agent = Agent::ready(folder, "till", options.as_flattened()).await;
+    let (_, line) = agent.process.wait_log("certificate issued").await;
+    assert!(line.contains(&spiffe("till")), "{line}");
+    assert_eq!(agent.process.count("served from files"), 0);
+    agent.process.wait_log("are not served").await;
+    ca.process.wait_log(&format!("identity={}", spiffe("till"))).await;
+    assert_no_key(&(agent.process.log() + &ca.process.log()), &mounted);
+}
+
+#[tokio::test]
+async fn what_is_not_good_is_told_once_and_the_token_goes_instead() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
+    let ca_dir = folder.join("fake-ca");
+    let client = folder.join("client");
+    let root = ca_dir.join("root-cert.pem").display().to_string();
+    let good = Mounted::new(&ca_dir, "web");
+    good.write(&client);
+    let mut agent = busy_agent(folder, &ca, &client, &["--ca-root", &root]);
+    let with_certificate = |call: &Call| call.client.is_some() && !call.has_token();
+    let with_token = |call: &Call| call.client.is_none() && call.has_token();
+    wait_calls(&ca, 2, with_certificate).await;
+
+    let put = |name: &str, content: &[u8]| std::fs::write(client.join(name), content).unwrap();
+    let expired = Mounted::expired(&ca_dir, "web");
+    let foreign = Mounted::new(&ca_dir, "web");
+    type Change<'a> = (&'a str, &'a str, Box<dyn Fn() + 'a>);
+    let changes: [Change<'_>; 5] = [
+        ("WARN", "it expired at", Box::new(|| expired.write(&client))),
+        ("WARN", "its PEM is damaged", Box::new(|| put("cert-chain.pem", &good.chain[..300]))),
+        ("WARN", "does not fit", Box::new(|| put("key.pem", &foreign.key))),
+        ("WARN", "key.pem is not", Box::new(|| std::fs::remove_file(client.join("key.pem")).unwrap())),
+        (
+            "INFO",
+            "neither cert-chain.pem nor key.pem",
+            Box::new(|| std::fs::remove_dir_all(&client).unwrap()),
+        ),
+    ];
+    for (round, (level, words, change)) in changes.into_iter().enumerate() {
+        change();
+        let (_, line) = agent.process.wait_log(words).await;
+        assert!(line.contains(level) && line.contains("called with the token"), "{line}");
+        wait_calls(&ca, 3, with_token).await;
+        assert_eq!(agent.process.count(words), 1, "{}", agent.process.log());
+        good.write(&client);
+        agent.process.wait_log_times("called with the client certificate", round + 1).await;
+        wait_calls(&ca, 2, with_certificate).await;
+    }
+    assert_eq!(agent.process.count("no new certificate"), 0, "{}", agent.process.log());
+
+    // With neither of them nobody is called.
+    expired.write(&client);
+    std::fs::remove_file(folder.join("token")).unwrap();
+    let (_, line) = agent.process.wait_log("no new certificate").await;
+    assert!(line.contains("it expired at") && line.contains("the token file"), "{line}");
+    for mounted in [&good, &expired, &foreign] {
+        assert_no_key(&agent.process.log(), mounted);
+    }
+}
+
+#[tokio::test]
+async fn swaps_while_it_renews_fail_no_call() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
+    let generations: Vec<_> = (0..8).map(|_| Mounted::new(&folder.join("fake-ca"), "web")).collect();
+    let generation = |index: usize| &generations[index % generations.len()];
+    let client = folder.join("client");
+    std::fs::create_dir(&client).unwrap();
+    swap(&client, 0, generation(0));
+    let mut agent = busy_agent(folder, &ca, &client, &[]);
+    // The token would hide a certificate that is seen half.
+    std::fs::remove_file(folder.join("token")).unwrap();
+    let mut swaps = 0;
+    let (mut renewals, mut seen) = (0, std::collections::HashSet::new());
+    while renewals < 25 {
+        swaps += 1;
+        swap(&client, swaps, generation(swaps));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        renewals = ca.calls().len();
+    }
+    agent.process.wait_log_times("certificate issued", 25).await;
+    for call in ca.calls() {
+        assert!(!call.has_token());
+        seen.insert(call.client.unwrap().serial);
+    }
+    assert!(swaps > 100 && seen.len() > 3, "{swaps} swaps, {} certificates", seen.len());
+    assert_eq!(agent.process.count("no new certificate"), 0, "{}", agent.process.log());
+    assert_eq!(agent.process.count("WARN"), 0, "{}", agent.process.log());
+}
+
+#[tokio::test]
+async fn files_that_are_rewritten_in_place_fail_no_call() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
+    let ca_dir = folder.join("fake-ca");
+    let root = ca_dir.join("root-cert.pem").display().to_string();
+    let generations: Vec<_> = (0..8).map(|_| Mounted::new(&ca_dir, "web")).collect();
+    let client = folder.join("client");
+    generations[0].write(&client);
+    let mut agent = busy_agent(folder, &ca, &client, &["--ca-root", &root]);
+    std::fs::remove_file(folder.join("token")).unwrap();
+    let pause = || tokio::time::sleep(Duration::from_millis(10));
+    for generation in generations.iter().cycle().skip(1) {
+        // The chain in two halves, and the key afterwards.
+        let chain = &generation.chain;
+        std::fs::write(client.join("cert-chain.pem"), &chain[..chain.len() / 2]).unwrap();
+        pause().await;
+        std::fs::write(client.join("cert-chain.pem"), chain).unwrap();
+        pause().await;
+        std::fs::write(client.join("key.pem"), &generation.key).unwrap();
+        pause().await;
+        pause().await;
+        if ca.calls().len() >= 25 {
+            break;
+        }
+    }
+    agent.process.wait_log_times("certificate issued", 25).await;
+    assert!(ca.calls().iter().all(|call| call.client.is_some() && !call.has_token()));
+    assert_eq!(agent.process.count("no new certificate"), 0, "{}", agent.process.log());
+}
+
+#[tokio::test]
+async fn a_ca_that_refuses_the_certificate_is_told_with_the_reason_and_the_way_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut ca = Ca::start(folder).await;
+    let old = FakeCa::start_tls(folder, &spiffe("web"), Tls::Old).await;
+    let client = folder.join("client");
+    let foreign = Mounted::new(&folder.join("elsewhere"), "web");
+    foreign.write(&client);
+    let client = client.display().to_string();
+    let mut with_tls12 = old.client(folder);
+    with_tls12.extend(["--ca-root".to_owned(), folder.join("fake-ca/root-cert.pem").display().to_string()]);
+    for (name, mut options) in [("web", ca.client("web")), ("old", with_tls12)] {
+        options.extend(["--ca-client-cert-dir".to_owned(), client.clone()]);
+        let options: Vec<_> = options.iter().map(String::as_str).collect();
+        let mut agent = Agent::start(folder, name, &options);
+        let (_, line) = agent.process.wait_log("no new certificate").await;
+        let (web, serial) = (spiffe("web"), foreign.serial());
+        for words in ["refuses the client certificate", &client, &web, &serial, "the token is used"] {
+            assert!(line.contains(words), "{name}: {line}");
+        }
+        assert_no_key(&agent.process.log(), &foreign);
+    }
+    let (_, line) = ca.process.wait_log("a client certificate is refused").await;
+    assert!(line.contains("does not chain to this CA's root") && line.contains("peer=127.0.0.1"), "{line}");
+    assert_eq!(ca.process.count("certificate issued"), 0);
+}
+
+#[tokio::test]
+async fn a_ca_without_use_for_a_certificate_gets_the_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Never).await;
+    let client = folder.join("client");
+    Mounted::new(&folder.join("fake-ca"), "web").write(&client);
+    let mut agent = busy_agent(folder, &ca, &client, &[]);
+    wait_calls(&ca, 3, |call| call.client.is_none() && call.has_token()).await;
+    agent.process.wait_log("the CA asks for no client certificate").await;
+    assert_eq!(agent.process.count("the CA asks for no client certificate"), 1);
+    std::fs::remove_file(folder.join("token")).unwrap();
+    let (_, line) = agent.process.wait_log("no new certificate").await;
+    assert!(line.contains("asks for no client certificate") && line.contains("the token file"), "{line}");
+}
+
+#[tokio::test]
+async fn a_refusal_says_what_the_call_was_made_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Required).await;
+    ca.set(Mood::Refuse(Code::Unauthenticated));
+    let client = folder.join("client");
+    let mounted = Mounted::new(&folder.join("fake-ca"), "web");
+    mounted.write(&client);
+    let mut agent = busy_agent(folder, &ca, &client, &[]);
+    let (_, line) = agent.process.wait_log("no new certificate").await;
+    for words in ["Unauthenticated", "with the client certificate", &mounted.serial(), "without the token"] {
+        assert!(line.contains(words), "{line}");
+    }
+    // Nobody is let in without a certificate.
+    std::fs::remove_file(client.join("cert-chain.pem")).unwrap();
+    std::fs::remove_file(client.join("key.pem")).unwrap();
+    let (_, line) = agent.process.wait_log("wants a client certificate").await;
+    assert!(line.contains("--ca-client-cert-dir"), "{line}");
+}
+
+/// Where `attache ca` is, with what it takes to connect to it.
+fn endpoint(ca: &Ca, folder: &Path) -> Endpoint {
+    let address = ca.address.to_string().parse().unwrap();
+    Endpoint { address, roots: Roots::File(folder.join("ca/root-cert.pem")), server_name: None }
+}
+
+#[tokio::test]
+async fn attache_ca_refuses_a_certificate_that_has_expired() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut ca = Ca::start(folder).await;
+    let client = folder.join("client");
+    Mounted::expired(&folder.join("ca"), "web").write(&client);
+    // A client whose clock is behind takes it for good.
+    #[expect(clippy::disallowed_methods, reason = "two hours before the CA's own clock")]
+    let clock = Clock::starting_at(SystemTime::now() - Duration::from_secs(2 * 3600));
+    let citadel = Citadel {
+        endpoint: endpoint(&ca, folder),
+        token: TokenFile::new(folder.join("no-token")),
+        client_cert: Some(ClientCertFolder::new(client)),
+        repeats: Mutex::default(),
+        cluster_id: MetadataValue::from_static("Kubernetes"),
+        headers: Vec::new(),
+        clock,
+    };
+    let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+    let csr = csr::request(&key, None).unwrap();
+    let request = SigningRequest { csr, identity: None, ttl: Duration::from_secs(60) };
+    for _ in 0..20 {
+        let error = citadel.sign(&request).await.unwrap_err();
+        assert!(matches!(error, CaError::ClientCertificate { .. }), "{error}");
+        assert!(error.to_string().contains("by its clock it has expired"), "{error}");
+    }
+    let (_, line) = ca.process.wait_log("a client certificate is refused").await;
+    assert!(line.contains("it has expired"), "{line}");
+}
+
+/// One call with a client certificate and, if there is one, a token.
+async fn call(endpoint: &Endpoint, client: PathBuf, token: Option<&str>) -> Result<Certificate, Status> {
+    let certificate = ClientCertFolder::new(client).read(&Clock::system()).await.unwrap();
+    let connected = endpoint.connect(Some(&certificate)).await.unwrap();
+    assert!(connected.has_presented);
+    let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+    let csr = csr::to_pem(&csr::request(&key, None).unwrap());
+    let mut request = Request::new(IstioCertificateRequest { csr, validity_duration: 60, metadata: None });
+    if let Some(token) = token {
+        request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+    }
+    let origin = endpoint.address.origin().parse().unwrap();
+    let answer = attache::rpc::with_connection(connected.io, async |connection| {
+        IstioCertificateServiceClient::with_origin(connection, origin).create_certificate(request).await
+    });
+    let chain = answer.await.unwrap()?.into_inner().cert_chain;
+    Ok(Certificate::parse(&pem::certificates(chain[0].as_bytes()).unwrap()[0]).unwrap())
+}
+
+#[tokio::test]
+async fn with_attache_ca_a_certificate_counts_before_a_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut ca = Ca::start(folder).await;
+    let endpoint = endpoint(&ca, folder);
+    let till = folder.join("till");
+    Mounted::new(&folder.join("ca"), "till").write(&till);
+    let token = token("web", "istio-ca", 60);
+    assert_eq!(call(&endpoint, till.clone(), None).await.unwrap().uris, [spiffe("till")]);
+    assert_eq!(call(&endpoint, till, Some(&token)).await.unwrap().uris, [spiffe("till")]);
+
+    // One that names nobody leaves the word to the token.
+    let nobody = folder.join("nobody");
+    std::fs::create_dir(&nobody).unwrap();
+    let own = attache::ca::embedded::DevelopmentCa::open(&folder.join("ca"), Clock::system()).unwrap();
+    let (chain, key) = own.issue_server(&["localhost"], &[]).unwrap();
+    std::fs::write(nobody.join("cert-chain.pem"), pem::of_certificates(&chain)).unwrap();
+    std::fs::write(nobody.join("key.pem"), key.to_pem()).unwrap();
+    assert_eq!(call(&endpoint, nobody.clone(), Some(&token)).await.unwrap().uris, [spiffe("web")]);
+    let status = call(&endpoint, nobody, None).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unauthenticated);
+    ca.process.wait_log("its client certificate has no SPIFFE ID").await;
+}
