@@ -179,7 +179,7 @@ fn headers_come_from_flags_and_variables() {
 
 #[test]
 fn the_client_certificate_and_the_places_that_follow_from_it() {
-    let cert_dir = |files: &files::Settings| {
+    let dir_of = |files: &files::Settings| {
         let homes = files.mounted.iter().filter_map(files::Place::home);
         homes.map(Path::to_owned).find(|home| home != Path::new(files::PLATFORM_FOLDER))
     };
@@ -187,7 +187,7 @@ fn the_client_certificate_and_the_places_that_follow_from_it() {
         let config = config(line, environment).unwrap();
         let Provider::Citadel { endpoint, client_cert, .. } = config.provider else { panic!("not citadel") };
         let Roots::FirstOf(roots) = endpoint.roots else { panic!("not a list of places") };
-        (client_cert.map(|folder| folder.path().to_owned()), roots, cert_dir(&config.files), config.notes)
+        (client_cert.map(|folder| folder.path().to_owned()), roots, dir_of(&config.files), config.notes)
     };
     let defaults = DEFAULT_ROOTS.map(PathBuf::from);
     let certs = || Some(PathBuf::from("/etc/certs"));
@@ -213,5 +213,5 @@ fn the_client_certificate_and_the_places_that_follow_from_it() {
     assert_eq!((client, roots), (None, defaults.to_vec()));
     assert!(notes.iter().any(|note| note.contains("PROV_CERT is not used")), "{notes:?}");
     let served = config("", &[("FILE_MOUNTED_CERTS", "true"), ("PROV_CERT", "/etc/certs")]).unwrap();
-    assert_eq!(cert_dir(&served.files), certs(), "without a CA they can be for Envoy alone");
+    assert_eq!(dir_of(&served.files), certs(), "without a CA they can be for Envoy alone");
 }
