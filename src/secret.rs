@@ -46,7 +46,8 @@ impl fmt::Display for Secret {
     }
 }
 
-/// A private key and the chain that speaks for it: leaf first, without roots, without duplicates.
+/// A private key and the chain that speaks for it: leaf first, each followed by its issuer, without roots, without
+/// duplicates.
 pub struct KeyPair {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKey,
@@ -74,27 +75,49 @@ pub enum NotAKeyPair {
         /// Its serial number.
         serial: String,
     },
+    /// The leaf is there, but not where it must be.
+    #[error(
+        "the private key fits certificate {position} of the chain, not the first: the leaf must come first"
+    )]
+    NotFirst {
+        /// Where it is, from 1.
+        position: usize,
+    },
 }
 
 impl KeyPair {
-    /// Puts a key and its chain (leaf first) together. Roots and duplicates behind the leaf are left out.
+    /// Puts a key and its chain (leaf first) together. Roots and duplicates behind the leaf are left out, and what is
+    /// left is put in order: each certificate before its issuer. Those that issued none of the others come last.
     pub fn new(chain: Vec<CertificateDer<'static>>, key: PrivateKey) -> Result<Self, NotAKeyPair> {
-        let mut certificates = chain.into_iter();
-        let first = certificates.next().ok_or(NotAKeyPair::Empty)?;
-        let leaf = Certificate::parse(&first)?;
-        if leaf.public_key != key.public_key()? {
-            return Err(NotAKeyPair::Foreign { leaf: leaf.names(), serial: leaf.serial });
+        let parse = |der: CertificateDer<'static>| Certificate::parse(&der).map(|facts| (der, facts));
+        let mut chain = chain.into_iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        if chain.is_empty() {
+            return Err(NotAKeyPair::Empty);
         }
+        let public_key = key.public_key()?;
+        let fits = |(_, facts): &(_, Certificate)| facts.public_key == public_key;
+        let (first, leaf) = match chain.iter().position(fits) {
+            Some(0) => chain.remove(0),
+            Some(index) => return Err(NotAKeyPair::NotFirst { position: index + 1 }),
+            None => {
+                let (_, leaf) = chain.remove(0);
+                return Err(NotAKeyPair::Foreign { leaf: leaf.names(), serial: leaf.serial });
+            }
+        };
         let mut not_after = leaf.not_after;
-        let mut chain = vec![first];
-        for certificate in certificates {
-            let facts = Certificate::parse(&certificate)?;
-            if !facts.is_self_issued && !chain.contains(&certificate) {
+        let mut issuer = leaf.issuer.clone();
+        let mut sorted = vec![first];
+        chain.retain(|(_, facts)| !facts.is_self_issued);
+        while !chain.is_empty() {
+            let next = chain.iter().position(|(_, facts)| facts.subject == issuer).unwrap_or_default();
+            let (der, facts) = chain.remove(next);
+            if !sorted.contains(&der) {
                 not_after = not_after.min(facts.not_after);
-                chain.push(certificate);
+                issuer = facts.issuer;
+                sorted.push(der);
             }
         }
-        Ok(Self { chain, key, leaf, not_after })
+        Ok(Self { chain: sorted, key, leaf, not_after })
     }
 
     /// The certificates, leaf first.
@@ -215,5 +238,58 @@ pub struct Unchained {
 impl fmt::Debug for TrustBundle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "TrustBundle({} roots)", self.roots.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa};
+
+    use super::*;
+    use crate::pki::key::{KeyType, SigningKey};
+
+    fn params(name: &str, is_ca: bool) -> CertificateParams {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        if is_ca {
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        }
+        params
+    }
+
+    fn key() -> SigningKey {
+        SigningKey::generate(KeyType::EcdsaP256).unwrap()
+    }
+
+    #[test]
+    fn a_chain_is_put_in_order_without_roots_and_duplicates() {
+        let root = CertifiedIssuer::self_signed(params("root", true), key()).unwrap();
+        let upper = CertifiedIssuer::signed_by(params("upper", true), key(), &root).unwrap();
+        let lower = CertifiedIssuer::signed_by(params("lower", true), key(), &upper).unwrap();
+        let stranger = CertifiedIssuer::signed_by(params("stranger", true), key(), &root).unwrap();
+        let leaf_key = key();
+        let leaf = params("leaf", false).signed_by(&leaf_key, &lower).unwrap().der().clone();
+        let [root, upper, lower, stranger] =
+            [&root, &upper, &lower, &stranger].map(|issuer| issuer.as_ref().der().clone());
+        let sorted = [&leaf, &lower, &upper].map(Clone::clone);
+
+        let pair = |chain: &[&CertificateDer<'static>]| {
+            let chain = chain.iter().map(|der| (*der).clone()).collect();
+            KeyPair::new(chain, leaf_key.to_private_key())
+        };
+        for chain in [
+            vec![&leaf, &lower, &upper],
+            vec![&leaf, &lower, &upper, &root],
+            vec![&leaf, &root, &upper, &lower, &upper, &leaf],
+        ] {
+            assert_eq!(pair(&chain).unwrap().chain(), sorted);
+        }
+        let with_stranger = pair(&[&leaf, &stranger, &upper, &lower]).unwrap();
+        assert_eq!(with_stranger.chain(), [&sorted[..], &[stranger]].concat());
+
+        let error = pair(&[&lower, &upper, &leaf]).unwrap_err();
+        assert_eq!(error, NotAKeyPair::NotFirst { position: 3 });
+        assert!(matches!(pair(&[&lower, &upper]), Err(NotAKeyPair::Foreign { .. })));
+        assert_eq!(pair(&[]).unwrap_err(), NotAKeyPair::Empty);
     }
 }
