@@ -12,6 +12,8 @@ pub const NAMES_ON_DEMAND: usize = 20_000;
 pub const FOREIGN_TEXT: usize = 400;
 /// Bytes of one mounted file.
 pub const FILE_BYTES: u64 = 1 << 20;
+/// CRLs in one file.
+pub const CRLS: usize = 100;
 /// Bytes of a token file.
 pub const TOKEN_BYTES: u64 = 64 << 10;
 /// Bytes of a CA's answer.

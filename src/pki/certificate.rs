@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::error::X509Error;
-use x509_parser::extensions::GeneralName;
+use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::FromDer;
 use x509_parser::public_key::PublicKey;
 
@@ -39,6 +39,10 @@ pub struct Certificate {
     pub is_ca: bool,
     /// Whether it is its own issuer, as a root is.
     pub is_self_issued: bool,
+    /// Whether its key may sign CRLs.
+    pub signs_crls: bool,
+    /// What issuers call its key.
+    pub key_id: Option<Vec<u8>>,
 }
 
 /// A certificate's DER that can't be parsed.
@@ -67,7 +71,16 @@ impl Certificate {
             public_key: parsed.public_key().raw.to_vec(),
             is_ca: parsed.is_ca(),
             is_self_issued: is_self_issued(&parsed),
+            signs_crls: true,
+            key_id: None,
         };
+        for extension in parsed.extensions() {
+            match extension.parsed_extension() {
+                ParsedExtension::KeyUsage(usage) => facts.signs_crls = usage.crl_sign(),
+                ParsedExtension::SubjectKeyIdentifier(id) => facts.key_id = Some(id.0.to_vec()),
+                _ => {}
+            }
+        }
         let names = parsed.subject_alternative_name().map_err(|error| NotACertificate(error.to_string()))?;
         for name in names.iter().flat_map(|names| &names.value.general_names) {
             match name {
@@ -107,13 +120,18 @@ fn is_self_issued(certificate: &X509Certificate<'_>) -> bool {
         && !matches!(certificate.verify_signature(None), Err(X509Error::SignatureVerificationError))
 }
 
+/// A name as Envoy compares it: case and spaces don't count.
+pub fn folded(name: &str) -> String {
+    name.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase()
+}
+
 /// A DER integer, as Envoy and openssl print serial numbers: without leading zero bytes.
-fn hexadecimal(integer: &[u8]) -> String {
+pub(super) fn hexadecimal(integer: &[u8]) -> String {
     let start = integer.iter().position(|byte| *byte != 0).unwrap_or_default();
     integer.iter().skip(start).map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn moment(timestamp: i64) -> SystemTime {
+pub(super) fn moment(timestamp: i64) -> SystemTime {
     let distance = Duration::from_secs(timestamp.unsigned_abs());
     if timestamp < 0 { UNIX_EPOCH - distance } else { UNIX_EPOCH + distance }
 }
