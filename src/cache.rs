@@ -12,7 +12,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_stream::wrappers::WatchStream;
 
 use crate::limits;
-use crate::secret::{Resource, Secret, SecretName, Version};
+use crate::secret::{Resource, Revocation, Secret, SecretName, Version};
 
 /// How long a value that was asked for is kept fresh after the last stream has left: an Envoy that starts anew gets it
 /// even if its files have become bad meanwhile.
@@ -186,6 +186,8 @@ struct Slots {
 struct Slot {
     entry: watch::Sender<Entry>,
     observed: Mutex<Observed>,
+    /// What goes into trust bundles beside the roots, whoever publishes them. Locked while the entry is written.
+    revocation: Mutex<Arc<Revocation>>,
     /// The last stream has left.
     deserted: Notify,
 }
@@ -241,6 +243,26 @@ impl Cache {
         Some(lock(&self.0).by_key.get(key)?.entry.subscribe())
     }
 
+    /// Puts what `revocation` has for them at `now` into the trust bundle of `key` and into those that come after it.
+    /// New roots are never served with CRLs that are not enough for them.
+    pub fn amend(&self, key: &Key, revocation: &Arc<Revocation>, now: SystemTime) {
+        let Some(slot) = lock(&self.0).by_key.get(key).cloned() else { return };
+        let mut current = lock(&slot.revocation);
+        *current = Arc::clone(revocation);
+        slot.entry.send_if_modified(|entry| {
+            let Some(good) = &entry.good else { return false };
+            let Secret::TrustBundle(bundle) = &good.secret else { return false };
+            let secret = Secret::TrustBundle(bundle.with_revocation(revocation, now));
+            let resource = Resource::encode(&key.name, &secret);
+            let is_new = resource.version != good.resource.version;
+            if is_new {
+                let Good { origin, received, renews, .. } = **good;
+                entry.good = Some(Arc::new(Good { secret, resource, origin, received, renews }));
+            }
+            is_new
+        });
+    }
+
     /// Every entry as it is now.
     pub fn snapshot(&self) -> Vec<Snapshot> {
         let slots = lock(&self.0);
@@ -276,6 +298,8 @@ pub struct Publisher {
 impl Publisher {
     /// Makes `secret` the value that is served, and ends this source's failure.
     pub fn publish(&self, secret: Secret, received: SystemTime, renews: Option<SystemTime>) -> Published {
+        let revocation = lock(&self.slot.revocation);
+        let secret = secret.with_revocation(&revocation, received);
         let resource = Resource::encode(&self.key.name, &secret);
         let mut outcome = Published::Outranked;
         self.slot.entry.send_if_modified(|entry| {

@@ -2,6 +2,7 @@
 //!
 //! What the cache knows (expiry, streams, readiness) is read from it when somebody asks, not kept twice.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus_client::collector::Collector;
@@ -15,7 +16,9 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::cache::{Cache, Snapshot};
 use crate::clock::Clock;
+use crate::pki::crl::Crl;
 use crate::readiness;
+use crate::secret::Secret;
 
 /// The label of everything that is counted for each secret.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -50,7 +53,7 @@ pub struct ByProvider {
 /// The labels of failures to read a source.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct BySource {
-    /// `files`.
+    /// `files` or `crl`.
     pub source: &'static str,
     /// One word for what went wrong.
     pub reason: &'static str,
@@ -155,6 +158,15 @@ impl Collector for Entries {
             "When the secret that is served is to be renewed",
             |one| one.entry.good.as_ref().and_then(|good| good.renews),
         )?;
+        self.moments(
+            &mut encoder,
+            "crl_next_update",
+            "When the first of its CRLs is to be replaced",
+            |one| crls(one).iter().filter_map(|crl| crl.next_update).min(),
+        )?;
+        self.gauges(&mut encoder, "crls", "CRLs that are served with the secret", |one| {
+            i64::try_from(crls(one).len()).unwrap_or(i64::MAX)
+        })?;
         self.gauges(&mut encoder, "secret_failing", "1 while its source can't give a newer secret", |one| {
             i64::from(one.entry.failure().is_some())
         })?;
@@ -168,6 +180,13 @@ impl Collector for Entries {
         let ready = ConstGauge::new(i64::from(missing.is_empty()));
         let help = "1 while every secret that is to be there is there and valid";
         ready.encode(encoder.encode_descriptor("ready", help, None, ready.metric_type())?)
+    }
+}
+
+fn crls(one: &Snapshot) -> &[Arc<Crl>] {
+    match one.entry.good.as_ref().map(|good| &good.secret) {
+        Some(Secret::TrustBundle(bundle)) => bundle.crls(),
+        _ => &[],
     }
 }
 

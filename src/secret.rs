@@ -1,18 +1,22 @@
 //! Secrets: checked when they are made, so that whoever holds one can serve it.
 
 mod name;
+mod revocation;
 mod wire;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use webpki::{EndEntityCert, KeyUsage};
 
 pub use self::name::{BadName, PairName, RootsName, SecretName};
+pub use self::revocation::{Gap, Revocation, Uncovered};
 pub use self::wire::{Resource, Version};
 use crate::identity::SpiffeId;
 use crate::pki::certificate::{Certificate, NotACertificate};
+use crate::pki::crl::Crl;
 use crate::pki::key::{NotAKey, PrivateKey};
 
 /// What a resource name stands for.
@@ -31,6 +35,14 @@ impl Secret {
         match self {
             Self::KeyPair(pair) => pair.not_after(),
             Self::TrustBundle(bundle) => bundle.not_after(),
+        }
+    }
+
+    /// The same with the CRLs of `revocation` that are of use at `now`, where it is a trust bundle.
+    pub fn with_revocation(self, revocation: &Revocation, now: SystemTime) -> Self {
+        match self {
+            Self::KeyPair(_) => self,
+            Self::TrustBundle(bundle) => Self::TrustBundle(bundle.with_revocation(revocation, now)),
         }
     }
 }
@@ -152,9 +164,10 @@ impl fmt::Debug for KeyPair {
     }
 }
 
-/// The roots that peers' certificates are checked against. Never empty, without duplicates.
+/// The roots that peers' certificates are checked against, never empty and without duplicates, and CRLs that fit them.
 pub struct TrustBundle {
     roots: Vec<CertificateDer<'static>>,
+    crls: Vec<Arc<Crl>>,
     not_after: SystemTime,
 }
 
@@ -179,12 +192,23 @@ impl TrustBundle {
             not_after = not_after.max(Some(Certificate::parse(root)?.not_after));
         }
         let not_after = not_after.ok_or(NotATrustBundle::Empty)?;
-        Ok(Self { roots, not_after })
+        Ok(Self { roots, crls: Vec::new(), not_after })
     }
 
     /// The roots.
     pub fn roots(&self) -> &[CertificateDer<'static>] {
         &self.roots
+    }
+
+    /// The CRLs: a usable one of every issuer in use, or none at all.
+    pub fn crls(&self) -> &[Arc<Crl>] {
+        &self.crls
+    }
+
+    /// The same roots with the CRLs of `revocation` that are of use at `now`, instead of those that it has.
+    pub fn with_revocation(&self, revocation: &Revocation, now: SystemTime) -> Self {
+        let crls = revocation.cover(&self.roots, now).unwrap_or_default();
+        Self { roots: self.roots.clone(), crls, not_after: self.not_after }
     }
 
     /// When the last of the roots ends.
@@ -237,7 +261,7 @@ pub struct Unchained {
 
 impl fmt::Debug for TrustBundle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TrustBundle({} roots)", self.roots.len())
+        write!(f, "TrustBundle({} roots, {} CRLs)", self.roots.len(), self.crls.len())
     }
 }
 

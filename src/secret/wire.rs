@@ -8,7 +8,7 @@ use prost::Message as _;
 use zeroize::Zeroizing;
 
 use super::{Secret, SecretName};
-use crate::pki::pem;
+use crate::pki::{crl, pem};
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::{DataSource, data_source::Specifier};
 use crate::proto::envoy::extensions::transport_sockets::tls::v3 as tls;
@@ -67,6 +67,11 @@ impl Resource {
             Secret::TrustBundle(bundle) => {
                 tls::secret::Type::ValidationContext(tls::CertificateValidationContext {
                     trusted_ca: inline(pem::of_certificates(bundle.roots()).into()),
+                    // An empty one would count: every peer is refused then.
+                    crl: match bundle.crls() {
+                        [] => None,
+                        crls => inline(crl::to_pem(crls.iter().map(AsRef::as_ref)).into()),
+                    },
                 })
             }
         };

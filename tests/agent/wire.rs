@@ -202,9 +202,12 @@ fn secrets_are_envoys() {
         private_key: full_inline(b"key"),
         ..Default::default()
     };
-    let context = tls::CertificateValidationContext { trusted_ca: inline(b"roots") };
-    let full_context =
-        full_tls::CertificateValidationContext { trusted_ca: full_inline(b"roots"), ..Default::default() };
+    let context = tls::CertificateValidationContext { trusted_ca: inline(b"roots"), crl: inline(b"revoked") };
+    let full_context = full_tls::CertificateValidationContext {
+        trusted_ca: full_inline(b"roots"),
+        crl: full_inline(b"revoked"),
+        ..Default::default()
+    };
     both_ways(certificate.clone(), full_certificate.clone());
     both_ways(context.clone(), full_context.clone());
     for (ours, theirs) in [

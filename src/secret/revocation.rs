@@ -1,0 +1,375 @@
+//! Which CRLs go into a trust bundle: those that refuse nobody but the revoked, or none.
+//!
+//! As soon as there is one CRL in a bundle, Envoy refuses every peer above whom, up to the root, it finds an issuer
+//! without one that is signed and in time (`tests/agent/crl.rs` shows it). So they are taken as a whole.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustls::pki_types::CertificateDer;
+
+use super::KeyPair;
+use crate::pki::certificate::{Certificate, NotACertificate, folded};
+use crate::pki::crl::Crl;
+
+/// A CRL is out of use so long before its end: at the end Envoy must have the bundle without it already.
+const MARGIN: Duration = Duration::from_secs(2);
+
+/// CRLs, and the issuers that are known beside a bundle's roots.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Revocation {
+    crls: Vec<Arc<Crl>>,
+    intermediates: Vec<Certificate>,
+}
+
+/// An issuer in use without a CRL that Envoy could use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "each variant's message is its documentation")]
+pub enum Gap {
+    #[error("there is no CRL of {issuer}: add it")]
+    Missing { issuer: String },
+    #[error(
+        "the CRL of {issuer} was to be replaced by {at}: put the next one there, or if that CA is no longer in use, leave its CRL out"
+    )]
+    Expired { issuer: String, at: String },
+    #[error("the CRL of {issuer} begins only at {at}: is this machine's clock right?")]
+    NotYetValid { issuer: String, at: String },
+    #[error(
+        "a CRL that names {issuer} is not signed with its key: leave it out, or if it is of another CA of that name, make it with an authority key identifier"
+    )]
+    Unsigned { issuer: String },
+    #[error(
+        "the certificate of {issuer} does not let it sign CRLs (cRLSign), so Envoy takes none of it: it needs another certificate"
+    )]
+    MayNotSign { issuer: String },
+    #[error(
+        "two CAs with different keys are named {name}, and Envoy can't tell whose a CRL is: they need different names"
+    )]
+    SameName { name: String },
+    #[error("{name} is trusted without being a root: put the root above it into the trust bundle too")]
+    Rootless { name: String },
+    #[error(transparent)]
+    Certificate(#[from] NotACertificate),
+}
+
+/// Everything that keeps CRLs out of a bundle.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Uncovered(pub Vec<Gap>);
+
+impl fmt::Display for Uncovered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(gaps) = self;
+        let gaps: Vec<_> = gaps.iter().map(ToString::to_string).collect();
+        f.write_str(&gaps.join("; "))
+    }
+}
+
+impl Revocation {
+    /// `crls`, beside the CAs of `pair`'s chain: peers hold chains like ours.
+    pub fn new(crls: &[Arc<Crl>], pair: Option<&KeyPair>) -> Self {
+        let chain = pair.map_or(&[][..], KeyPair::chain).iter().skip(1);
+        let intermediates = chain.filter_map(|one| Certificate::parse(one).ok()).filter(|one| one.is_ca);
+        Self { crls: crls.to_vec(), intermediates: intermediates.collect() }
+    }
+
+    /// What goes into a bundle of `roots` at `now`: of every issuer in use its newest CRL, and so of every other
+    /// issuer that has one here, because some peer may come from there.
+    pub fn cover(
+        &self,
+        roots: &[CertificateDer<'static>],
+        now: SystemTime,
+    ) -> Result<Vec<Arc<Crl>>, Uncovered> {
+        let (mut chosen, mut gaps) = (Vec::new(), Vec::new());
+        if self.crls.is_empty() {
+            return Ok(chosen);
+        }
+        let mut known = Vec::new();
+        for root in roots {
+            match Certificate::parse(root) {
+                // Nobody gets through by an expired one, whatever its CRL.
+                Ok(root) if root.not_after <= now => {}
+                Ok(root) => known.push(root),
+                Err(error) => gaps.push(error.into()),
+            }
+        }
+        gaps.extend(
+            known
+                .iter()
+                .filter(|one| !has_root(one, &known))
+                .map(|one| Gap::Rootless { name: one.subject.clone() }),
+        );
+        known.extend(self.intermediates.iter().cloned());
+        for (index, one) in known.iter().enumerate() {
+            let mut before = known.iter().take(index);
+            if before.any(|other| is_namesake(one, other)) {
+                gaps.push(Gap::SameName { name: one.subject.clone() });
+            }
+            match self.of_known(one, now) {
+                Ok(crl) => chosen.push(crl),
+                Err(gap) => gaps.push(gap),
+            }
+        }
+        let mut others: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for crl in &self.crls {
+            let mut namesakes = known.iter().filter(|one| crl.names(one)).peekable();
+            if namesakes.peek().is_none() {
+                others.entry(crl.issuer_id()).or_default().push(crl);
+            } else if !namesakes.any(|one| crl.is_signed_by(one)) {
+                gaps.push(Gap::Unsigned { issuer: crl.issuer.clone() });
+            }
+        }
+        for crls in others.into_values() {
+            match newest_in_time(&crls, now) {
+                Ok(crl) => chosen.push(crl),
+                Err(gap) => gaps.extend(gap),
+            }
+        }
+        if !gaps.is_empty() {
+            gaps.dedup();
+            return Err(Uncovered(gaps));
+        }
+        chosen.sort_unstable_by(|a, b| a.der().as_ref().cmp(b.der().as_ref()));
+        chosen.dedup();
+        Ok(chosen)
+    }
+
+    /// The next moment at which a CRL comes into use or goes out of it.
+    pub fn next_change(&self, now: SystemTime) -> Option<SystemTime> {
+        let moments = self.crls.iter().flat_map(|crl| [Some(crl.this_update), end(crl)]);
+        moments.flatten().filter(|moment| *moment > now).min()
+    }
+
+    fn of_known(&self, issuer: &Certificate, now: SystemTime) -> Result<Arc<Crl>, Gap> {
+        let name = || issuer.subject.clone();
+        if !issuer.signs_crls {
+            return Err(Gap::MayNotSign { issuer: name() });
+        }
+        let is_its = |crl: &&Arc<Crl>| crl.names(issuer) && crl.is_signed_by(issuer);
+        let its: Vec<_> = self.crls.iter().filter(is_its).collect();
+        newest_in_time(&its, now).map_err(|gap| gap.unwrap_or_else(|| Gap::Missing { issuer: name() }))
+    }
+}
+
+/// When `crl` goes out of use.
+fn end(crl: &Crl) -> Option<SystemTime> {
+    crl.next_update.and_then(|at| at.checked_sub(MARGIN))
+}
+
+/// The one of an issuer's CRLs that Envoy would use. The error says what is wrong with the newest, where there is one.
+fn newest_in_time(crls: &[&Arc<Crl>], now: SystemTime) -> Result<Arc<Crl>, Option<Gap>> {
+    let mut crls: Vec<_> = crls.to_vec();
+    crls.sort_by_key(|crl| Reverse(crl.age_rank()));
+    let has_begun = |crl: &Crl| crl.this_update <= now;
+    let in_time = crls.iter().find(|crl| has_begun(crl) && end(crl).is_none_or(|end| now < end));
+    if let Some(crl) = in_time {
+        return Ok(Arc::clone(crl));
+    }
+    let show = |at| humantime::format_rfc3339_seconds(at).to_string();
+    let newest = crls.first().ok_or(None)?;
+    let issuer = newest.issuer.clone();
+    Err(Some(match newest.next_update {
+        Some(at) if has_begun(newest) => Gap::Expired { issuer, at: show(at) },
+        _ => Gap::NotYetValid { issuer, at: show(newest.this_update) },
+    }))
+}
+
+/// Two that Envoy confuses. The same CA with several certificates is none of these.
+fn is_namesake(one: &Certificate, other: &Certificate) -> bool {
+    folded(&one.subject) == folded(&other.subject) && one.public_key != other.public_key
+}
+
+/// Envoy looks for a CRL of every certificate's issuer: the chain must go on to one that is its own.
+fn has_root(one: &Certificate, roots: &[Certificate]) -> bool {
+    let is_above = |root: &Certificate| root.is_self_issued && folded(&root.subject) == folded(&one.issuer);
+    one.is_self_issued || roots.iter().any(is_above)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use rcgen::KeyUsagePurpose;
+
+    use super::*;
+    use crate::pki::crl;
+    use crate::pki::crl::testing::Authority;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn now() -> SystemTime {
+        UNIX_EPOCH + 1000 * HOUR
+    }
+
+    fn parse(texts: &[String]) -> Vec<Arc<Crl>> {
+        let crls = texts.iter().flat_map(|text| crl::from_pem(text.as_bytes()).unwrap());
+        crls.map(Arc::new).collect()
+    }
+
+    /// The issuers of what a bundle gets, or what is missing.
+    fn cover(
+        texts: &[String],
+        below: Option<&Authority>,
+        roots: &[&Authority],
+    ) -> Result<Vec<String>, String> {
+        let pair = below.map(Authority::key_pair);
+        let roots: Vec<_> = roots.iter().map(|root| root.certificate.clone()).collect();
+        let covered = Revocation::new(&parse(texts), pair.as_ref()).cover(&roots, now());
+        let mut names = covered.map_err(|gaps| gaps.to_string())?;
+        names.sort_by(|a, b| a.issuer.cmp(&b.issuer));
+        Ok(names.iter().map(|crl| crl.issuer.rsplit("CN=").next().unwrap().to_owned()).collect())
+    }
+
+    fn good(ca: &Authority) -> String {
+        ca.crl(now() - HOUR, now() + HOUR, &[])
+    }
+
+    fn ended(ca: &Authority) -> String {
+        ca.crl(now() - 2 * HOUR, now() - HOUR, &[])
+    }
+
+    #[test]
+    fn every_issuer_in_use_needs_a_crl_that_envoy_would_use() {
+        let (root, other, fake) =
+            (Authority::root("root"), Authority::root("other"), Authority::root("root"));
+        let middle = Authority::new("middle", Some(&root), |_| {});
+        let elsewhere = Authority::new("elsewhere", Some(&root), |_| {});
+        let mute = Authority::new("mute", Some(&root), |params| {
+            params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        });
+        let gone = Authority::new("gone", None, |params| params.not_after = (now() - HOUR).into());
+        let later = |ca: &Authority| ca.crl(now() + HOUR, now() + 2 * HOUR, &[]);
+        let forged = |ca: &Authority| ca.old_crl(now() - HOUR, now() + HOUR);
+        let both = [good(&root), good(&middle)];
+        let with = |more: String| [both.as_slice(), &[more]].concat();
+        type Case<'a> =
+            (&'a str, Vec<String>, Option<&'a Authority>, Vec<&'a Authority>, Result<&'a str, &'a str>);
+        let cases: Vec<Case<'_>> = vec![
+            ("no file", vec![], Some(&middle), vec![&root], Ok("")),
+            ("all of it", both.to_vec(), Some(&middle), vec![&root], Ok("middle root")),
+            ("no intermediate is known", both.to_vec(), None, vec![&root], Ok("middle root")),
+            ("the root's alone", vec![good(&root)], Some(&middle), vec![&root], Err("no CRL of CN=middle")),
+            (
+                "the intermediate's alone",
+                vec![good(&middle)],
+                Some(&middle),
+                vec![&root],
+                Err("no CRL of CN=root"),
+            ),
+            ("a root without", both.to_vec(), Some(&middle), vec![&root, &other], Err("no CRL of CN=other")),
+            ("an expired root without", both.to_vec(), Some(&middle), vec![&root, &gone], Ok("middle root")),
+            (
+                "one has expired",
+                vec![good(&root), ended(&middle)],
+                Some(&middle),
+                vec![&root],
+                Err("CN=middle was to be replaced by"),
+            ),
+            (
+                "one has expired, and is replaced",
+                with(ended(&middle)),
+                Some(&middle),
+                vec![&root],
+                Ok("middle root"),
+            ),
+            (
+                "one is to come",
+                vec![good(&root), later(&middle)],
+                Some(&middle),
+                vec![&root],
+                Err("CN=middle begins only at"),
+            ),
+            ("the next one is there", with(later(&middle)), Some(&middle), vec![&root], Ok("middle root")),
+            (
+                "another key",
+                vec![forged(&fake), good(&middle)],
+                Some(&middle),
+                vec![&root],
+                Err("names CN=root is not signed"),
+            ),
+            (
+                "another key too",
+                with(forged(&fake)),
+                Some(&middle),
+                vec![&root],
+                Err("names CN=root is not signed"),
+            ),
+            (
+                "another CA of that name",
+                with(good(&fake)),
+                Some(&middle),
+                vec![&root],
+                Ok("middle root root"),
+            ),
+            (
+                "two roots of one name",
+                with(good(&fake)),
+                Some(&middle),
+                vec![&root, &fake],
+                Err("different keys are named CN=root"),
+            ),
+            (
+                "a CA that may not",
+                both.to_vec(),
+                Some(&mute),
+                vec![&root],
+                Err("CN=mute does not let it sign CRLs"),
+            ),
+            ("a peer's CA", with(good(&elsewhere)), Some(&middle), vec![&root], Ok("elsewhere middle root")),
+            (
+                "a peer's has expired",
+                with(ended(&elsewhere)),
+                Some(&middle),
+                vec![&root],
+                Err("CN=elsewhere was to be replaced by"),
+            ),
+            ("no root", both.to_vec(), None, vec![&middle], Err("CN=middle is trusted without being a root")),
+            (
+                "the old form",
+                vec![forged(&root), forged(&middle)],
+                Some(&middle),
+                vec![&root],
+                Ok("middle root"),
+            ),
+        ];
+        for (case, texts, below, roots, expected) in cases {
+            let found = cover(&texts, below, &roots).map(|names| names.join(" "));
+            match (&found, expected) {
+                (Ok(names), Ok(expected)) => assert_eq!(names, expected, "{case}"),
+                (Err(reason), Err(words)) => assert!(reason.contains(words), "{case}: {reason}"),
+                _ => panic!("{case}: {found:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_newest_of_an_issuer_is_the_one() {
+        let root = Authority::root("root");
+        let old = root.crl(now() - 2 * HOUR, now() + HOUR, &[1]);
+        let new = root.crl(now() - HOUR, now() + HOUR, &[1, 2]);
+        for texts in [[old.clone(), new.clone()], [new, old]] {
+            let revocation = Revocation::new(&parse(&texts), None);
+            let crls = revocation.cover(std::slice::from_ref(&root.certificate), now()).unwrap();
+            assert_eq!(crls.iter().map(|crl| crl.revoked).collect::<Vec<_>>(), [2]);
+        }
+    }
+
+    #[test]
+    fn what_is_to_be_done_again_when_is_known() {
+        let root = Authority::root("root");
+        let crls = parse(&[ended(&root), good(&root), root.crl(now() + HOUR / 2, now() + 3 * HOUR, &[])]);
+        let revocation = Revocation::new(&crls, None);
+        let mut moments = vec![now()];
+        while let Some(moment) = moments.last().and_then(|last| revocation.next_change(*last)) {
+            moments.push(moment);
+        }
+        let ends = [now() + HOUR / 2, now() + HOUR - MARGIN, now() + 3 * HOUR - MARGIN];
+        assert_eq!(moments[1..], ends);
+        // Out of use at that moment, not after it.
+        let roots = [root.certificate.clone()];
+        assert!(revocation.cover(&roots, ends[2] - Duration::from_millis(1)).is_ok());
+        assert!(revocation.cover(&roots, ends[2]).is_err());
+    }
+}
