@@ -21,6 +21,7 @@ use crate::metrics::Metrics;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::sds::SecretDiscovery;
 use crate::sds::listener::Listener;
+use crate::source::crl::CrlSource;
 use crate::source::files::{FileSource, Place};
 use crate::source::watch::Watcher;
 use crate::source::workload::WorkloadSource;
@@ -77,10 +78,15 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 
     let cert_dir =
         config.files.mounted.first().and_then(Place::home).map(|folder| folder.display().to_string());
-    let mut files =
-        FileSource::new(config.files, &cache, WORKLOAD, Watcher::new(), clock.clone(), metrics.clone());
+    let watcher = Watcher::new();
+    let debounce = config.files.debounce;
+    let mut crls =
+        CrlSource::new(config.crl, debounce, &cache, WORKLOAD, &watcher, clock.clone(), metrics.clone());
+    crls.amend_once();
+    let mut files = FileSource::new(config.files, &cache, WORKLOAD, watcher, clock.clone(), metrics.clone());
     files.publish_once();
     tasks.spawn(files.run());
+    tasks.spawn(crls.run());
     let ca = certificate_authority(config.provider, &clock)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),

@@ -23,6 +23,7 @@ use crate::credential::TokenFile;
 use crate::identity::SpiffeId;
 use crate::pki::key::KeyType;
 use crate::sds::listener::ListenError;
+use crate::source::crl::CrlFile;
 use crate::source::files;
 use crate::source::workload::{Grace, IdentitySource, Settings};
 
@@ -30,6 +31,8 @@ use crate::source::workload::{Grace, IdentitySource, Settings};
 pub const DEFAULT_SOCKET: &str = "/var/run/secrets/workload-spiffe-uds/socket";
 /// Where the CA's root is, unless somebody says otherwise or it came with the client certificate.
 const DEFAULT_ROOTS: [&str; 2] = ["/var/run/secrets/istio/root-cert.pem", "/etc/certs/root-cert.pem"];
+/// Where Istio mounts the CRLs of its CAs.
+const ISTIO_CRL: &str = "/var/run/secrets/istio/crl/ca-crl.pem";
 const SERVICE_ACCOUNT_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// A valid configuration of `attache run`.
@@ -47,6 +50,8 @@ pub struct Config {
     pub workload: Settings,
     /// Which files are served.
     pub files: files::Settings,
+    /// The CRLs for the trust bundle.
+    pub crl: CrlFile,
     /// Where probes and metrics are; none to have none.
     pub status_address: Option<SocketAddr>,
     /// How long open calls may take to end after SIGTERM.
@@ -120,6 +125,8 @@ impl Config {
         let file_debounce =
             r.duration("file-debounce", &args.file_debounce, &["FILE_DEBOUNCE_DURATION"], Duration::ZERO);
         let file_debounce = file_debounce.or(Duration::from_millis(100));
+        let crl = r.text("crl", &args.crl, &[]);
+        let crl = CrlFile { is_named: crl.value.is_some(), path: crl.or(ISTIO_CRL).into() };
         let files_alone = r.switch("file-mounted-certs", args.file_mounted_certs, &["FILE_MOUNTED_CERTS"]);
 
         let ca = r.parsed("ca", &args.ca, &["CA_PROVIDER"], parse_provider);
@@ -212,6 +219,7 @@ impl Config {
             provider_reason: provider_reason.unwrap_or_default(),
             workload,
             files,
+            crl,
             status_address,
             drain_timeout,
             log,

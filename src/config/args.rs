@@ -88,6 +88,10 @@ pub struct RunArgs {
     /// --ca-client-cert-dir [default: /etc/certs]
     #[arg(long, value_name = "DIR", help_heading = "Mounted files")]
     pub cert_dir: Option<String>,
+    /// A PEM file of CRLs, which go into the trust bundle while each CA in use has one in it that is signed and in time
+    /// [default: /var/run/secrets/istio/crl/ca-crl.pem, where it is there]
+    #[arg(long, value_name = "FILE", help_heading = "Mounted files")]
+    pub crl: Option<String>,
     /// Use mounted files alone, never a CA [FILE_MOUNTED_CERTS]
     #[arg(long, help_heading = "Mounted files")]
     pub file_mounted_certs: bool,

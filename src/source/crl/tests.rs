@@ -1,0 +1,247 @@
+//! A real file, in real time where it changes, and in virtual time where only CRLs come and go.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::time::UNIX_EPOCH;
+
+use rustls::pki_types::CertificateDer;
+use tempfile::TempDir;
+
+use super::*;
+use crate::cache::{Origin, Published, Publisher};
+use crate::pki::crl::testing::Authority;
+use crate::secret::TrustBundle;
+
+const DEBOUNCE: Duration = Duration::from_millis(20);
+const HOUR: Duration = Duration::from_secs(3600);
+/// Far longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A root, an intermediate, a file for their CRLs, and a cache.
+struct Mount {
+    temp: TempDir,
+    root: Authority,
+    middle: Authority,
+    cache: Cache,
+    roots: Publisher,
+    key_pair: Publisher,
+    clock: Clock,
+    metrics: Metrics,
+}
+
+impl Mount {
+    /// With secrets in the cache, and nothing in the file.
+    fn new(clock: Clock) -> Self {
+        let cache = Cache::default();
+        let publisher = |name| cache.publisher(Key { workload: Workload(0), name }, Origin::Ca);
+        let (roots, key_pair) = (publisher(SecretName::Roots), publisher(SecretName::Workload));
+        let root = Authority::root("root");
+        let middle = Authority::new("middle", Some(&root), |_| {});
+        let (temp, metrics) = (tempfile::tempdir().unwrap(), Metrics::default());
+        let mount = Self { temp, root, middle, cache, roots, key_pair, clock, metrics };
+        mount.publish(&[&mount.root], &mount.middle);
+        mount
+    }
+
+    fn publish(&self, roots: &[&Authority], issuer: &Authority) -> Published {
+        let roots = roots.iter().map(|root| root.certificate.clone()).collect();
+        let bundle = TrustBundle::new(roots).unwrap();
+        let published = self.roots.publish(Secret::TrustBundle(bundle), self.clock.now(), None);
+        self.key_pair.publish(Secret::KeyPair(issuer.key_pair()), self.clock.now(), None);
+        published
+    }
+
+    fn file(&self) -> PathBuf {
+        self.temp.path().join("ca-crl.pem")
+    }
+
+    fn source(&self) -> CrlSource {
+        let file = CrlFile { path: self.file(), is_named: true };
+        let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
+        CrlSource::new(file, DEBOUNCE, &self.cache, Workload(0), &Watcher::new(), clock, metrics)
+    }
+
+    /// A CRL of each CA, from an hour ago for so long from now.
+    fn crls(&self, root_for: Duration, middle_for: Duration, revoked: &[u64]) -> String {
+        let now = self.clock.now();
+        let crl = |ca: &Authority, left, revoked: &[u64]| ca.crl(now - HOUR, now + left, revoked);
+        crl(&self.root, root_for, &[]) + &crl(&self.middle, middle_for, revoked)
+    }
+
+    fn good(&self, revoked: &[u64]) -> String {
+        self.crls(HOUR, HOUR, revoked)
+    }
+
+    /// The roots that are served, and how many certificates each CRL with them revokes.
+    fn served(&self) -> (Vec<CertificateDer<'static>>, Vec<usize>) {
+        taken_apart(&self.roots.entry())
+    }
+
+    async fn until(&self, what: &str, is_it: impl Fn(&[usize]) -> bool) {
+        let mut entries = self.roots.watch();
+        let found = entries.wait_for(|entry| is_it(&taken_apart(entry).1));
+        assert!(tokio::time::timeout(PATIENCE, found).await.is_ok(), "{what}: {:?}", self.served().1);
+    }
+
+    fn failures(&self, reason: &'static str) -> u64 {
+        self.metrics.source_failures.get_or_create(&BySource { source: "crl", reason }).get()
+    }
+}
+
+fn taken_apart(entry: &Entry) -> (Vec<CertificateDer<'static>>, Vec<usize>) {
+    let Some(Secret::TrustBundle(bundle)) = entry.good.as_ref().map(|good| &good.secret) else {
+        panic!("no trust bundle: {entry:?}")
+    };
+    let mut revoked: Vec<_> = bundle.crls().iter().map(|crl| crl.revoked).collect();
+    revoked.sort_unstable();
+    (bundle.roots().to_vec(), revoked)
+}
+
+#[test]
+fn whatever_the_file_holds_the_roots_are_served() {
+    let mount = Mount::new(Clock::system());
+    let now = mount.clock.now();
+    let good = mount.good(&[1, 2, 3]).into_bytes();
+    let der = crl::from_pem(&good).unwrap()[0].der().to_vec();
+    let foreign = Authority::root("foreign");
+    let mut contents = vec![
+        Vec::new(),
+        b"junk".to_vec(),
+        b"-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n".to_vec(),
+        der,
+        vec![b'x'; 2 << 20],
+        good.repeat(20_000_000 / good.len()),
+        mount.root.certificate.to_vec(),
+        foreign.crl(now - HOUR, now + HOUR, &[]).into_bytes(),
+        foreign.crl(now - 2 * HOUR, now - HOUR, &[]).into_bytes(),
+        mount.crls(HOUR, Duration::ZERO, &[]).into_bytes(),
+    ];
+    contents.extend((0..good.len()).step_by(7).map(|length| good[..length].to_vec()));
+    let mut random = fastrand::Rng::with_seed(14);
+    contents.extend((0..300).map(|_| {
+        let mut bytes = good.clone();
+        for _ in 0..random.usize(1..4) {
+            let at = random.usize(..bytes.len());
+            bytes[at] = random.u8(b'+'..=b'z');
+        }
+        bytes
+    }));
+    let complete: Vec<_> = mount.served().0;
+    for content in contents {
+        fs::write(mount.file(), &content).unwrap();
+        mount.source().amend_once();
+        let shown = || String::from_utf8_lossy(&content[..content.len().min(2000)]).into_owned();
+        let (roots, crls) = mount.served();
+        assert_eq!(roots, complete, "{}", shown());
+        assert!(crls.is_empty() || crls == [0, 3], "{}", shown());
+        assert_eq!(mount.roots.entry().failure(), None);
+        assert_ne!(mount.publish(&[&mount.root], &mount.middle), Published::Outranked);
+        // Nothing is left for the next one.
+        mount.cache.amend(&mount.source().roots, &Arc::default(), now);
+    }
+    assert!(["unreadable", "not_parsed", "not_covered"].iter().all(|reason| mount.failures(reason) > 0));
+}
+
+#[test]
+fn the_last_good_crls_stay_when_the_file_turns_bad_or_goes() {
+    let mount = Mount::new(Clock::system());
+    let mut source = mount.source();
+    source.amend_once();
+    assert_eq!(mount.served().1, [0; 0], "there is no file");
+    fs::write(mount.file(), mount.good(&[1])).unwrap();
+    source.amend_once();
+    assert_eq!(mount.served().1, [0, 1]);
+    fs::write(mount.file(), &mount.good(&[1, 2])[..500]).unwrap();
+    source.amend_once();
+    source.amend_once();
+    assert_eq!((mount.served().1, mount.failures("not_parsed")), (vec![0, 1], 1));
+    fs::remove_file(mount.file()).unwrap();
+    source.amend_once();
+    assert_eq!(mount.served().1, [0, 1]);
+    fs::write(mount.file(), mount.good(&[1, 2])).unwrap();
+    source.amend_once();
+    assert_eq!(mount.served().1, [0, 2]);
+}
+
+#[test]
+fn new_roots_are_never_served_with_crls_that_are_not_enough_for_them() {
+    let mount = Mount::new(Clock::system());
+    fs::write(mount.file(), mount.good(&[1])).unwrap();
+    mount.source().amend_once();
+    let another = Authority::root("another");
+    // Nobody but the publisher acts here.
+    assert_eq!(mount.publish(&[&mount.root, &another], &mount.middle), Published::Changed);
+    assert_eq!((mount.served().0.len(), mount.served().1.len()), (2, 0));
+    assert_eq!(mount.publish(&[&mount.root], &mount.middle), Published::Changed);
+    assert_eq!(mount.served().1, [0, 1]);
+    assert_eq!(mount.publish(&[&mount.root], &mount.middle), Published::Same);
+}
+
+#[test]
+fn the_same_crls_again_wake_nobody() {
+    let mount = Mount::new(Clock::system());
+    fs::write(mount.file(), mount.good(&[1])).unwrap();
+    mount.source().amend_once();
+    let mut reader = mount.roots.watch();
+    reader.mark_unchanged();
+    let reversed: Vec<_> =
+        crl::from_pem(&fs::read(mount.file()).unwrap()).unwrap().into_iter().rev().collect();
+    fs::write(mount.file(), crl::to_pem(&reversed)).unwrap();
+    mount.source().amend_once();
+    assert!(!reader.has_changed().unwrap());
+}
+
+#[tokio::test]
+async fn a_file_that_appears_and_is_swapped_is_followed() {
+    let mount = Mount::new(Clock::system());
+    tokio::spawn(mount.source().run());
+    tokio::task::yield_now().await;
+    for generation in 1..=3 {
+        let (name, link) = (format!("..{generation}"), mount.temp.path().join("..data_tmp"));
+        fs::create_dir(mount.temp.path().join(&name)).unwrap();
+        let revoked: Vec<_> = (0..generation).collect();
+        fs::write(mount.temp.path().join(&name).join("ca-crl.pem"), mount.good(&revoked)).unwrap();
+        symlink(&name, &link).unwrap();
+        fs::rename(&link, mount.temp.path().join("..data")).unwrap();
+        let _ = symlink("..data/ca-crl.pem", mount.file());
+        let expected = usize::try_from(generation).unwrap();
+        mount.until("the swap is noticed", |crls| crls == [0, expected]).await;
+    }
+}
+
+#[tokio::test]
+async fn an_intermediate_without_a_crl_takes_them_out_until_it_has_one() {
+    let mount = Mount::new(Clock::system());
+    fs::write(mount.file(), mount.good(&[1])).unwrap();
+    tokio::spawn(mount.source().run());
+    mount.until("they are served", |crls| crls == [0, 1]).await;
+    let next = Authority::new("next", Some(&mount.root), |_| {});
+    mount.publish(&[&mount.root], &next);
+    mount.until("they are left out", <[usize]>::is_empty).await;
+    assert_eq!(mount.failures("not_covered"), 1);
+    let now = mount.clock.now();
+    fs::write(mount.file(), mount.good(&[1]) + &next.crl(now - HOUR, now + HOUR, &[7, 8])).unwrap();
+    mount.until("they are back", |crls| crls == [0, 1, 2]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crl_is_out_before_its_end_and_its_successor_in_when_it_begins() {
+    let mount = Mount::new(Clock::starting_at(UNIX_EPOCH + 1000 * HOUR));
+    let now = mount.clock.now();
+    let successor = mount.middle.crl(now + 2 * HOUR, now + 5 * HOUR, &[1, 2]);
+    fs::write(mount.file(), mount.crls(10 * HOUR, HOUR, &[1]) + &successor).unwrap();
+    let mut source = mount.source();
+    source.amend_once();
+    assert_eq!(mount.served().1, [0, 1]);
+    tokio::spawn(source.run());
+    let mut entries = mount.roots.watch();
+    let (end, begin, last) = (now + HOUR, now + 2 * HOUR, now + 5 * HOUR);
+    for (at, expected, is_end) in [(end, vec![], true), (begin, vec![0, 2], false), (last, vec![], true)] {
+        entries.wait_for(|entry| taken_apart(entry).1 == expected).await.unwrap();
+        let seen = mount.clock.now();
+        let from = if is_end { at - Duration::from_secs(3) } else { at };
+        assert!(seen >= from && seen < from + Duration::from_secs(2), "{expected:?} at {seen:?}, not {at:?}");
+        assert_eq!(mount.served().0.len(), 1);
+    }
+    assert_eq!(mount.failures("not_covered"), 2);
+}
