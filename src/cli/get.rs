@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::config::{DEFAULT_SOCKET, parse_duration};
 use crate::pki::certificate::Certificate;
 use crate::pki::key::PrivateKey;
-use crate::pki::pem;
+use crate::pki::{crl, pem};
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::{DataSource, Node, data_source::Specifier};
 use crate::proto::envoy::extensions::transport_sockets::tls::v3::{Secret, secret::Type};
@@ -141,6 +141,8 @@ struct Shown {
     pem: Vec<u8>,
     /// Of a key pair.
     key: Option<Key>,
+    /// With a trust bundle.
+    crls: usize,
 }
 
 struct Key {
@@ -166,7 +168,13 @@ impl Shown {
             let fits = public.as_ref() == certificates.first().map(|leaf| &leaf.public_key);
             Key { pem: pem.to_vec(), fits }
         });
-        Ok(Self { name: secret.name.clone(), certificates, pem: pem::of_certificates(&ders), key })
+        let crls = match &secret.r#type {
+            Some(Type::ValidationContext(context)) => inline(context.crl.as_ref()),
+            _ => None,
+        };
+        let crls = crls.map_or(Ok(0), |crls| crl::from_pem(crls).map(|crls| crls.len()));
+        let crls = crls.map_err(|error| bad(&format!("its CRLs: {error}")))?;
+        Ok(Self { name: secret.name.clone(), certificates, pem: pem::of_certificates(&ders), key, crls })
     }
 
     fn table(&self, now: SystemTime) -> String {
@@ -177,7 +185,12 @@ impl Shown {
             count => format!("{count} certificates"),
         };
         // Writing to a String does not fail.
-        let _ = writeln!(out, "{}: {kind}, {count}", self.name);
+        let crls = match self.crls {
+            0 => String::new(),
+            1 => ", 1 CRL".to_owned(),
+            count => format!(", {count} CRLs"),
+        };
+        let _ = writeln!(out, "{}: {kind}, {count}{crls}", self.name);
         for (index, certificate) in self.certificates.iter().enumerate() {
             let role = match (&self.key, index) {
                 (Some(_), 0) => "leaf",
@@ -236,6 +249,9 @@ impl Shown {
             "certificates": self.certificates.iter().map(certificate).collect::<Vec<_>>(),
             "pem": String::from_utf8_lossy(&self.pem),
         });
+        if let (None, Some(fields)) = (&self.key, value.as_object_mut()) {
+            fields.insert("crls".to_owned(), json!(self.crls));
+        }
         if let (Some(key), Some(fields)) = (&self.key, value.as_object_mut()) {
             fields.insert("key_fits".to_owned(), json!(key.fits));
             if show_key {

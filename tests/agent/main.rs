@@ -13,6 +13,7 @@ mod bad_clients;
 mod bootstrap;
 mod ca;
 mod client_cert;
+mod crl;
 mod envoy_sds;
 mod files;
 mod foreign_bytes;
