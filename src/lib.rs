@@ -22,6 +22,7 @@ pub mod ca;
 pub mod source;
 // outputs
 pub mod sds;
+pub mod output;
 pub mod status;
 // wiring
 pub mod config;

@@ -18,6 +18,10 @@ pub const CRLS: usize = 100;
 pub const TOKEN_BYTES: u64 = 64 << 10;
 /// Bytes of a CA's answer.
 pub const CA_ANSWER_BYTES: usize = 1 << 20;
+/// Bytes that are kept of what an output hook says.
+pub const HOOK_OUTPUT_BYTES: usize = 4 << 10;
+/// Generations of the output folder that may lie there for those who are still reading them.
+pub const OUTPUT_GENERATIONS: usize = 32;
 /// Connections to the status address at a time.
 pub const STATUS_CONNECTIONS: usize = 64;
 /// Bytes of the longest path of a Unix socket (`sun_path` less its final NUL).

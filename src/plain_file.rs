@@ -89,7 +89,8 @@ fn size(bytes: u64) -> String {
 
 /// Locks the folder at `path` against others that do the same, as long as the file lives.
 ///
-/// Whoever can read a folder can lock it, so this gives up after 5 s. It is for the start, when nothing is served yet.
+/// Whoever can read a folder can lock it, so this gives up after 5 s. It is for the start, when nothing is served yet,
+/// and for threads on which nothing else waits.
 pub fn lock_folder(path: &Path) -> io::Result<File> {
     const STEP: Duration = Duration::from_millis(20);
     let folder = File::open(path)?;
@@ -99,10 +100,7 @@ pub fn lock_folder(path: &Path) -> io::Result<File> {
             Err(std::fs::TryLockError::Error(error)) => return Err(error),
             Err(std::fs::TryLockError::WouldBlock) => {}
         }
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "nothing is served yet that could wait for this thread"
-        )]
+        #[expect(clippy::disallowed_methods, reason = "nothing is served yet, or not by this thread")]
         std::thread::sleep(STEP);
     }
     Err(io::Error::new(io::ErrorKind::WouldBlock, "somebody holds a lock on it (flock) and does not let go"))

@@ -1,0 +1,3 @@
+//! Files for other programs.
+
+pub mod folder;

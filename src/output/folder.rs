@@ -1,0 +1,384 @@
+//! The folder on disk, in the kubelet's way: a folder for each generation, and one link that leads to the newest.
+//!
+//! ```text
+//! ..attache-4f1c…/key.pem, cert-chain.pem, root-cert.pem
+//! ..data         -> ..attache-4f1c…     swapped by a rename
+//! key.pem        -> ..data/key.pem      stays for ever, as the other two
+//! ```
+//!
+//! Whoever resolves `..data` once reads one generation. All that begins with `..attache-` is the agent's; whatever a
+//! crash leaves of it is found by that name and removed.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink};
+use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use zeroize::Zeroizing;
+
+use crate::{limits, plain_file};
+
+/// The private key.
+pub const KEY_FILE: &str = "key.pem";
+/// The certificate chain.
+pub const CHAIN_FILE: &str = "cert-chain.pem";
+/// The trust roots.
+pub const ROOT_FILE: &str = "root-cert.pem";
+const NAMES: [&str; 3] = [KEY_FILE, CHAIN_FILE, ROOT_FILE];
+
+/// The link to the generation that is read.
+const DATA: &str = "..data";
+/// What begins so is ours.
+const OURS: &str = "..attache-";
+/// A folder that is there to be locked. Others can't open it: a lock on the folder itself, which everybody may read,
+/// could be held against us by anybody.
+const LOCK: &str = "..attache-lock";
+
+/// How long a generation stays when no link leads to it any more: whoever has resolved the link is reading it.
+pub const GRACE: Duration = Duration::from_secs(1);
+
+/// One file of a generation.
+pub struct File {
+    /// Its name.
+    pub name: &'static str,
+    /// Its permissions, whatever the umask.
+    pub mode: u32,
+    /// What is in it.
+    pub content: Zeroizing<Vec<u8>>,
+}
+
+/// What became of [`Folder::write`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// Readers see a new generation.
+    Swapped,
+    /// All of it was there already.
+    Same,
+}
+
+/// Why files were not written. What readers see is what they saw before.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each variant's message is its documentation")]
+pub enum FolderError {
+    #[error("{path} is {what}, which this agent did not make: move it away, or choose another --output-dir")]
+    Foreign { path: PathBuf, what: &'static str },
+    #[error("{folder} can't be locked: {source}; give each agent an --output-dir of its own")]
+    Locked { folder: PathBuf, source: io::Error },
+    #[error("{doing} {path} failed: {source}; {}, or choose another --output-dir", way_out(source))]
+    Failed { doing: &'static str, path: PathBuf, source: io::Error },
+}
+
+fn way_out(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room there",
+        io::ErrorKind::PermissionDenied => "let this agent's user write there",
+        io::ErrorKind::ReadOnlyFilesystem => "mount it writable",
+        _ => "mend it",
+    }
+}
+
+/// A folder that is written for others.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    /// What is ours and not in use, and since when we know.
+    old: BTreeMap<OsString, Instant>,
+    #[cfg(test)]
+    fault: tests::Fault,
+}
+
+/// What is at one of the three names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Absent,
+    /// A link through `..data`.
+    Linked,
+    /// A file that somebody else left there.
+    Plain,
+}
+
+/// The folder as it was found.
+#[derive(Debug)]
+struct Survey {
+    /// The generation that `..data` leads to.
+    current: Option<PathBuf>,
+    places: [(&'static str, Place); 3],
+}
+
+impl Folder {
+    /// The folder at `path`, which need not be there yet.
+    pub fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            old: BTreeMap::new(),
+            #[cfg(test)]
+            fault: tests::Fault::default(),
+        }
+    }
+
+    /// Finds out whether it can be written, and changes nothing that is read.
+    pub fn check(&mut self) -> Result<(), FolderError> {
+        let _lock = self.enter()?;
+        self.survey()?;
+        let probe = self.fresh();
+        self.change("writing to", &self.path, || {
+            fs::create_dir(&probe)?;
+            fs::remove_dir(&probe)
+        })
+    }
+
+    /// Makes `files` the generation that is read, unless it is that already.
+    pub fn write(&mut self, files: &[File; 3]) -> Result<Written, FolderError> {
+        let _lock = self.enter()?;
+        let outcome = self.swap(files);
+        self.remove_old();
+        outcome
+    }
+
+    /// Removes generations that nobody reads any more. True if some are still too young for that.
+    pub fn sweep(&mut self) -> bool {
+        let Ok(_lock) = self.enter() else { return false };
+        self.remove_old()
+    }
+
+    fn swap(&self, files: &[File; 3]) -> Result<Written, FolderError> {
+        let found = self.survey()?;
+        if self.holds(&found, files) {
+            return Ok(Written::Same);
+        }
+        if found.places.iter().any(|(_, place)| *place == Place::Plain) {
+            self.migrate(&found)?;
+        }
+        self.install(|folder| {
+            for file in files {
+                self.put(folder, file)?;
+            }
+            // They lead nowhere until all is there: the first generation appears at once, as the later ones do.
+            for (name, _) in found.places.iter().filter(|(_, place)| *place == Place::Absent) {
+                let link = self.path.join(name);
+                self.change("linking", &link, || symlink(Path::new(DATA).join(name), &link))?;
+            }
+            Ok(())
+        })?;
+        Ok(Written::Swapped)
+    }
+
+    /// Puts links in the place of plain files. Before the first of them stands there, it leads to what the files
+    /// hold, so that a reader sees the old set until the new one is swapped in.
+    fn migrate(&self, found: &Survey) -> Result<(), FolderError> {
+        self.install(|folder| {
+            for (name, place) in &found.places {
+                match (place, &found.current) {
+                    (Place::Plain, _) => self.take_over(&self.path.join(name), folder, name)?,
+                    // Some names may be links already: a crash can have come in between.
+                    (Place::Linked, Some(current)) if current.join(name).exists() => {
+                        self.take_over(&current.join(name), folder, name)?;
+                    }
+                    _ => {}
+                }
+            }
+            Ok(())
+        })?;
+        for (name, _) in found.places.iter().filter(|(_, place)| *place == Place::Plain) {
+            self.put_link(&Path::new(DATA).join(name), &self.path.join(name))?;
+        }
+        Ok(())
+    }
+
+    /// Gives the file at `path` a second name in `folder`; where that is not possible, a copy.
+    fn take_over(&self, path: &Path, folder: &Path, name: &'static str) -> Result<(), FolderError> {
+        if self.change("linking", path, || fs::hard_link(path, folder.join(name))).is_ok() {
+            return Ok(());
+        }
+        let failed = |source| FolderError::Failed { doing: "reading", path: path.to_owned(), source };
+        let mode = fs::metadata(path).map_err(failed)?.permissions().mode() & 0o777;
+        let content = plain_file::read(path, limits::FILE_BYTES).map_err(failed)?;
+        self.put(folder, &File { name, mode, content })
+    }
+
+    /// Makes a new generation, has it filled, and leads readers there. One that does not come so far is removed.
+    fn install(&self, fill: impl FnOnce(&Path) -> Result<(), FolderError>) -> Result<(), FolderError> {
+        let folder = self.fresh();
+        self.change("writing to", &self.path, || DirBuilder::new().mode(0o700).create(&folder))?;
+        let installed = fill(&folder).and_then(|()| {
+            self.change("writing to", &self.path, || {
+                fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
+                sync_folder(&folder)
+            })?;
+            let name = folder.strip_prefix(&self.path).unwrap_or(&folder);
+            self.put_link(name, &self.path.join(DATA))
+        });
+        if installed.is_err() {
+            let _ = fs::remove_dir_all(&folder);
+        }
+        installed
+    }
+
+    /// Puts a link at `place`, in one step with the removal of what is there. After a power cut one or the other is
+    /// there, and what it leads to.
+    fn put_link(&self, to: &Path, place: &Path) -> Result<(), FolderError> {
+        let new = self.fresh();
+        self.change("linking", place, || symlink(to, &new))?;
+        let put = self.change("linking", place, || {
+            sync_folder(&self.path)?;
+            fs::rename(&new, place)
+        });
+        match put {
+            // It is done, and readers see it. Should this fail, only a power cut could undo it.
+            Ok(()) => drop(sync_folder(&self.path)),
+            Err(_) => drop(fs::remove_file(&new)),
+        }
+        put
+    }
+
+    fn put(&self, folder: &Path, file: &File) -> Result<(), FolderError> {
+        self.change("writing", &self.path.join(file.name), || {
+            let path = folder.join(file.name);
+            let mut new = fs::File::options().write(true).create_new(true).mode(0o600).open(path)?;
+            new.set_permissions(Permissions::from_mode(file.mode))?;
+            new.write_all(&file.content)?;
+            new.sync_all()
+        })
+    }
+
+    /// Makes the folder if there is none, and keeps other agents out as long as the file lives.
+    fn enter(&self) -> Result<fs::File, FolderError> {
+        match fs::metadata(&self.path) {
+            Ok(found) if found.is_dir() => {}
+            Ok(_) => return Err(FolderError::Foreign { path: self.path.clone(), what: "no folder" }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.change("creating", &self.path, || {
+                    fs::create_dir_all(&self.path)?;
+                    fs::set_permissions(&self.path, Permissions::from_mode(0o755))
+                })?;
+            }
+            Err(source) => {
+                return Err(FolderError::Failed { doing: "opening", path: self.path.clone(), source });
+            }
+        }
+        let lock = self.path.join(LOCK);
+        if !lock.is_dir() {
+            self.change("writing to", &self.path, || match DirBuilder::new().mode(0o700).create(&lock) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                made => made,
+            })?;
+        }
+        plain_file::lock_folder(&lock)
+            .map_err(|source| FolderError::Locked { folder: self.path.clone(), source })
+    }
+
+    fn survey(&self) -> Result<Survey, FolderError> {
+        let foreign = |path: &Path, what| FolderError::Foreign { path: path.to_owned(), what };
+        let failed =
+            |path: &Path, source| FolderError::Failed { doing: "opening", path: path.to_owned(), source };
+        let data = self.path.join(DATA);
+        let current = match fs::read_link(&data) {
+            Ok(to) if is_ours(&to) => Some(self.path.join(to)),
+            Ok(_) => return Err(foreign(&data, "a link to a folder")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                return Err(foreign(&data, "not a link"));
+            }
+            Err(error) => return Err(failed(&data, error)),
+        };
+        let mut places = NAMES.map(|name| (name, Place::Absent));
+        for (name, place) in &mut places {
+            let path = self.path.join(*name);
+            *place = match fs::symlink_metadata(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Place::Absent,
+                Err(error) => return Err(failed(&path, error)),
+                Ok(found) if found.is_file() => Place::Plain,
+                Ok(found) if !found.is_symlink() => return Err(foreign(&path, "not a plain file")),
+                Ok(_) => match fs::read_link(&path) {
+                    Ok(to) if to == Path::new(DATA).join(*name) => Place::Linked,
+                    Ok(_) => return Err(foreign(&path, "a link")),
+                    Err(error) => return Err(failed(&path, error)),
+                },
+            };
+        }
+        Ok(Survey { current, places })
+    }
+
+    /// Whether readers see exactly `files`.
+    fn holds(&self, found: &Survey, files: &[File; 3]) -> bool {
+        let Some(current) = &found.current else { return false };
+        let is_there = |file: &File| {
+            let path = current.join(file.name);
+            let mode = fs::symlink_metadata(&path).map(|found| found.permissions().mode() & 0o777);
+            mode.is_ok_and(|mode| mode == file.mode)
+                && plain_file::read(&path, limits::FILE_BYTES).is_ok_and(|found| found == file.content)
+        };
+        found.places.iter().all(|(_, place)| *place == Place::Linked) && files.iter().all(is_there)
+    }
+
+    /// Removes what is ours and has not been in use for [`GRACE`]; the oldest sooner, where there are too many. True
+    /// if something younger is left.
+    fn remove_old(&mut self) -> bool {
+        let now = Instant::now();
+        let current = fs::read_link(self.path.join(DATA)).map(PathBuf::into_os_string).ok();
+        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        let unused = entries
+            .map(|entry| entry.file_name())
+            .filter(|name| is_ours(Path::new(name)) && Some(name) != current.as_ref());
+        let since = |name: OsString| {
+            let since = self.old.get(&name).copied().unwrap_or(now);
+            (name, since)
+        };
+        self.old = unused.map(since).collect();
+        let mut by_age: Vec<_> = self.old.iter().map(|(name, since)| (*since, name.clone())).collect();
+        by_age.sort();
+        let too_many = by_age.len().saturating_sub(limits::OUTPUT_GENERATIONS);
+        for (count, (since, name)) in by_age.into_iter().enumerate() {
+            if count < too_many || now.duration_since(since) >= GRACE {
+                let path = self.path.join(&name);
+                let is_folder = fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir());
+                let _ = if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+                self.old.remove(&name);
+            }
+        }
+        !self.old.is_empty()
+    }
+
+    /// A path that nothing has yet, for a generation or for a link before its rename.
+    fn fresh(&self) -> PathBuf {
+        self.path.join(format!("{OURS}{:016x}", fastrand::u64(..)))
+    }
+
+    /// Does one step of a write. Tests end a write before any of them.
+    fn change(
+        &self,
+        doing: &'static str,
+        path: &Path,
+        work: impl FnOnce() -> io::Result<()>,
+    ) -> Result<(), FolderError> {
+        #[cfg(test)]
+        let work = || self.fault.step().and_then(|()| work());
+        work().map_err(|source| FolderError::Failed { doing, path: path.to_owned(), source })
+    }
+}
+
+/// Whether `name` is that of a generation, or of a link that was to be renamed.
+fn is_ours(name: &Path) -> bool {
+    let mut components = name.components();
+    match (components.next(), components.next()) {
+        (Some(Component::Normal(name)), None) => {
+            name.to_str().is_some_and(|name| name.starts_with(OURS) && name != LOCK)
+        }
+        _ => false,
+    }
+}
+
+/// Has the kernel write a folder's entries to the disk.
+fn sync_folder(path: &Path) -> io::Result<()> {
+    match fs::File::open(path)?.sync_all() {
+        // Some file systems know no such thing for folders.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        synced => synced,
+    }
+}
+
+#[cfg(test)]
+mod tests;
