@@ -18,6 +18,7 @@ use crate::cache::{Cache, Workload};
 use crate::clock::Clock;
 use crate::config::{Config, Provider};
 use crate::metrics::Metrics;
+use crate::output::Output;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::sds::SecretDiscovery;
 use crate::sds::listener::Listener;
@@ -94,6 +95,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         ca = ca.as_ref().map_or("none", |ca| ca.name()),
         because = config.provider_reason,
         cert_dir,
+        output_dir = config.output.as_ref().map(|output| tracing::field::display(output.folder.display())),
         status = status_address.map(tracing::field::display),
         "attache serves"
     );
@@ -101,6 +103,13 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         let (cache, clock, metrics) = (&cache, clock.clone(), metrics.clone());
         let source = WorkloadSource::new(ca, config.workload, cache, WORKLOAD, clock, metrics);
         tasks.spawn(source.run());
+    }
+    if let Some(settings) = config.output {
+        // After the sources, whose entries it follows.
+        let output = Output::new(settings, &cache, WORKLOAD, clock.clone(), metrics.clone());
+        let output = output.context("nothing gives what --output-dir is to hold; choose a CA with --ca")?;
+        // Among the calls: a hook that runs has their time to end.
+        tasks.spawn(calls.track_future(output.run(stop.clone())));
     }
 
     let service = SecretDiscovery::new(cache.clone(), WORKLOAD, metrics, clock.clone(), stop.clone());
@@ -185,12 +194,12 @@ async fn announce_ready(cache: Cache, clock: Clock, started: Instant) {
     tracing::info!(after = ?started.elapsed(), "ready");
 }
 
-/// Waits for the calls that are open, but not for ever, and not past a second signal.
+/// Waits for the calls that are open, and the output's hook, but not for ever, and not past a second signal.
 async fn drain(calls: &TaskTracker, timeout: Duration, signals: &mut Signals) {
     tokio::select! {
         () = calls.wait() => {}
         () = tokio::time::sleep(timeout) => {
-            tracing::warn!(open = calls.len(), ?timeout, "connections that did not end in time are cut");
+            tracing::warn!(open = calls.len(), ?timeout, "what did not end in time is cut");
         }
         name = signals.next() => tracing::warn!(signal = name, open = calls.len(), "stopping at once"),
     }

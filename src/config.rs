@@ -21,6 +21,7 @@ use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::endpoint::{Address, Endpoint, Roots};
 use crate::credential::TokenFile;
 use crate::identity::SpiffeId;
+use crate::output::{self, Hook};
 use crate::pki::key::KeyType;
 use crate::sds::listener::ListenError;
 use crate::source::crl::CrlFile;
@@ -52,6 +53,8 @@ pub struct Config {
     pub files: files::Settings,
     /// The CRLs for the trust bundle.
     pub crl: CrlFile,
+    /// The files for other programs, if there are to be any.
+    pub output: Option<output::Settings>,
     /// Where probes and metrics are; none to have none.
     pub status_address: Option<SocketAddr>,
     /// How long open calls may take to end after SIGTERM.
@@ -127,6 +130,7 @@ impl Config {
         let file_debounce = file_debounce.or(Duration::from_millis(100));
         let crl = r.text("crl", &args.crl, &[]);
         let crl = CrlFile { is_named: crl.value.is_some(), path: crl.or(ISTIO_CRL).into() };
+        let output = output(r, args);
         let files_alone = r.switch("file-mounted-certs", args.file_mounted_certs, &["FILE_MOUNTED_CERTS"]);
 
         let ca = r.parsed("ca", &args.ca, &["CA_PROVIDER"], parse_provider);
@@ -136,8 +140,11 @@ impl Config {
         let client_cert = r.text("ca-client-cert-dir", &args.ca_client_cert_dir, &["PROV_CERT"]);
         let has_no_ca = files_alone.value == Some(true) || ca.value == Some(ProviderName::None);
         let mut own = Vec::new();
-        if !has_no_ca {
-            own.push((&client_cert, "they are the client certificate for calls to the CA"));
+        if let Some(output) = &output {
+            own.push((output.folder.as_path(), "that is where the agent writes its own"));
+        }
+        if let Some(folder) = client_cert.value.as_deref().filter(|_| !has_no_ca) {
+            own.push((Path::new(folder), "they are the client certificate for calls to the CA"));
         }
         let mounted = mounted(&cert_dir, &own, &mut notes);
         let (name, provider_reason) =
@@ -220,11 +227,46 @@ impl Config {
             workload,
             files,
             crl,
+            output,
             status_address,
             drain_timeout,
             log,
             notes,
         })
+    }
+}
+
+/// What is written for other programs.
+fn output(r: &mut Reader<'_>, args: &RunArgs) -> Option<output::Settings> {
+    let folder = r.text("output-dir", &args.output_dir, &["OUTPUT_CERTS"]);
+    let key_mode = r.parsed("output-key-mode", &args.output_key_mode, &[], parse_mode);
+    let cert_mode = r.parsed("output-cert-mode", &args.output_cert_mode, &[], parse_mode);
+    let command = r.text("output-hook", &args.output_hook, &[]);
+    let least = Duration::from_millis(100);
+    let timeout = r.duration("output-hook-timeout", &args.output_hook_timeout, &[], least);
+    let Some(folder) = folder.value else {
+        if command.value.is_some() && !folder.was_wrong {
+            r.mistake(format!("{} needs a folder to be written: --output-dir DIR", command.from));
+        }
+        return None;
+    };
+    let timeout = timeout.or(Duration::from_secs(30));
+    Some(output::Settings {
+        // The hook may look from elsewhere.
+        folder: std::path::absolute(&folder).unwrap_or_else(|_| folder.into()),
+        key_mode: key_mode.or(0o600_u32),
+        cert_mode: cert_mode.or(0o644_u32),
+        hook: command.value.map(|command| Hook { command, timeout }),
+    })
+}
+
+/// `path` with its links resolved, as far as it exists.
+fn resolved(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    match (path.canonicalize(), path.parent(), path.file_name()) {
+        (Ok(path), ..) => path,
+        (Err(_), Some(parent), Some(name)) => resolved(parent).join(name),
+        _ => path,
     }
 }
 
@@ -272,10 +314,10 @@ fn choose(
             let reason = format!("no CA is configured, and {} holds a key pair", folder.display());
             return Some((ProviderName::None, reason));
         }
-        let cert_dir =
-            mounted.first().and_then(files::Place::home).unwrap_or(Path::new("--cert-dir")).display();
+        let folder = mounted.first().and_then(files::Place::home).unwrap_or(Path::new("--cert-dir"));
         r.mistake(format!(
-            "no CA is configured, and {cert_dir} holds no key pair: choose with --ca one of {PROVIDERS}"
+            "no CA is configured, and {} holds no key pair: choose with --ca one of {PROVIDERS}",
+            folder.display()
         ));
         return None;
     };
@@ -319,16 +361,15 @@ fn choose(
 /// it writes must not come back as what it reads.
 fn mounted(
     cert_dir: &reader::Found<String>,
-    own: &[(&reader::Found<String>, &str)],
+    own: &[(&Path, &str)],
     notes: &mut Vec<String>,
 ) -> Vec<files::Place> {
-    let typed = cert_dir.value.as_deref();
+    let typed = cert_dir.value.as_deref().map(Path::new);
     let mut places = Vec::new();
-    for folder in [typed.unwrap_or("/etc/certs"), files::PLATFORM_FOLDER].map(Path::new) {
-        let is_same = |other: &str| is_same_folder(Path::new(other), folder);
-        match own.iter().find(|(other, _)| other.value.as_deref().is_some_and(is_same)) {
+    for folder in [typed.unwrap_or(Path::new("/etc/certs")), Path::new(files::PLATFORM_FOLDER)] {
+        match own.iter().find(|(own, _)| resolved(own) == resolved(folder)) {
             None => places.extend(files::places(folder)),
-            Some((_, why)) if typed.map(Path::new) == Some(folder) => {
+            Some((_, why)) if typed == Some(folder) => {
                 notes.push(format!("the files in {} are not served: {why}", folder.display()));
             }
             Some(_) => {}
@@ -369,12 +410,6 @@ fn client_cert_folder(
         notes.push(format!("{} is not used: {words}", client_cert.from));
     }
     None
-}
-
-/// Whether both are one folder, links resolved.
-fn is_same_folder(one: &Path, other: &Path) -> bool {
-    let resolve = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
-    resolve(one).is_some_and(|one| resolve(other) == Some(one))
 }
 
 fn identity(

@@ -59,6 +59,13 @@ pub struct BySource {
     pub reason: &'static str,
 }
 
+/// The label of what is done for the output folder.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByResult {
+    /// `ok`, or one word for what went wrong.
+    pub outcome: &'static str,
+}
+
 /// Every counter. Clones count together.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -76,6 +83,10 @@ pub struct Metrics {
     pub ca_durations: Family<ByProvider, Histogram, fn() -> Histogram>,
     /// Mounted files that could not be used.
     pub source_failures: Family<BySource, Counter>,
+    /// Generations written to the output folder.
+    pub output_writes: Family<ByResult, Counter>,
+    /// Runs of the output hook.
+    pub output_hooks: Family<ByResult, Counter>,
 }
 
 /// Durations of CA calls: from a CA in the next process to one that is nearly given up.
@@ -94,6 +105,8 @@ impl Default for Metrics {
             ca_requests: Family::default(),
             ca_durations: Family::new_with_constructor(duration_histogram),
             source_failures: Family::default(),
+            output_writes: Family::default(),
+            output_hooks: Family::default(),
         }
     }
 }
@@ -128,6 +141,12 @@ impl Metrics {
             "Times that mounted files could not be used",
             self.source_failures.clone(),
         );
+        registry.register(
+            "output_writes",
+            "Generations written to the output folder by outcome",
+            self.output_writes.clone(),
+        );
+        registry.register("output_hooks", "Runs of the output hook by outcome", self.output_hooks.clone());
         let entries = Entries { snapshots: cache.snapshot(), now: clock.now() };
         registry.register_collector(Box::new(entries));
         let mut out = String::new();

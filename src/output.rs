@@ -1,3 +1,264 @@
-//! Files for other programs.
+//! Files for other programs: what the cache holds, written as one generation, and a command that is told of it.
+//!
+//! A subscriber of the cache like a stream: it follows the newest state, and needs nobody to be connected.
 
 pub mod folder;
+pub mod hook;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use zeroize::Zeroizing;
+
+use self::folder::{CHAIN_FILE, File, Folder, FolderError, GRACE, KEY_FILE, ROOT_FILE, Written};
+pub use self::hook::Hook;
+use crate::backoff::{Backoff, Repeats};
+use crate::cache::{Cache, Entry, Good, Key, Workload};
+use crate::clock::Clock;
+use crate::metrics::{ByResult, Metrics};
+use crate::pki::pem;
+use crate::secret::{Secret, SecretName, Version};
+
+/// Delays after a write or a hook that failed.
+const BACKOFF: Backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(60) };
+
+/// What is written, and where.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The folder; it is made if there is none.
+    pub folder: PathBuf,
+    /// Permissions of the key.
+    pub key_mode: u32,
+    /// Permissions of the certificates.
+    pub cert_mode: u32,
+    /// Run after each swap.
+    pub hook: Option<Hook>,
+}
+
+/// Writes a workload's secrets into a folder, and follows every change.
+#[derive(Debug)]
+pub struct Output {
+    settings: Settings,
+    folder: Arc<Mutex<Folder>>,
+    pair: watch::Receiver<Entry>,
+    roots: watch::Receiver<Entry>,
+    clock: Clock,
+    metrics: Metrics,
+}
+
+/// A key pair and roots that are valid together.
+#[derive(Clone, Debug)]
+struct Set {
+    pair: Arc<Good>,
+    roots: Arc<Good>,
+}
+
+impl Set {
+    fn versions(&self) -> [Version; 2] {
+        [&self.pair, &self.roots].map(|good| good.resource.version.clone())
+    }
+}
+
+/// What is done already, and what is to be done when.
+#[derive(Debug, Default)]
+struct Progress {
+    /// What the folder holds for certain.
+    written: Option<[Version; 2]>,
+    /// What could not be written last, and when it is tried again.
+    refused: Option<([Version; 2], Instant)>,
+    write_failures: u32,
+    write_repeats: Repeats,
+    /// When the hook is to run.
+    hook: Option<Instant>,
+    hook_failures: u32,
+    hook_repeats: Repeats,
+    /// When old generations are to be removed.
+    sweep: Option<Instant>,
+}
+
+impl Output {
+    /// Writes what `cache` holds of `workload`. None where no source ever gives it.
+    pub fn new(
+        settings: Settings,
+        cache: &Cache,
+        workload: Workload,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> Option<Self> {
+        let watch = |name| cache.watch(&Key { workload, name });
+        let folder = Arc::new(Mutex::new(Folder::new(settings.folder.clone())));
+        let (pair, roots) = (watch(SecretName::Workload)?, watch(SecretName::Roots)?);
+        Some(Self { settings, folder, pair, roots, clock, metrics })
+    }
+
+    /// Follows every change until `stop`. A swap and a hook that are under way come to their end.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mut progress = Progress::default();
+        if let Err(error) = self.on_disk(Folder::check).await {
+            self.refused(&mut progress, &error);
+        }
+        while !stop.is_cancelled() {
+            progress.refused.take_if(|(_, again)| is_over(*again));
+            if let Some(set) = self.wanted()
+                && progress.may_write(&set)
+            {
+                self.write(set, &mut progress).await;
+            }
+            // Nothing is swapped while it runs: what it reads twice is the same.
+            if progress.hook.is_some_and(is_over) {
+                self.run_hook(&mut progress).await;
+            }
+            if progress.sweep.is_some_and(is_over) {
+                let is_some_left = self.on_disk(Folder::sweep).await;
+                progress.sweep = is_some_left.then(|| Instant::now() + GRACE);
+            }
+            tokio::select! {
+                Ok(()) = self.pair.changed() => {}
+                Ok(()) = self.roots.changed() => {}
+                () = progress.next() => {}
+                () = stop.cancelled() => {}
+            }
+        }
+    }
+
+    /// What is to be written now: nothing as long as one of both is missing or has expired.
+    fn wanted(&mut self) -> Option<Set> {
+        let now = self.clock.now();
+        // Sources publish both without a pause in between: here they are never halfway.
+        let [pair, roots] = [&mut self.pair, &mut self.roots].map(|entry| {
+            let entry = entry.borrow_and_update();
+            entry.good.clone().filter(|_| entry.valid_at(now).is_ok())
+        });
+        Some(Set { pair: pair?, roots: roots? })
+    }
+
+    async fn write(&self, set: Set, progress: &mut Progress) {
+        let (Secret::KeyPair(pair), Secret::TrustBundle(roots)) = (&set.pair.secret, &set.roots.secret)
+        else {
+            return;
+        };
+        let file = |name, mode, content| File { name, mode, content };
+        let cert_mode = self.settings.cert_mode;
+        let files = [
+            file(KEY_FILE, self.settings.key_mode, pair.key().to_pem()),
+            file(CHAIN_FILE, cert_mode, Zeroizing::new(pem::of_certificates(pair.chain()))),
+            file(ROOT_FILE, cert_mode, Zeroizing::new(pem::of_certificates(roots.roots()))),
+        ];
+        let outcome = self.on_disk(move |folder| folder.write(&files)).await;
+        let now = Instant::now();
+        progress.sweep = Some(now + GRACE);
+        let written = match outcome {
+            Ok(written) => written,
+            Err(error) => {
+                let delay = self.refused(progress, &error);
+                progress.refused = Some((set.versions(), now + delay));
+                return;
+            }
+        };
+        let folder = self.settings.folder.display();
+        if progress.write_repeats.recovered() {
+            tracing::info!(%folder, "the output folder can be written again");
+        }
+        progress.write_failures = 0;
+        progress.refused = None;
+        progress.written = Some(set.versions());
+        let what = set.pair.secret.to_string();
+        let not_after = humantime::format_rfc3339_seconds(set.pair.secret.not_after());
+        match written {
+            Written::Same => tracing::info!(%folder, what, %not_after, "the files are there already"),
+            Written::Swapped => {
+                self.metrics.output_writes.get_or_create(&ByResult { outcome: "ok" }).inc();
+                tracing::info!(%folder, what, %not_after, "files written");
+                progress.hook = self.settings.hook.is_some().then_some(now);
+                progress.hook_failures = 0;
+            }
+        }
+    }
+
+    /// Tells of a failure, and says how long to wait.
+    fn refused(&self, progress: &mut Progress, error: &FolderError) -> Duration {
+        self.metrics.output_writes.get_or_create(&ByResult { outcome: "failed" }).inc();
+        progress.write_failures = progress.write_failures.saturating_add(1);
+        let retry_in = BACKOFF.delay(progress.write_failures, fastrand::f64());
+        let reason = error.to_string();
+        if progress.write_repeats.is_news(&reason) {
+            tracing::warn!(reason, ?retry_in, "files can't be written; those that are there stay");
+        } else {
+            tracing::debug!(reason, ?retry_in, "files still can't be written");
+        }
+        retry_in
+    }
+
+    async fn run_hook(&self, progress: &mut Progress) {
+        let Some(hook) = &self.settings.hook else { return };
+        let started = Instant::now();
+        let outcome = hook.run(&self.settings.folder).await;
+        let took = started.elapsed();
+        let label = outcome.as_ref().map_or_else(|error| error.label(), |_| "ok");
+        self.metrics.output_hooks.get_or_create(&ByResult { outcome: label }).inc();
+        match outcome {
+            Ok(output) => {
+                progress.hook = None;
+                progress.hook_failures = 0;
+                if progress.hook_repeats.recovered() {
+                    tracing::info!(?took, "the output hook works again");
+                }
+                tracing::debug!(?took, output, "the output hook was run");
+            }
+            Err(error) => {
+                progress.hook_failures = progress.hook_failures.saturating_add(1);
+                let retry_in = BACKOFF.delay(progress.hook_failures, fastrand::f64());
+                progress.hook = Some(Instant::now() + retry_in);
+                let (reason, output) = (error.to_string(), error.output());
+                if progress.hook_repeats.is_news(&reason) {
+                    tracing::warn!(reason, output, ?took, ?retry_in, "the output hook failed");
+                } else {
+                    tracing::debug!(reason, output, ?took, ?retry_in, "the output hook failed again");
+                }
+            }
+        }
+    }
+
+    /// Does `work` where a slow disk stops nobody else.
+    async fn on_disk<T: Send + 'static>(&self, work: impl FnOnce(&mut Folder) -> T + Send + 'static) -> T {
+        let folder = Arc::clone(&self.folder);
+        let done = tokio::task::spawn_blocking(move || {
+            work(&mut folder.lock().unwrap_or_else(PoisonError::into_inner))
+        });
+        match done.await.map_err(tokio::task::JoinError::try_into_panic) {
+            Ok(done) => done,
+            Err(Ok(panic)) => std::panic::resume_unwind(panic),
+            // The runtime is going away, and this with it.
+            Err(Err(_)) => std::future::pending().await,
+        }
+    }
+}
+
+impl Progress {
+    /// Whether `set` is news: not written yet, nor refused a moment ago.
+    fn may_write(&self, set: &Set) -> bool {
+        let versions = set.versions();
+        self.written.as_ref() != Some(&versions)
+            && self.refused.as_ref().is_none_or(|(refused, _)| *refused != versions)
+    }
+
+    /// Returns when something is to be done that no change tells of.
+    async fn next(&self) {
+        let again = self.refused.as_ref().map(|(_, again)| *again);
+        match [again, self.hook, self.sweep].into_iter().flatten().min() {
+            Some(moment) => tokio::time::sleep(moment.saturating_duration_since(Instant::now())).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+fn is_over(moment: Instant) -> bool {
+    moment <= Instant::now()
+}
+
+#[cfg(test)]
+mod tests;

@@ -103,6 +103,23 @@ pub struct RunArgs {
     #[arg(long, value_name = "DURATION", help_heading = "Mounted files")]
     pub file_debounce: Option<String>,
 
+    /// Write key.pem, cert-chain.pem and root-cert.pem for other programs into this folder, swapped as one set
+    /// [OUTPUT_CERTS]
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    pub output_dir: Option<String>,
+    /// The file mode of key.pem there, octal [default: 0600]
+    #[arg(long, value_name = "MODE", help_heading = "Output")]
+    pub output_key_mode: Option<String>,
+    /// The file mode of the other two, octal [default: 0644]
+    #[arg(long, value_name = "MODE", help_heading = "Output")]
+    pub output_cert_mode: Option<String>,
+    /// Run this by /bin/sh after each swap, with the folder in ATTACHE_OUTPUT_DIR; again if it fails
+    #[arg(long, value_name = "COMMAND", help_heading = "Output")]
+    pub output_hook: Option<String>,
+    /// How long the hook may take before it is killed with all its processes [default: 30s]
+    #[arg(long, value_name = "DURATION", help_heading = "Output")]
+    pub output_hook_timeout: Option<String>,
+
     /// The address of /livez, /readyz and /metrics; none to have none [default: 127.0.0.1:15055]
     #[arg(long, value_name = "ADDRESS", help_heading = "Operation")]
     pub status_address: Option<String>,

@@ -177,17 +177,24 @@ fn headers_come_from_flags_and_variables() {
     assert_eq!(headers, [("x_tenant", "typed"), ("other", "b")]);
 }
 
+/// The `--cert-dir`, if it is one of the places where mounted files are looked for.
+fn cert_dir(files: &files::Settings) -> Option<PathBuf> {
+    let homes = files.mounted.iter().filter_map(files::Place::home);
+    homes.map(Path::to_owned).find(|home| home != Path::new(files::PLATFORM_FOLDER))
+}
+
 #[test]
 fn the_client_certificate_and_the_places_that_follow_from_it() {
-    let dir_of = |files: &files::Settings| {
-        let homes = files.mounted.iter().filter_map(files::Place::home);
-        homes.map(Path::to_owned).find(|home| home != Path::new(files::PLATFORM_FOLDER))
-    };
     let found = |line: &str, environment: &[_]| {
         let config = config(line, environment).unwrap();
         let Provider::Citadel { endpoint, client_cert, .. } = config.provider else { panic!("not citadel") };
         let Roots::FirstOf(roots) = endpoint.roots else { panic!("not a list of places") };
-        (client_cert.map(|folder| folder.path().to_owned()), roots, dir_of(&config.files), config.notes)
+        (
+            client_cert.map(|folder| folder.path().to_owned()),
+            roots,
+            self::cert_dir(&config.files),
+            config.notes,
+        )
     };
     let defaults = DEFAULT_ROOTS.map(PathBuf::from);
     let certs = || Some(PathBuf::from("/etc/certs"));
@@ -213,5 +220,56 @@ fn the_client_certificate_and_the_places_that_follow_from_it() {
     assert_eq!((client, roots), (None, defaults.to_vec()));
     assert!(notes.iter().any(|note| note.contains("PROV_CERT is not used")), "{notes:?}");
     let served = config("", &[("FILE_MOUNTED_CERTS", "true"), ("PROV_CERT", "/etc/certs")]).unwrap();
-    assert_eq!(dir_of(&served.files), certs(), "without a CA they can be for Envoy alone");
+    assert_eq!(self::cert_dir(&served.files), certs(), "without a CA they can be for Envoy alone");
+}
+
+#[test]
+fn the_output_and_what_it_needs() {
+    let output = |line: &str, environment: &[_]| config(line, environment).unwrap().output;
+    assert!(output("--ca none", &[]).is_none());
+    let istio = [("CA_PROVIDER", "none"), ("OUTPUT_CERTS", "/out")];
+    let settings = output("", &istio).unwrap();
+    assert_eq!(
+        (settings.folder.to_str(), settings.key_mode, settings.cert_mode),
+        (Some("/out"), 0o600, 0o644)
+    );
+    assert_eq!(settings.hook, None);
+    let line = "--output-dir out --output-key-mode 0640 --output-cert-mode 444 --output-hook true --output-hook-timeout 5s";
+    let settings = output(line, &istio).unwrap();
+    assert!(settings.folder.is_absolute() && settings.folder.ends_with("out"), "{:?}", settings.folder);
+    assert_eq!((settings.key_mode, settings.cert_mode), (0o640, 0o444));
+    let timeout = Duration::from_secs(5);
+    assert_eq!(settings.hook, Some(Hook { command: "true".to_owned(), timeout }));
+    let all = mistakes("--ca none --output-hook x --output-key-mode 9 --output-hook-timeout 1ms", &[]);
+    for words in
+        ["--output-hook needs a folder to be written: --output-dir", "--output-key-mode: \"9\"", "100ms"]
+    {
+        assert_eq!(all.iter().filter(|mistake| mistake.contains(words)).count(), 1, "{words}: {all:?}");
+    }
+}
+
+#[test]
+fn what_is_written_is_no_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let certs = folder.path().join("certs");
+    std::os::unix::fs::symlink(&certs, folder.path().join("link")).unwrap();
+    let line = |output: &str| {
+        format!("--cert-dir {} --output-dir {}/{output}", certs.display(), folder.path().display())
+    };
+    for is_there in [false, true] {
+        if is_there {
+            std::fs::create_dir(&certs).unwrap();
+            for name in ["cert-chain.pem", "key.pem"] {
+                std::fs::write(certs.join(name), "").unwrap();
+            }
+        }
+        let same = config(&format!("--ca-address ca:1 {}", line("certs/")), &[]).unwrap();
+        assert_eq!(cert_dir(&same.files), None);
+        assert!(same.notes[0].contains("that is where the agent writes its own"), "{:?}", same.notes);
+        assert!(mistakes(&line("certs"), &[])[0].starts_with("no CA is configured, and"));
+        let other = config(&format!("--ca-address ca:1 {}", line("other")), &[]).unwrap();
+        assert_eq!((cert_dir(&other.files), other.notes.len()), (Some(certs.clone()), 0));
+    }
+    let linked = config(&format!("--ca-address ca:1 {}", line("link")), &[]).unwrap();
+    assert_eq!(cert_dir(&linked.files), None, "links are resolved");
 }
