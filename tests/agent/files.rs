@@ -1,22 +1,8 @@
 //! Mounted files, through the built agent: they win over a CA, and their changes are pushed.
 
-use std::os::unix::fs::symlink;
-use std::path::Path;
-
-use crate::support::files::{Mounted, spiffe};
+use crate::support::files::{Mounted, spiffe, swap};
 use crate::support::process::{Agent, output};
 use crate::support::sds::{Stream, certificates, on_connection};
-
-/// Swaps `volume/..data` to a new folder with `mounted`, as the kubelet does; the old folder stays.
-fn swap(volume: &Path, generation: usize, mounted: &Mounted) {
-    let name = format!("..generation-{generation}");
-    mounted.write(&volume.join(&name));
-    symlink(&name, volume.join("..data_tmp")).unwrap();
-    std::fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
-    for file in ["cert-chain.pem", "key.pem", "root-cert.pem"] {
-        let _ = symlink(format!("..data/{file}"), volume.join(file));
-    }
-}
 
 #[tokio::test]
 async fn the_kubelets_swaps_are_pushed_every_time() {

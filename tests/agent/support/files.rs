@@ -1,6 +1,7 @@
 //! Files that others would mount: tokens, certificates.
 
 use std::net::IpAddr;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -82,6 +83,17 @@ impl Mounted {
         {
             std::fs::write(folder.join(name), content).unwrap();
         }
+    }
+}
+
+/// Swaps `volume/..data` to a new folder with `mounted`, as the kubelet does; the old folder stays.
+pub fn swap(volume: &Path, generation: usize, mounted: &Mounted) {
+    let name = format!("..generation-{generation}");
+    mounted.write(&volume.join(&name));
+    symlink(&name, volume.join("..data_tmp")).unwrap();
+    std::fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
+    for file in ["cert-chain.pem", "key.pem", "root-cert.pem"] {
+        let _ = symlink(format!("..data/{file}"), volume.join(file));
     }
 }
 

@@ -139,6 +139,13 @@ impl Agent {
     /// Starts an agent with its socket in `folder`, and with none of the machine's own files. It may not be
     /// ready yet.
     pub fn start(folder: &Path, name: &str, arguments: &[&str]) -> Self {
+        let arguments = Self::arguments(folder, name, arguments);
+        let socket = folder.join(format!("{name}.sock"));
+        let all: Vec<_> = arguments.iter().map(String::as_str).collect();
+        Self { process: Process::start(attache(&all)), socket, arguments }
+    }
+
+    fn arguments(folder: &Path, name: &str, arguments: &[&str]) -> Vec<String> {
         let socket = folder.join(format!("{name}.sock"));
         let mut all = vec!["run", "--socket", socket.to_str().unwrap(), "--status-address", "127.0.0.1:0"];
         let no_files = folder.join("no-files");
@@ -146,9 +153,37 @@ impl Agent {
             all.extend(["--cert-dir", no_files.to_str().unwrap()]);
         }
         all.extend(arguments);
-        let process = Process::start(attache(&all));
-        let arguments = all.into_iter().map(str::to_owned).collect();
-        Self { process, socket, arguments }
+        all.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Starts it in a mount namespace of its own, where a disk of `size` is mounted on `disk`. What is there can be
+    /// reached through the process's `/proc/PID/root`.
+    pub async fn on_small_disk(
+        folder: &Path,
+        name: &str,
+        arguments: &[&str],
+        disk: &Path,
+        size: &str,
+    ) -> Self {
+        const SCRIPT: &str = r#"mount -t tmpfs -o "size=$1" none "$2" && shift 2 && exec "$@""#;
+        let unshare = |script: &str| {
+            let mut command = Command::new("unshare");
+            command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
+            command.kill_on_drop(true).stdin(Stdio::null());
+            command
+        };
+        let possible =
+            unshare("true").output().await.expect("unshare (util-linux) is needed for a small disk");
+        assert!(
+            possible.status.success(),
+            "a small disk needs user namespaces, which this machine does not allow: {}",
+            String::from_utf8_lossy(&possible.stderr)
+        );
+        let arguments = Self::arguments(folder, name, arguments);
+        let mut command = unshare(SCRIPT);
+        command.arg(size).arg(disk).arg(env!("CARGO_BIN_EXE_attache")).args(&arguments);
+        let socket = folder.join(format!("{name}.sock"));
+        Self { process: Process::start(command), socket, arguments }
     }
 
     /// Starts it and waits until it is ready.
