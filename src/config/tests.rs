@@ -168,6 +168,18 @@ fn istios_variables_for_keys() {
 }
 
 #[test]
+fn a_crl_file_is_odd_if_it_is_not_there_only_where_somebody_named_it() {
+    let crl = |line: &str, environment: &[_]| config(line, environment).unwrap().crl;
+    let default = crl("--ca embedded", &[]);
+    assert_eq!(default.path.to_str(), Some("/var/run/secrets/istio/crl/ca-crl.pem"));
+    assert!(!default.is_named);
+    let named = [crl("--ca embedded --crl a.pem", &[]), crl("--ca embedded", &[("ATTACHE_CRL", "a.pem")])];
+    for crl in named {
+        assert_eq!((crl.path.to_str(), crl.is_named), (Some("a.pem"), true));
+    }
+}
+
+#[test]
 fn headers_come_from_flags_and_variables() {
     let environment = [("CA_HEADER_X_TENANT", "inherited"), ("CA_HEADER_OTHER", "b")];
     let config = config("--ca-address ca:1 --ca-header X_Tenant=typed", &environment).unwrap();

@@ -1,5 +1,7 @@
 //! Certificate revocation lists (CRLs): what they say, and whose they are.
 
+mod strict;
+
 use std::fmt;
 use std::time::SystemTime;
 
@@ -7,6 +9,7 @@ use rustls::pki_types::CertificateRevocationListDer;
 use rustls::pki_types::pem::PemObject;
 use x509_parser::asn1_rs::{Any, BitString, Sequence};
 use x509_parser::extensions::{ParsedExtension, X509Extension};
+use x509_parser::oid_registry::OID_X509_EXT_DELTA_CRL_INDICATOR;
 use x509_parser::prelude::FromDer;
 use x509_parser::revocation_list::CertificateRevocationList;
 use x509_parser::x509::{AlgorithmIdentifier, SubjectPublicKeyInfo, X509Version};
@@ -14,9 +17,6 @@ use x509_parser::x509::{AlgorithmIdentifier, SubjectPublicKeyInfo, X509Version};
 use super::certificate::{Certificate, folded, hexadecimal, moment};
 use super::pem::{self, looks_like_der};
 use crate::limits;
-
-/// How deep a CRL nests at most.
-const DEPTH: usize = 16;
 
 /// One CRL: complete, with a form that Envoy reads. Nothing is known of its signature yet.
 #[derive(Clone, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub enum NotCrls {
     Damaged(String),
     #[error("it holds more than {max} CRLs: leave those out that a newer one replaces", max = limits::CRLS)]
     TooMany,
-    #[error("its CRL number {place} can't be used: {reason}")]
+    #[error("CRL {place} of it can't be used: {reason}")]
     Unusable { place: usize, reason: String },
 }
 
@@ -84,7 +84,7 @@ impl Crl {
         if parsed.tbs_cert_list.signature != parsed.signature_algorithm {
             return Err("it names two signature algorithms".to_owned());
         }
-        if !is_der(&der, DEPTH) {
+        if !strict::is_crl(&der) {
             return Err("its DER is not as strict as Envoy wants it".to_owned());
         }
         let mut entries = parsed.iter_revoked_certificates();
@@ -94,7 +94,7 @@ impl Crl {
             // What `openssl ca -gencrl` makes where nothing else is configured.
             None if !has_extensions => {}
             Some(X509Version::V2) => {}
-            version => return Err(format!("it has extensions and version {version:?}, not 2")),
+            _ => return Err("its version is not one that has what it holds".to_owned()),
         }
         parsed.tbs_cert_list.extensions_map().map_err(|error| error.to_string())?;
         let is_critical = |extension: &X509Extension<'_>| extension.critical;
@@ -113,19 +113,20 @@ impl Crl {
         };
         for extension in parsed.extensions() {
             match extension.parsed_extension() {
+                ParsedExtension::ParseError { error } => return Err(format!("an extension: {error}")),
                 ParsedExtension::CRLNumber(number) => crl.number = Some(number.to_bytes_be()),
                 ParsedExtension::AuthorityKeyIdentifier(id) => {
                     crl.key_id = id.key_identifier.as_ref().map(|id| id.0.to_vec());
                     crl.issuer_serial = id.authority_cert_serial.map(hexadecimal);
                 }
                 // Such a one speaks of some certificates only, or of the changes since another one.
-                _ if extension.critical => {
-                    let id = extension.oid.to_id_string();
-                    return Err(format!(
-                        "it is not complete (critical extension {id}); Envoy needs a full CRL"
-                    ));
+                other => {
+                    let is_partial = matches!(other, ParsedExtension::IssuingDistributionPoint(_));
+                    if is_partial || extension.critical || extension.oid == OID_X509_EXT_DELTA_CRL_INDICATOR {
+                        let id = extension.oid.to_id_string();
+                        return Err(format!("it is not complete (extension {id}); Envoy needs a full CRL"));
+                    }
                 }
-                _ => {}
             }
         }
         Ok(crl)
@@ -171,45 +172,6 @@ impl Crl {
         let (_, key) = SubjectPublicKeyInfo::from_der(public_key).ok()?;
         x509_parser::verify::verify_signature(&key, &algorithm, &signature, signed).ok()
     }
-}
-
-/// Whether `bytes` are encoded in the one way that DER allows, as far as the CRL parser does not look itself.
-fn is_der(bytes: &[u8], depth: usize) -> bool {
-    let mut bytes = bytes;
-    while let [tag, rest @ ..] = bytes {
-        let Some((content, behind)) = content(rest) else { return false };
-        let is_constructed = tag & 0x20 != 0;
-        let is_fine = match tag {
-            0x01 => matches!(content, [0 | 0xff]),
-            0x02 | 0x0a => !matches!(content, [] | [0, 0..=0x7f, ..] | [0xff, 0x80..=0xff, ..]),
-            0x17 => content.len() == 13 && is_time(content),
-            0x18 => content.len() == 15 && is_time(content),
-            _ => !is_constructed || (depth > 0 && is_der(content, depth - 1)),
-        };
-        if !is_fine {
-            return false;
-        }
-        bytes = behind;
-    }
-    true
-}
-
-/// The content behind a tag, and what follows it.
-fn content(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (length, rest) = match bytes {
-        [length @ ..=0x7f, rest @ ..] => (usize::from(*length), rest),
-        [0x81, length @ 0x80..=0xff, rest @ ..] => (usize::from(*length), rest),
-        [0x82, a @ 1..=0xff, b, rest @ ..] => (usize::from(*a) << 8 | usize::from(*b), rest),
-        [0x83, a @ 1..=0xff, b, c, rest @ ..] => {
-            (usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c), rest)
-        }
-        _ => return None,
-    };
-    rest.split_at_checked(length)
-}
-
-fn is_time(text: &[u8]) -> bool {
-    matches!(text.split_last(), Some((b'Z', digits)) if digits.iter().all(u8::is_ascii_digit))
 }
 
 impl fmt::Debug for Crl {
@@ -372,7 +334,7 @@ mod tests {
         assert_eq!(from_pem(good.repeat(limits::CRLS + 1).as_bytes()), Err(NotCrls::TooMany));
         let behind = pem::encode("X509 CRL", &[der.as_slice(), &[0]].concat());
         let error = from_pem(&[good.as_bytes(), &behind].concat()).unwrap_err().to_string();
-        assert_eq!(error, "its CRL number 2 can't be used: 1 bytes behind it");
+        assert_eq!(error, "CRL 2 of it can't be used: 1 bytes behind it");
     }
 
     #[test]
@@ -392,23 +354,5 @@ mod tests {
         let part = part.signed_by(&ca.issuer()).unwrap();
         let error = from_pem(&pem::encode("X509 CRL", part.der())).unwrap_err();
         assert!(error.to_string().contains("not complete"), "{error}");
-    }
-
-    #[test]
-    fn der_has_one_way_to_say_a_thing() {
-        let strict: [&[u8]; 4] = [&[2, 1, 0], &[2, 2, 0, 0x80], &[1, 1, 0xff], &[0x30, 3, 2, 1, 5]];
-        assert!(strict.iter().all(|bytes| is_der(bytes, DEPTH)));
-        let lax: [&[u8]; 8] = [
-            &[2, 2, 0, 5],
-            &[2, 0],
-            &[1, 1, 1],
-            &[0x30, 4, 2, 2, 0, 5],
-            &[0x04, 0x81, 1, 0],
-            &[0x30, 0x80, 0, 0],
-            b"\x17\x0b2601010000Z",
-            &[0x30, 3, 2, 1],
-        ];
-        assert!(lax.iter().all(|bytes| !is_der(bytes, DEPTH)));
-        assert!(!is_der(&[0x30; 4000], DEPTH), "it does not go down for ever");
     }
 }
