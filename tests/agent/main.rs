@@ -20,6 +20,7 @@ mod foreign_bytes;
 mod get;
 mod issuance;
 mod mtls;
+mod nginx;
 mod output;
 mod scale;
 mod start_stop;

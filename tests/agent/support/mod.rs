@@ -4,5 +4,6 @@ pub mod envoy;
 pub mod fake_ca;
 pub mod files;
 pub mod mesh;
+pub mod nginx;
 pub mod process;
 pub mod sds;

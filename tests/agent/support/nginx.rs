@@ -1,0 +1,200 @@
+//! A real nginx as a child process, that reads its key pair and roots from files.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rustix::process::{Pid, Signal, kill_process_group};
+use rustls::client::Resumption;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsConnector;
+
+use super::process::PATIENCE;
+
+/// The path of an nginx, fetched by the first test that needs it.
+async fn binary() -> PathBuf {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-nginx");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let output = Command::new(&script).env("CARGO_TARGET_DIR", target).output().await;
+    let output = output.unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
+    assert!(output.status.success(), "no nginx:\n{}", String::from_utf8_lossy(&output.stderr));
+    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+}
+
+/// A running nginx, master and workers; dropping it kills them.
+pub struct Nginx {
+    pub socket: PathBuf,
+    /// A shell command that has it read its files anew, and ends when it has done so. nginx rests for 100 ms after
+    /// each reload: that often it can be run.
+    pub reload: String,
+    log: PathBuf,
+    master: Child,
+    group: Pid,
+}
+
+impl Nginx {
+    /// Starts it with its own files in `folder/NAME`, and with those in `certs` for its TLS.
+    pub async fn start(folder: &Path, name: &str, certs: &Path) -> Self {
+        let folder = folder.join(name);
+        std::fs::create_dir(&folder).unwrap();
+        let (place, certs) = (folder.display(), certs.display());
+        // The answer says whether the caller's certificate reaches the roots.
+        let configuration = format!(
+            r#"daemon off; worker_processes 1; pid "{place}/pid"; error_log "{place}/error.log" notice;
+            events {{}}
+            http {{
+                access_log off;
+                client_body_temp_path "{place}/body"; proxy_temp_path "{place}/proxy";
+                fastcgi_temp_path "{place}/fastcgi"; uwsgi_temp_path "{place}/uwsgi";
+                scgi_temp_path "{place}/scgi";
+                server {{
+                    listen "unix:{place}/socket" ssl;
+                    ssl_certificate "{certs}/cert-chain.pem"; ssl_certificate_key "{certs}/key.pem";
+                    ssl_client_certificate "{certs}/root-cert.pem"; ssl_verify_client optional_no_ca;
+                    ssl_session_cache off; ssl_session_tickets off;
+                    return 200 "$ssl_client_verify";
+                }}
+            }}"#
+        );
+        std::fs::write(folder.join("conf"), configuration).unwrap();
+        let (log, socket) = (folder.join("error.log"), folder.join("socket"));
+        let arguments = ["-p", folder.to_str().unwrap(), "-e", log.to_str().unwrap(), "-c", "conf"];
+        let binary = binary().await;
+        let mut master = Command::new(&binary)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(folder.join("stderr")).unwrap())
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let group = Pid::from_raw(master.id().unwrap().try_into().unwrap()).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while UnixStream::connect(&socket).await.is_err() {
+            let log = std::fs::read_to_string(folder.join("stderr")).unwrap();
+            assert!(master.try_wait().unwrap().is_none() && Instant::now() < deadline, "no start:\n{log}");
+            sleep(Duration::from_millis(10)).await;
+        }
+        // `-s reload` only sends a signal. The new workers are started when all files have been read.
+        let reload = format!(
+            "count() {{ grep -c 'start worker processes' '{log}'; }}; before=$(count) && \
+             '{binary}' {arguments} -s reload && until [ \"$(count)\" -gt \"$before\" ]; do sleep 0.002; done",
+            log = log.display(),
+            binary = binary.display(),
+            arguments = arguments.map(|argument| format!("'{argument}'")).join(" "),
+        );
+        Self { socket, reload, log, master, group }
+    }
+
+    /// What it says is wrong.
+    pub fn errors(&self) -> Vec<String> {
+        let log = std::fs::read_to_string(&self.log).unwrap();
+        let is_bad = |line: &&str| {
+            ["[emerg]", "[alert]", "[crit]", "[error]", "[warn]"].iter().any(|level| line.contains(level))
+        };
+        log.lines().filter(is_bad).map(str::to_owned).collect()
+    }
+
+    /// How often it has read its files since it was started.
+    pub fn reloads(&self) -> usize {
+        let log = std::fs::read_to_string(&self.log).unwrap();
+        log.matches("start worker processes").count() - 1
+    }
+
+    /// Whether the master is still there.
+    pub fn is_running(&mut self) -> bool {
+        self.master.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        let _ = kill_process_group(self.group, Signal::KILL);
+    }
+}
+
+/// A client that shows a certificate of its own.
+pub struct Client(TlsConnector);
+
+impl Client {
+    pub fn new(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Self {
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let verifier = Arc::new(HoldsItsKey(Arc::clone(&provider)));
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(verifier)
+            .with_client_auth_cert(chain, key)
+            .unwrap();
+        config.resumption = Resumption::disabled();
+        Self(TlsConnector::from(Arc::new(config)))
+    }
+
+    /// A handshake and a request: the server's leaf, and what it answers.
+    pub async fn ask(&self, socket: &Path) -> Result<(CertificateDer<'static>, String)> {
+        let talk = async {
+            let io = UnixStream::connect(socket).await.context("connecting")?;
+            let name = ServerName::try_from("nginx")?;
+            let mut stream = self.0.connect(name, io).await.context("the handshake")?;
+            let chain = stream.get_ref().1.peer_certificates().context("no certificate")?;
+            let leaf = chain.first().context("no certificate")?.clone().into_owned();
+            stream.write_all(b"GET / HTTP/1.0\r\n\r\n").await.context("the request")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.context("the answer")?;
+            let (head, body) = answer.split_once("\r\n\r\n").context("the answer is cut short")?;
+            anyhow::ensure!(head.starts_with("HTTP/1.1 200 "), "{head}");
+            Ok((leaf, body.to_owned()))
+        };
+        timeout(PATIENCE, talk).await?
+    }
+}
+
+/// Takes any certificate of which the server has the key: which one it is, the test looks at.
+#[derive(Debug)]
+struct HoldsItsKey(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for HoldsItsKey {
+    fn verify_server_cert(
+        &self,
+        _leaf: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        leaf: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, leaf, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        leaf: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, leaf, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
