@@ -121,6 +121,8 @@ impl Group {
         if timeout(TERM_GRACE, all_gone).await.is_err() {
             let _ = kill_process_group(pid, Signal::KILL);
         }
+        // Whatever it has done to its group, it does not outlive this.
+        let _ = child.start_kill();
         child.wait().await?;
         self.let_go();
         Ok(())
