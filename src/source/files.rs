@@ -226,8 +226,14 @@ impl Set {
             self.watch.arm();
             let generation = self.look();
             let looked = Instant::now();
-            if settled || self.is_whole(&generation) {
-                self.watch.forget_writers();
+            // What is read while somebody writes it may be half of what it will be.
+            let is_still = self.watch.is_still();
+            let patience = if is_still { 10 * debounce } else { OPEN_PATIENCE };
+            let is_enough = doubtful_since.is_some_and(|since: Instant| since.elapsed() > patience);
+            if is_enough || (is_still && (settled || self.is_whole(&generation))) {
+                if is_enough {
+                    self.watch.forget_writers();
+                }
                 doubtful_since = None;
                 let next = self.next_moment(&generation);
                 if self.publish(generation) {
@@ -253,11 +259,8 @@ impl Set {
             } else {
                 // Half of a change, most likely. If nothing completes it within the window, it is told; so it is if
                 // it goes on changing and does not get any better.
-                let since = *doubtful_since.get_or_insert(looked);
-                let is_quiet = tokio::time::timeout(debounce, self.watch.changed()).await.is_err();
-                let is_written = self.watch.is_being_written();
-                let patience = if is_written { OPEN_PATIENCE } else { 10 * debounce };
-                settled = (is_quiet && !is_written) || since.elapsed() > patience;
+                doubtful_since.get_or_insert(looked);
+                settled = tokio::time::timeout(debounce, self.watch.changed()).await.is_err();
             }
             // A file that changes all the time, to nothing of use, must not keep us busy.
             let rest = pause.saturating_sub(looked.elapsed());
@@ -278,7 +281,6 @@ impl Set {
         self.key_pair.as_ref().is_none_or(|feed| feed.expects(key_pair))
             && self.roots.as_ref().is_none_or(|feed| feed.expects(roots))
             && !is_mixed
-            && !self.watch.is_being_written()
     }
 
     /// When to look again though nothing changes: something begins to be valid, or ceases to be.

@@ -77,6 +77,15 @@ struct Woken {
     ways: Vec<(FolderId, OsString)>,
     /// Files that were written to and not closed since.
     written: HashSet<(FolderId, OsString)>,
+    /// How many events woke it.
+    events: u64,
+}
+
+impl Woken {
+    fn wake(&mut self) {
+        self.events += 1;
+        self.changed.notify_one();
+    }
 }
 
 #[derive(Debug, Default)]
@@ -128,7 +137,8 @@ impl Watcher {
         let woken = Woken { changed: Arc::clone(&changed), ..Woken::default() };
         lock(&self.0.index).watches.insert(id, woken);
         let (ways, folders, stamps) = (BTreeSet::new(), Folders::new(), Vec::new());
-        Watch { shared: Arc::clone(&self.0), id, paths, changed, ways, folders, stamps, polls: false }
+        let shared = Arc::clone(&self.0);
+        Watch { shared, id, paths, changed, ways, folders, stamps, polls: false, events: 0 }
     }
 }
 
@@ -145,6 +155,8 @@ pub struct Watch {
     /// Of `ways`, while this watch polls.
     stamps: Vec<Stamp>,
     polls: bool,
+    /// Those that were known when it was armed.
+    events: u64,
 }
 
 impl Watch {
@@ -168,6 +180,7 @@ impl Watch {
         if self.polls {
             self.stamps = self.stamps();
         }
+        self.events = lock(&self.shared.index).watches.get(&self.id).map_or(0, |woken| woken.events);
     }
 
     fn stamps(&self) -> Vec<Stamp> {
@@ -201,9 +214,13 @@ impl Watch {
         }
     }
 
-    /// Whether somebody writes to one of the files and has not closed it. Where files are polled, nobody knows.
-    pub fn is_being_written(&self) -> bool {
-        lock(&self.shared.index).watches.get(&self.id).is_some_and(|woken| !woken.written.is_empty())
+    /// Whether nothing has happened since [`Watch::arm`], and nobody has written to one of the files without closing it.
+    /// Where files are polled, nobody knows.
+    pub fn is_still(&self) -> bool {
+        self.shared.catch_up();
+        let index = lock(&self.shared.index);
+        let woken = index.watches.get(&self.id);
+        woken.is_none_or(|woken| woken.written.is_empty() && woken.events == self.events)
     }
 
     /// Whoever still writes is not waited for any more.
@@ -287,6 +304,16 @@ impl Shared {
             }
         }
         (installed, polls)
+    }
+
+    /// Returns once the index knows of everything that the kernel has told until now.
+    fn catch_up(&self) {
+        let mut kernel = lock(&self.kernel);
+        let Some(watcher) = &mut kernel.watcher else { return };
+        // notify reads the events before it answers, and passes them on before it takes the next message.
+        for _ in 0..2 {
+            let _ = watcher.update_paths(Vec::new());
+        }
     }
 
     /// Whether the kernel, which refused to tell of some of `folders`, does so now.
@@ -410,7 +437,7 @@ impl Index {
                 self.lost.extend(self.folders.keys().cloned());
                 for woken in self.watches.values_mut() {
                     woken.written.clear();
-                    woken.changed.notify_one();
+                    woken.wake();
                 }
             }
         }
@@ -432,7 +459,7 @@ impl Index {
                 // Closed, or another file in its place.
                 woken.written.remove(&(*folder, name.to_owned()));
             }
-            woken.changed.notify_one();
+            woken.wake();
         }
     }
 }

@@ -1,15 +1,19 @@
 //! Real folders that change under a real watch, in real time: each test waits for what it can see.
 
+mod changes;
+
+use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, symlink};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, mpsc};
 
 use tempfile::TempDir;
 use tokio::sync::watch;
 
 use super::*;
 use crate::ca::embedded::DevelopmentCa;
-use crate::cache::Entry;
+use crate::cache::{Entry, Subscription};
 use crate::identity::SpiffeId;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
 use crate::pki::{csr, pem};
@@ -31,35 +35,55 @@ const ROOTS: Key = Key { workload: Workload(0), name: SecretName::Roots };
 struct Files {
     chain: Vec<u8>,
     key: Vec<u8>,
+    /// The roots of three CAs, of which the second signed the chain: half of them are roots as well.
     root: Vec<u8>,
     pair_version: Version,
     root_version: Version,
 }
 
+/// Key pairs are made once, for all tests.
+static FILES: LazyLock<Vec<Files>> = LazyLock::new(|| (0..64).map(|_| Files::at(Clock::system())).collect());
+
+/// A number that nobody had before, for names.
+fn count() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 impl Files {
-    /// A new key pair, and the roots of a new CA.
+    /// A key pair and the roots of its CA, unlike those of a test's last 60 calls.
     fn new() -> Self {
-        Self::at(Clock::system())
+        thread_local!(static NEXT: Cell<usize> = const { Cell::new(0) });
+        Self::nth(NEXT.replace(NEXT.get() + 1))
+    }
+
+    fn nth(number: usize) -> Self {
+        FILES[number % FILES.len()].clone()
     }
 
     /// As a CA with this clock gives them.
     fn at(clock: Clock) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let ca = DevelopmentCa::open(folder.path(), clock).unwrap();
+        let ca = |name: &str| DevelopmentCa::open(&folder.path().join(name), clock.clone()).unwrap();
+        let (first, ca, last) = (ca("first"), ca("ca"), ca("last"));
         let identity: SpiffeId = "spiffe://cluster.local/ns/default/sa/web".parse().unwrap();
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
         let csr = csr::request(&key, Some(&identity)).unwrap();
         let leaf = ca.issue(&csr, &identity, DAY).unwrap();
-        let [intermediate, root] = ca.chain().map(Clone::clone);
-        let chain = pem::of_certificates([&leaf, &intermediate]);
-        let pair = KeyPair::new(vec![leaf, intermediate], key.to_private_key()).unwrap();
-        let bundle = TrustBundle::new(vec![root.clone()]).unwrap();
-        Self {
-            chain,
-            key: key.to_private_key().to_pem().to_vec(),
-            root: pem::of_certificates([&root]),
-            pair_version: Resource::encode(&SecretName::Workload, &Secret::KeyPair(pair)).version,
-            root_version: Resource::encode(&SecretName::Roots, &Secret::TrustBundle(bundle)).version,
+        let [intermediate, root] = ca.chain();
+        let chain = pem::of_certificates([&leaf, intermediate]);
+        let key = key.to_private_key().to_pem().to_vec();
+        let root = pem::of_certificates([first.chain()[1], root, last.chain()[1]]);
+        let pair_version = pair_version(&SecretName::Workload, &chain, &key);
+        let root_version = roots_version(&SecretName::Roots, &root);
+        Self { chain, key, root, pair_version, root_version }
+    }
+
+    /// The version under which they are served as `name`.
+    fn version(&self, name: &SecretName) -> Version {
+        match name {
+            SecretName::Workload | SecretName::FileKeyPair(_) => pair_version(name, &self.chain, &self.key),
+            _ => roots_version(name, &self.root),
         }
     }
 
@@ -72,6 +96,32 @@ impl Files {
             fs::write(folder.join(name), content).unwrap();
         }
     }
+}
+
+fn pair_version(name: &SecretName, chain: &[u8], key: &[u8]) -> Version {
+    let key = PrivateKey::from_pem(key).unwrap();
+    let pair = KeyPair::new(pem::certificates(chain).unwrap(), key).unwrap();
+    Resource::encode(name, &Secret::KeyPair(pair)).version
+}
+
+fn roots_version(name: &SecretName, roots: &[u8]) -> Version {
+    let bundle = TrustBundle::new(pem::certificates(roots).unwrap()).unwrap();
+    Resource::encode(name, &Secret::TrustBundle(bundle)).version
+}
+
+fn key_of(name: &str) -> Key {
+    Key { workload: Workload(0), name: name.parse().unwrap() }
+}
+
+/// Stops whoever changes files, who does so on a thread of its own.
+fn pause(time: Duration) {
+    #[expect(clippy::disallowed_methods, reason = "it is not the runtime's thread")]
+    std::thread::sleep(time);
+}
+
+/// Changes files on a thread of its own, so that the source sees every state in between.
+async fn change(how: impl FnOnce() + Send + 'static) {
+    tokio::task::spawn_blocking(how).await.unwrap();
 }
 
 /// With a CA beside it.
@@ -89,6 +139,7 @@ fn settings(folder: &Path) -> Settings {
 struct Mount {
     temp: TempDir,
     cache: Cache,
+    watcher: Watcher,
     metrics: Metrics,
     clock: Clock,
 }
@@ -98,7 +149,13 @@ impl Mount {
     fn new() -> Self {
         let temp = tempfile::tempdir().unwrap();
         fs::create_dir(temp.path().join("mount")).unwrap();
-        Self { temp, cache: Cache::default(), metrics: Metrics::default(), clock: Clock::system() }
+        Self {
+            temp,
+            cache: Cache::default(),
+            watcher: Watcher::new(),
+            metrics: Metrics::default(),
+            clock: Clock::system(),
+        }
     }
 
     fn folder(&self) -> PathBuf {
@@ -115,7 +172,7 @@ impl Mount {
 
     fn source_with(&self, settings: Settings) -> FileSource {
         let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
-        FileSource::new(settings, &self.cache, Workload(0), Watcher::new(), clock, metrics)
+        FileSource::new(settings, &self.cache, Workload(0), self.watcher.clone(), clock, metrics)
     }
 
     fn source(&self) -> FileSource {
@@ -125,6 +182,17 @@ impl Mount {
     /// Follows the folder from now on.
     fn follow(&self) {
         tokio::spawn(self.source().run());
+    }
+
+    /// Asks for a name, as a stream does.
+    async fn subscribe(&self, key: &Key) -> Subscription {
+        loop {
+            match self.cache.subscribe(key) {
+                Ok(stream) => return stream,
+                // The source has not run yet.
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
     }
 
     fn watch(&self, key: Key) -> watch::Receiver<Entry> {
@@ -151,12 +219,17 @@ impl Mount {
     /// Waits until exactly these files are served, and nothing is wrong.
     async fn serves(&self, files: &Files, what: &str) {
         for (key, version) in [(KEY_PAIR, &files.pair_version), (ROOTS, &files.root_version)] {
-            let is_it = |entry: &Entry| {
-                let served = entry.good.as_ref().map(|good| &good.resource.version);
-                served == Some(version) && entry.failure().is_none()
-            };
-            self.until(key, what, is_it).await;
+            self.serves_version(&key, version, what).await;
         }
+    }
+
+    /// Waits until `version` is served, and nothing is wrong.
+    async fn serves_version(&self, key: &Key, version: &Version, what: &str) {
+        let is_it = |entry: &Entry| {
+            entry.good.as_ref().map(|good| &good.resource.version) == Some(version)
+                && entry.failure().is_none()
+        };
+        self.until(key.clone(), &format!("{what}, {}", key.name), is_it).await;
     }
 
     fn failures(&self, reason: &'static str) -> u64 {
@@ -165,16 +238,21 @@ impl Mount {
     }
 }
 
-/// Notes each change of an entry's value.
+/// Notes each value that an entry has from now on.
 fn record(mut entries: watch::Receiver<Entry>) -> Arc<Mutex<Vec<Version>>> {
     let record = Arc::new(Mutex::new(Vec::new()));
     entries.mark_unchanged();
     tokio::spawn({
         let record = Arc::clone(&record);
+        let version = |entry: &Entry| entry.good.as_ref().map(|good| good.resource.version.clone());
+        let mut last = version(&entries.borrow());
         async move {
             while entries.changed().await.is_ok() {
-                let good = entries.borrow_and_update().good.clone();
-                record.lock().unwrap().extend(good.map(|good| good.resource.version.clone()));
+                let now = version(&entries.borrow_and_update());
+                if now != last {
+                    record.lock().unwrap().extend(now.clone());
+                    last = now;
+                }
             }
         }
     });
@@ -347,7 +425,7 @@ fn swap(volume: &Path, files: &Files, old: fn(&Path)) {
     fs::create_dir_all(volume).unwrap();
     let data = volume.join("..data");
     let before = fs::read_link(&data).ok();
-    let name = format!("..{}", files.pair_version);
+    let name = format!("..{}", count());
     fs::create_dir(volume.join(&name)).unwrap();
     files.write(&volume.join(&name));
     let beside = volume.join("..data_tmp");
@@ -416,7 +494,7 @@ const ROTATIONS: [(&str, Rotation); 12] = [
         fs::remove_dir_all(old).unwrap();
     }),
     ("replacing the files by links to files elsewhere", |at, files| {
-        let elsewhere = at.with_file_name(format!("elsewhere-{}", files.pair_version));
+        let elsewhere = at.with_file_name(format!("elsewhere-{}", count()));
         fs::create_dir(&elsewhere).unwrap();
         files.write(&elsewhere);
         for (name, _) in files.each() {
@@ -426,7 +504,7 @@ const ROTATIONS: [(&str, Rotation); 12] = [
         }
     }),
     ("replacing the folder by a link to another", |at, files| {
-        let elsewhere = at.with_file_name(format!("elsewhere-{}", files.pair_version));
+        let elsewhere = at.with_file_name(format!("elsewhere-{}", count()));
         fs::create_dir(&elsewhere).unwrap();
         files.write(&elsewhere);
         let beside = at.with_extension("beside");
