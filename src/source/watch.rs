@@ -2,7 +2,9 @@
 //!
 //! A path is a chain of look-ups: each folder on the way, each link's target. The kubelet changes a mounted
 //! file by swapping a link that lies two look-ups before it. Every folder in which something is looked up is
-//! watched, and an event counts if it is about one of the names that are looked up there.
+//! watched, and an event counts if it is about one of the names that are looked up there. A file that has other names
+//! elsewhere (hard links, or a mount of that one file) is watched itself: who writes to it under another name does
+//! nothing to the folder.
 //!
 //! One [`Watcher`] serves any number of [`Watch`]es. A folder is watched once, however many of them look something up
 //! in it. Where the kernel does not tell of changes, the look-ups are compared every two seconds.
@@ -35,7 +37,7 @@ const EVENTS: EventKindMask = EventKindMask::CREATE
 
 /// Device and inode: another folder at the same path needs a new watch, and one folder may have several paths.
 type FolderId = (u64, u64);
-/// Folders by path.
+/// What is watched, by path: folders, and files that have several names.
 type Folders = BTreeMap<PathBuf, FolderId>;
 
 /// What tells two states of a file, a link or a folder apart.
@@ -164,8 +166,10 @@ impl Watch {
     pub fn arm(&mut self) {
         // A link may be swapped between the look at it and the watch on its folder: look until it stands still.
         for _ in 0..LINKS {
-            let ways: BTreeSet<PathBuf> = self.paths.iter().flat_map(|path| lookups(path)).collect();
-            let folders: Folders = ways.iter().filter_map(|path| folder(path.parent()?)).collect();
+            let found: Vec<_> = self.paths.iter().map(|path| lookups(path)).collect();
+            let files = found.iter().filter_map(|ways| file_of_several_names(ways.last()?));
+            let ways: BTreeSet<PathBuf> = found.iter().flatten().cloned().collect();
+            let folders = ways.iter().filter_map(|path| folder(path.parent()?)).chain(files).collect();
             let is_same = ways == self.ways && folders == self.folders;
             if !is_same {
                 self.shared.register(self.id, &ways, &folders);
@@ -444,6 +448,15 @@ impl Index {
     }
 
     fn wake(&mut self, kind: EventKind, path: &Path) {
+        // What has several paths is watched once, and notify speaks of one of them.
+        let Some(watched) = self.folders.get(path) else { return self.wake_at(kind, path) };
+        let same = self.folders.iter().filter(|(_, id)| *id == watched);
+        for path in same.map(|(path, _)| path.clone()).collect::<Vec<_>>() {
+            self.wake_at(kind, &path);
+        }
+    }
+
+    fn wake_at(&mut self, kind: EventKind, path: &Path) {
         let is_away = matches!(kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
         if is_away && self.folders.contains_key(path) {
             self.lost.insert(path.to_owned());
@@ -467,6 +480,17 @@ impl Index {
 fn folder(path: &Path) -> Option<(PathBuf, FolderId)> {
     let found = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_dir)?;
     Some((path.to_owned(), (found.dev(), found.ino())))
+}
+
+/// The plain file at `path`, if it can be written to under another name.
+fn file_of_several_names(path: &Path) -> Option<(PathBuf, FolderId)> {
+    use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+    let found = std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_file)?;
+    let is_mounted = || {
+        let found = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::empty());
+        found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+    };
+    (found.nlink() > 1 || is_mounted()).then(|| (path.to_owned(), (found.dev(), found.ino())))
 }
 
 pub(super) fn stamp(found: std::io::Result<std::fs::Metadata>) -> Stamp {

@@ -78,7 +78,7 @@ fn swap_in_the_middle(at: &Path, files: &Files) {
     }
 }
 
-const WAYS: [Way; 20] = [
+const WAYS: [Way; 21] = [
     ("overwriting in each order", 12, |at, files| in_order(at, files, count() % 6, Duration::ZERO)),
     ("overwriting in each order with short pauses", 12, |at, files| {
         in_order(at, files, count() % 6, SHORT);
@@ -135,6 +135,21 @@ const WAYS: [Way; 20] = [
             fs::remove_file(at.join(name)).unwrap();
             fs::hard_link(elsewhere.join(name), at.join(name)).unwrap();
         }
+    }),
+    ("overwriting hard links elsewhere", 10, |at, files| {
+        let elsewhere = at.with_file_name("hard-links");
+        if !elsewhere.exists() {
+            fs::create_dir(&elsewhere).unwrap();
+            for (name, _) in files.each() {
+                fs::hard_link(at.join(name), elsewhere.join(name)).unwrap();
+                // The source is not told of a link, but looks at whatever is done to the file.
+                rename_over(at, "beside", b"");
+                fs::rename(at.join(name), at.join("beside")).unwrap();
+                fs::rename(at.join("beside"), at.join(name)).unwrap();
+            }
+            pause(LONG);
+        }
+        files.write(&elsewhere);
     }),
     ("a link, then a file, then a link", 10, |at, files| {
         let elsewhere = elsewhere(at, files);
