@@ -376,8 +376,8 @@ impl Kernel {
                 self.rests_until = None;
                 State::Told
             }
-            // It has just gone, and will be looked for anew.
-            Err(error) if is_gone(&error) => State::Told,
+            // It has just gone. One that comes in its place may look the same: it needs a watch of its own.
+            Err(error) if is_gone(&error) => State::Refused,
             Err(error) if is_forbidden(&error) => {
                 if self.told.insert(device) {
                     tracing::warn!(
@@ -597,6 +597,14 @@ mod tests {
                 "volume/..2026/key.pem"
             ]
         );
+    }
+
+    #[test]
+    fn a_folder_that_has_just_gone_is_not_taken_for_one_that_is_watched() {
+        let folder = tempfile::tempdir().unwrap();
+        let gone = folder.path().join("gone");
+        let state = Kernel::default().ask(&gone, 0, &Arc::default());
+        assert_eq!(state, State::Refused, "one that comes in its place may look the same");
     }
 
     #[test]
