@@ -37,6 +37,8 @@ const SYSTEM_ROOTS: [&str; 6] = [
 
 /// How long a file is waited for that somebody has written to and keeps open.
 const OPEN_PATIENCE: Duration = Duration::from_secs(5);
+/// Why there is nothing newer than what is served, once there are no files any more.
+const GONE: &str = "the files are gone; what they held is served until it expires";
 /// The pause after a look that brought nothing; it doubles up to a tenth of the debounce window.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -371,10 +373,9 @@ impl Feed {
             }
             Ok(None) => {
                 if self.rank.take().is_some() {
-                    let reason = "the files are gone; what they held is served until it expires";
-                    tracing::warn!(%name, "{reason}");
+                    tracing::warn!(%name, "{GONE}");
                     self.repeats.recovered();
-                    self.publisher.release(Some(reason.to_owned()));
+                    self.publisher.release(Some(GONE.to_owned()));
                 } else if self.is_alone && !self.has_value() {
                     self.fail(
                         &places.missing(matches!(name, SecretName::Workload | SecretName::FileKeyPair(_))),
@@ -382,7 +383,10 @@ impl Feed {
                     );
                 } else if self.repeats.recovered() {
                     tracing::info!(%name, "the files that could not be used are gone");
-                    self.publisher.release(None);
+                    // What is served may be of files that were gone before.
+                    let good = self.publisher.entry().good;
+                    let is_left = good.is_some_and(|good| good.origin == Origin::Files);
+                    self.publisher.release(is_left.then(|| GONE.to_owned()));
                 }
                 false
             }

@@ -99,6 +99,8 @@ struct Kernel {
     rests_until: Option<Instant>,
     /// File systems of which it was told that they are polled.
     told: HashSet<u64>,
+    #[cfg(test)]
+    is_deaf: bool,
 }
 
 #[derive(Debug)]
@@ -130,6 +132,33 @@ impl Watcher {
     pub fn new() -> Self {
         let (index, kernel, next) = (Arc::default(), Mutex::default(), AtomicU64::new(0));
         Self(Arc::new(Shared { index, kernel, next, started: Instant::now() }))
+    }
+
+    /// One that the kernel refuses.
+    #[cfg(test)]
+    pub(super) fn deaf() -> Self {
+        let watcher = Self::new();
+        lock(&watcher.0.kernel).is_deaf = true;
+        watcher
+    }
+
+    /// Returns once everybody is woken who is to be woken by what happened until now.
+    #[cfg(test)]
+    pub(super) fn catch_up(&self) {
+        self.0.catch_up();
+    }
+
+    /// How many folders and files are watched.
+    #[cfg(test)]
+    pub(super) fn watched(&self) -> usize {
+        lock(&self.0.kernel).folders.len()
+    }
+
+    /// As if the kernel had told of more than it can hold.
+    #[cfg(test)]
+    pub(super) fn overflow(&self) {
+        let event = Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan);
+        lock(&self.0.index).take(Ok(event));
     }
 
     /// Follows `paths`, which need not exist, as soon as it is armed.
@@ -407,6 +436,10 @@ impl Kernel {
     }
 
     fn watch(&mut self, path: &Path, index: &Arc<Mutex<Index>>) -> notify::Result<()> {
+        #[cfg(test)]
+        if self.is_deaf {
+            return Err(notify::Error::new(notify::ErrorKind::MaxFilesWatch));
+        }
         let watcher = match &mut self.watcher {
             Some(watcher) => watcher,
             None => {

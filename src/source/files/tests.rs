@@ -1,6 +1,8 @@
 //! Real folders that change under a real watch, in real time: each test waits for what it can see.
 
 mod changes;
+mod model;
+mod names;
 
 use std::cell::Cell;
 use std::fs;
