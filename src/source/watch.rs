@@ -169,7 +169,7 @@ impl Watcher {
         lock(&self.0.index).watches.insert(id, woken);
         let (ways, folders, stamps) = (BTreeSet::new(), Folders::new(), Vec::new());
         let shared = Arc::clone(&self.0);
-        Watch { shared, id, paths, changed, ways, folders, stamps, polls: false, events: 0 }
+        Watch { shared, id, paths, changed, ways, folders, stamps, polls: false, is_fresh: false, events: 0 }
     }
 }
 
@@ -186,6 +186,9 @@ pub struct Watch {
     /// Of `ways`, while this watch polls.
     stamps: Vec<Stamp>,
     polls: bool,
+    /// What was found last was new. A second change within the same tick of the file system's clock may show in no
+    /// stamp, so it is looked at once more.
+    is_fresh: bool,
     /// Those that were known when it was armed.
     events: u64,
 }
@@ -211,7 +214,9 @@ impl Watch {
             }
         }
         if self.polls {
-            self.stamps = self.stamps();
+            let stamps = self.stamps();
+            self.is_fresh = stamps != self.stamps;
+            self.stamps = stamps;
         }
         self.events = lock(&self.shared.index).watches.get(&self.id).map_or(0, |woken| woken.events);
     }
@@ -236,7 +241,7 @@ impl Watch {
                 let since = self.shared.started.elapsed().as_nanos() % POLL.as_nanos();
                 tokio::time::sleep(POLL - Duration::from_nanos(u64::try_from(since).unwrap_or_default()))
                     .await;
-                if self.stamps() != self.stamps || self.shared.tells_again(&self.folders) {
+                if self.is_fresh || self.stamps() != self.stamps || self.shared.tells_again(&self.folders) {
                     return;
                 }
             }
@@ -630,6 +635,21 @@ mod tests {
                 "volume/..2026/key.pem"
             ]
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_poll_that_finds_something_is_followed_by_one_more_look() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let mut watch = Watcher::deaf().watch(vec![path.clone()]);
+        for content in ["one", "two"] {
+            std::fs::write(&path, content).unwrap();
+            watch.arm();
+            tokio::time::timeout(2 * POLL, watch.changed()).await.expect("one more look");
+            watch.arm();
+            let idle = tokio::time::timeout(10 * POLL, watch.changed()).await;
+            assert!(idle.is_err(), "nothing has changed since");
+        }
     }
 
     #[test]
