@@ -1,6 +1,7 @@
 //! Real folders that change under a real watch, in real time: each test waits for what it can see.
 
 mod changes;
+mod checks;
 mod model;
 mod names;
 

@@ -1,0 +1,299 @@
+//! What is taken from files, from which files, and what is said of the others.
+
+use super::*;
+
+const ENCRYPTED_BEFORE_PKCS8: &[u8] = b"-----BEGIN EC PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\
+    DEK-Info: AES-256-CBC,00\n\nAAAA\n-----END EC PRIVATE KEY-----\n";
+
+/// The content of a DER value at the start of `der`, and what comes behind it.
+fn split(der: &[u8]) -> (&[u8], &[u8]) {
+    let (header, length) = match der[1] {
+        0x82 => (4, usize::from(der[2]) << 8 | usize::from(der[3])),
+        0x81 => (3, usize::from(der[2])),
+        short => (2, usize::from(short)),
+    };
+    (&der[header..header + length], &der[header + length..])
+}
+
+/// A DER value of less than 256 bytes.
+fn tagged(tag: u8, content: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(content.len()).unwrap();
+    let header = if length < 128 { vec![tag, length] } else { vec![tag, 0x81, length] };
+    [header, content.to_vec()].concat()
+}
+
+/// A key in the form that was usual before PKCS#8, as openssl writes it.
+fn traditional(key: &SigningKey, key_type: KeyType) -> Vec<u8> {
+    let pkcs8 = key.to_private_key().der().secret_der().to_vec();
+    let (version, rest) = (split(&pkcs8).0, split(split(&pkcs8).0).1);
+    assert_eq!(split(version).0, [0]);
+    let inner = split(split(rest).1).0;
+    let curve: &[u8] = match key_type {
+        KeyType::EcdsaP256 => &[0x2a, 0x86, 0x48, 0xce, 0x3d, 3, 1, 7],
+        KeyType::EcdsaP384 => &[0x2b, 0x81, 4, 0, 0x22],
+        _ => return pem::encode("RSA PRIVATE KEY", inner).to_vec(),
+    };
+    let curve = tagged(6, curve);
+    let content = split(inner).0;
+    let behind_key = split(split(content).1).1;
+    let (head, tail) = content.split_at(content.len() - behind_key.len());
+    let tail = if tail[0] == 0xa0 { split(tail).1 } else { tail };
+    let sec1 = tagged(0x30, &[head, &tagged(0xa0, &curve), tail].concat());
+    [pem::encode("EC PARAMETERS", &curve).to_vec(), pem::encode("EC PRIVATE KEY", &sec1).to_vec()].concat()
+}
+
+#[test]
+fn keys_and_chains_are_taken_in_every_usual_form() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = DevelopmentCa::open(folder.path(), Clock::system()).unwrap();
+    let identity: SpiffeId = "spiffe://cluster.local/ns/default/sa/web".parse().unwrap();
+    for key_type in [KeyType::Rsa2048, KeyType::EcdsaP256, KeyType::EcdsaP384, KeyType::Ed25519] {
+        let key = SigningKey::generate(key_type).unwrap();
+        let leaf = ca.issue(&csr::request(&key, Some(&identity)).unwrap(), &identity, DAY).unwrap();
+        let chain = pem::of_certificates([&leaf, ca.chain()[0]]);
+        let pkcs8 = key.to_private_key().to_pem().to_vec();
+        let mut keys = vec![("PKCS#8", pkcs8.clone())];
+        if key_type != KeyType::Ed25519 {
+            keys.push(("the older form", traditional(&key, key_type)));
+        }
+        for (form, key) in keys {
+            let crlf =
+                |pem: &[u8]| String::from_utf8(pem.to_vec()).unwrap().replace('\n', "\r\n").into_bytes();
+            let comments =
+                |pem: &[u8]| [b"Bag Attributes\n  friendlyName: web\n\n", pem, b"# end\n"].concat();
+            let with_root = [chain.clone(), pem::of_certificates([ca.chain()[1]])].concat();
+            let shapes = [
+                ("plain", chain.clone(), key.clone()),
+                ("CRLF", crlf(&chain), crlf(&key)),
+                ("comments", comments(&chain), comments(&key)),
+                ("the root behind it", with_root, key.clone()),
+                ("chain and key in one file", [chain.clone(), key.clone()].concat(), key.clone()),
+            ];
+            let mount = Mount::new();
+            let mut source = mount.source();
+            let mut versions = Vec::new();
+            for (shape, chain, key) in shapes {
+                let what = format!("{key_type:?} as {form}, {shape}");
+                put(&mount.folder(), CHAIN_FILE, chain);
+                put(&mount.folder(), KEY_FILE, key);
+                source.publish_once();
+                let entry = mount.entry(KEY_PAIR);
+                assert_eq!(entry.failure(), None, "{what}");
+                versions.push(entry.good.expect(&what).resource.version.clone());
+            }
+            versions.dedup();
+            assert_eq!(versions.len(), 1, "{key_type:?} as {form}: what is served is the same");
+        }
+    }
+}
+
+#[test]
+fn a_key_that_needs_a_password_is_told_in_both_forms() {
+    for text in [ENCRYPTED, ENCRYPTED_BEFORE_PKCS8] {
+        let mount = Mount::new();
+        Files::nth(0).write(&mount.folder());
+        put(&mount.folder(), KEY_FILE, text);
+        mount.source().publish_once();
+        let reason = mount.entry(KEY_PAIR).failure().unwrap();
+        assert!(reason.contains("encrypted") && reason.contains(KEY_FILE), "{reason}");
+    }
+}
+
+/// A root that is valid until then.
+fn root_until(not_after: SystemTime) -> Vec<u8> {
+    let mut params = rcgen::CertificateParams::default();
+    params.not_before = (not_after - 300 * DAY).into();
+    params.not_after = not_after.into();
+    let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+    pem::of_certificates([params.self_signed(&key).unwrap().der()])
+}
+
+#[test]
+fn roots_are_served_as_long_as_one_of_them_is_valid() {
+    let now = Clock::system().now();
+    let (good, other, expired) = (root_until(now + DAY), root_until(now + DAY), root_until(now - DAY));
+    let several: Vec<u8> = (0..100).flat_map(|_| root_until(now + DAY)).collect();
+    let text = |parts: &[&[u8]]| parts.concat();
+    let cases: [(&str, Vec<u8>, Result<usize, &str>); 9] = [
+        ("one", text(&[&good]), Ok(1)),
+        ("two", text(&[&good, &other]), Ok(2)),
+        ("twice the same", text(&[&good, &good]), Ok(1)),
+        ("a hundred", several, Ok(100)),
+        ("with comments", text(&[b"# good\r\n", &good, b"\n# other\n", &other, b"\n"]), Ok(2)),
+        ("one that has expired and one that has not", text(&[&expired, &good]), Ok(2)),
+        ("one that has expired", expired.clone(), Err("it expired at")),
+        ("a good one and half of another", text(&[&good, &other[..200]]), Err("PEM is damaged")),
+        ("nothing", Vec::new(), Err("no PEM certificate")),
+    ];
+    for (title, content, expected) in cases {
+        let mount = Mount::new();
+        let mut source = mount.source();
+        put(&mount.folder(), ROOT_FILE, Files::nth(0).root);
+        source.publish_once();
+        put(&mount.folder(), ROOT_FILE, content);
+        source.publish_once();
+        let entry = mount.entry(ROOTS);
+        match expected {
+            Ok(count) => {
+                assert_eq!(entry.failure(), None, "{title}");
+                let Secret::TrustBundle(bundle) = &entry.good.unwrap().secret else { panic!("{title}") };
+                assert_eq!(bundle.roots().len(), count, "{title}");
+            }
+            Err(words) => {
+                assert!(entry.failure().is_some_and(|reason| reason.contains(words)), "{title}: {entry:?}");
+                assert_eq!(entry.good.unwrap().resource.version, Files::nth(0).root_version, "{title}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_source_that_is_alone_tells_what_it_lacks() {
+    type Write = fn(&Path, &Files);
+    let nothing: Write = |_, _| {};
+    let cases: [(&str, Write, Option<(&str, &str)>, Option<&str>); 5] = [
+        ("nothing", nothing, Some(("there is none of", "missing")), Some("there is none of")),
+        ("all", |at, files| files.write(at), None, None),
+        (
+            "a chain",
+            |at, files| put(at, CHAIN_FILE, &files.chain),
+            Some((", but ", "incomplete")),
+            Some("none"),
+        ),
+        ("a key", |at, files| put(at, KEY_FILE, &files.key), Some((", but ", "incomplete")), Some("none of")),
+        ("roots", |at, files| put(at, ROOT_FILE, &files.root), Some(("none of", "missing")), None),
+    ];
+    for (title, write, pair, roots) in cases {
+        for is_alone in [true, false] {
+            let mount = Mount::new();
+            let mut settings = Settings { is_alone, ..settings(&mount.folder()) };
+            settings.mounted.push(Place::folder(&mount.folder(), GKE_NAMES));
+            write(&mount.folder(), &Files::nth(0));
+            mount.source_with(settings).publish_once();
+            let expected = pair.filter(|(_, label)| is_alone || *label != "missing");
+            let reason = mount.entry(KEY_PAIR).failure();
+            match expected {
+                None => assert_eq!(reason, None, "{title}"),
+                Some((words, label)) => {
+                    assert!(reason.is_some_and(|reason| reason.contains(words)), "{title}");
+                    // Of the roots it may be said, too.
+                    assert!(mount.failures(label) >= 1, "{title}");
+                }
+            }
+            let reason = mount.entry(ROOTS).failure();
+            match roots.filter(|_| is_alone) {
+                None => assert_eq!(reason, None, "{title}"),
+                Some(words) => assert!(reason.is_some_and(|reason| reason.contains(words)), "{title}"),
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn each_secret_comes_from_the_first_place_that_has_it() {
+    let mount = Mount::new();
+    let lower = mount.folder();
+    let upper = mount.temp.path().join("upper");
+    let mut settings = Settings { mounted: vec![Place::folder(&upper, NAMES)], ..settings(&lower) };
+    settings.mounted.push(Place::folder(&lower, GKE_NAMES));
+    let write_lower = |files: &Files| {
+        for (name, (_, content)) in GKE_NAMES.iter().zip(files.each()) {
+            put(&lower, name, content);
+        }
+    };
+    let of = Files::nth;
+    write_lower(&of(0));
+    tokio::spawn(mount.source_with(settings).run());
+    mount.serves(&of(0), "the lower place").await;
+    let records = [KEY_PAIR, ROOTS].map(|key| record(mount.watch(key)));
+
+    fs::create_dir(&upper).unwrap();
+    put(&upper, CHAIN_FILE, of(1).chain);
+    tokio::time::sleep(3 * DEBOUNCE).await;
+    mount.serves(&of(0), "half a pair in the higher place").await;
+    write_lower(&of(2));
+    mount.serves(&of(2), "a change in the lower place meanwhile").await;
+    put(&upper, KEY_FILE, of(1).key);
+    let mixed = Files { root: of(2).root, root_version: of(2).root_version, ..of(1) };
+    mount.serves(&mixed, "the pair from the higher place, the roots from the lower one").await;
+    put(&upper, ROOT_FILE, of(1).root);
+    mount.serves(&of(1), "all from the higher place").await;
+    // Nobody looks there now.
+    write_lower(&of(3));
+    put(&upper, CHAIN_FILE, "root:x:0:0");
+    mount.until(KEY_PAIR, "bad files in the higher place", |entry| entry.failure().is_some()).await;
+    assert_eq!(mount.version(KEY_PAIR), Some(of(1).pair_version), "what is bad is mended, not passed over");
+    fs::remove_file(upper.join(CHAIN_FILE)).unwrap();
+    let mixed = Files { root: of(1).root, root_version: of(1).root_version, ..of(3) };
+    mount.serves(&mixed, "the pair from the lower place again").await;
+    fs::remove_dir_all(&upper).unwrap();
+    mount.serves(&of(3), "all from the lower place again").await;
+    of(4).write({
+        fs::create_dir(&upper).unwrap();
+        &upper
+    });
+    mount.serves(&of(4), "the higher place is back").await;
+
+    tokio::time::sleep(3 * DEBOUNCE).await;
+    let [pairs, roots] = records.map(|record| record.lock().unwrap().clone());
+    assert_eq!(pairs, [2, 1, 3, 4].map(|number| of(number).pair_version));
+    assert_eq!(roots, [2, 1, 3, 4].map(|number| of(number).root_version));
+}
+
+#[tokio::test]
+async fn only_what_is_half_done_or_comes_too_soon_waits_for_a_window() {
+    // Far longer than anything takes that does not wait for it.
+    let debounce = Duration::from_secs(2);
+    let mount = Mount::new();
+    let of = Files::nth;
+    of(0).write(&mount.folder());
+    tokio::spawn(mount.source_with(Settings { debounce, ..settings(&mount.folder()) }).run());
+    mount.serves(&of(0), "at first").await;
+    tokio::time::sleep(debounce).await;
+    // The first change after a while.
+    let changed = Instant::now();
+    swap(&mount.folder(), &of(1), |_| {});
+    mount.serves(&of(1), "the first change").await;
+    assert!(changed.elapsed() < debounce, "{:?}", changed.elapsed());
+    // One that follows closely.
+    swap(&mount.folder(), &of(2), |_| {});
+    mount.serves(&of(2), "the second change").await;
+    assert!(changed.elapsed() >= debounce, "{:?}", changed.elapsed());
+    // Half of a change.
+    tokio::time::sleep(debounce).await;
+    let changed = Instant::now();
+    let key = fs::canonicalize(mount.path(KEY_FILE)).unwrap();
+    fs::write(&key, of(3).key).unwrap();
+    mount.until(KEY_PAIR, "the mismatch", |entry| entry.failure().is_some()).await;
+    assert!(changed.elapsed() >= debounce, "{:?}", changed.elapsed());
+    assert_eq!(mount.failures("mismatch"), 1);
+    let mended = Instant::now();
+    fs::write(&key, of(2).key).unwrap();
+    mount.serves(&of(2), "the repair").await;
+    assert!(mended.elapsed() < debounce, "{:?}", mended.elapsed());
+}
+
+#[tokio::test]
+async fn a_pair_that_does_not_reach_the_roots_is_served_once_a_window_is_over() {
+    let mount = Mount::new();
+    let mut served = Files::nth(0);
+    served.write(&mount.folder());
+    mount.follow();
+    mount.serves(&served, "at first").await;
+    let records = [KEY_PAIR, ROOTS].map(|key| record(mount.watch(key)));
+    for number in 1..6 {
+        // The pair of one CA with the roots of another.
+        let (pair, roots) = (Files::nth(2 * number), Files::nth(2 * number + 1));
+        served = Files { root: roots.root, root_version: roots.root_version, ..pair };
+        let changed = Instant::now();
+        let (at, next) = (mount.folder(), served.clone());
+        change(move || next.write(&at)).await;
+        mount.serves(&served, "the mixture").await;
+        assert!(changed.elapsed() >= DEBOUNCE);
+    }
+    tokio::time::sleep(3 * DEBOUNCE).await;
+    let numbers = [2, 4, 6, 8, 10];
+    let [pairs, roots] = records.map(|record| record.lock().unwrap().clone());
+    assert_eq!(pairs, numbers.map(|number| Files::nth(number).pair_version));
+    assert_eq!(roots, numbers.map(|number| Files::nth(number + 1).root_version));
+}
