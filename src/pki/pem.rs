@@ -44,6 +44,12 @@ pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, NotPem>
     }
 }
 
+/// Those certificates of `text` that can be read, if there are any: damaged blocks are passed over too.
+pub fn readable_certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, NotPem> {
+    let found: Vec<_> = CertificateDer::pem_slice_iter(text).filter_map(Result::ok).collect();
+    if found.is_empty() { certificates(text) } else { Ok(found) }
+}
+
 /// True if `bytes` start as a DER certificate or key does: a SEQUENCE of more than 127 bytes.
 pub fn looks_like_der(bytes: &[u8]) -> bool {
     matches!(bytes, [0x30, 0x81..=0x83, ..])
@@ -89,6 +95,18 @@ mod tests {
         let text = String::from_utf8(of_certificates([&der])).unwrap().replace('\n', "\r\n");
         let text = format!("# the root\r\nsubject=x\r\n{text}\r\ntrailing words\r\n");
         assert_eq!(certificates(text.as_bytes()).unwrap(), [der]);
+    }
+
+    #[test]
+    fn damaged_blocks_can_be_passed_over() {
+        let [one, other] = [1, 2].map(|byte| CertificateDer::from(vec![byte; 9]));
+        let damaged = b"-----BEGIN CERTIFICATE-----\n!!\n-----END CERTIFICATE-----\n".to_vec();
+        let cut_off = b"-----BEGIN CERTIFICATE-----\nAAAA".to_vec();
+        let texts = [&of_certificates([&one])[..], &damaged, &of_certificates([&other]), &cut_off];
+        assert!(certificates(&texts.concat()).is_err());
+        assert_eq!(readable_certificates(&texts.concat()).unwrap(), [one, other]);
+        assert!(matches!(readable_certificates(&damaged), Err(NotPem::Damaged(_))));
+        assert_eq!(readable_certificates(b"words"), Err(NotPem::NoCertificate));
     }
 
     #[test]

@@ -203,8 +203,8 @@ impl Places {
     ) -> Result<Option<TrustBundle>, FileError> {
         let Some(content) = content? else { return Ok(None) };
         let path = || path.to_owned();
-        let mut roots =
-            pem::certificates(&content).map_err(|source| FileError::Certificates { path: path(), source })?;
+        let read = if self.is_lenient { pem::readable_certificates } else { pem::certificates };
+        let mut roots = read(&content).map_err(|source| FileError::Certificates { path: path(), source })?;
         if self.is_lenient {
             roots.retain(|root| crate::pki::certificate::Certificate::parse(root).is_ok());
         }
