@@ -8,6 +8,8 @@ pub const NAMES_PER_STREAM: usize = 10_000;
 pub const NAME_BYTES_PER_STREAM: usize = REQUEST_BYTES;
 /// Names of files that streams may ask for, all together.
 pub const NAMES_ON_DEMAND: usize = 20_000;
+/// Bytes of a path in such a name. The kernel takes no longer one (`PATH_MAX` less its final NUL).
+pub const PATH_BYTES: usize = 4095;
 /// Characters of a client's text (node id, NACK reason) that go into a log line.
 pub const FOREIGN_TEXT: usize = 400;
 /// Bytes of one mounted file.

@@ -94,12 +94,12 @@ impl SecretDiscovery {
                     }
                     Err(error) => {
                         self.count_refusal(error.label());
-                        problems.insert(limits::foreign(&text), error.to_string());
+                        problems.insert(text, error.to_string());
                     }
                 },
                 Err(unknown) => {
                     self.count_refusal("unknown_name");
-                    problems.insert(limits::foreign(&text), unknown.to_string());
+                    problems.insert(text, unknown.to_string());
                 }
             }
         }
@@ -128,8 +128,7 @@ impl SecretDiscovery {
         }
         if found.is_empty() {
             let told = problems.iter().take(TOLD);
-            let mut told: Vec<_> =
-                told.map(|(name, reason)| format!("no secret {name:?}: {reason}")).collect();
+            let mut told: Vec<_> = told.map(|(name, reason)| no_secret(name, reason)).collect();
             if problems.len() > TOLD {
                 told.push(format!("and {} more", problems.len() - TOLD));
             }
@@ -199,6 +198,11 @@ impl SecretDiscoveryService for SecretDiscovery {
             () = self.draining.cancelled() => Err(draining),
         }
     }
+}
+
+/// Short enough for a header, even if there are several.
+fn no_secret(name: &str, reason: &str) -> String {
+    format!("no secret {:?}: {}", limits::foreign(name), limits::foreign(reason))
 }
 
 /// The client's deadline, from the header that the gRPC protocol defines: digits and a unit.

@@ -17,6 +17,7 @@ use super::SecretDiscovery;
 use super::dialect::{Dialect, Received, Verdict};
 use super::session::Session;
 use crate::cache::{Entry, Subscription};
+use crate::limits;
 use crate::metrics::ByName;
 use crate::secret::{Resource, SecretName};
 
@@ -117,7 +118,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
                     self.subscriptions.insert(text, Subscribed { subscription, pushes, acks });
                     return Ok(());
                 }
-                Err(error) => (error.label(), format!("{text}: {error}")),
+                Err(error) => (error.label(), format!("{}: {error}", limits::foreign(&text))),
             },
             Err(unknown) => ("unknown_name", unknown.to_string()),
         };

@@ -5,6 +5,8 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::limits;
+
 /// The name of a secret that this agent can serve. Clones share the text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SecretName {
@@ -116,11 +118,14 @@ impl FromStr for SecretName {
         if text == SYSTEM {
             return Ok(Self::SystemRoots);
         }
-        let is_path = |path: &str| !path.is_empty() && !path.contains(char::is_control);
+        let is_path =
+            |path: &str| (1..=limits::PATH_BYTES).contains(&path.len()) && !path.contains(char::is_control);
         if let Some(path) = text.strip_prefix(ROOTS) {
             return match is_path(path) {
                 true => Ok(Self::FileRoots(RootsName(text.into()))),
-                false => malformed("file-root: needs the path of a file, without control characters"),
+                false => malformed(
+                    "file-root: needs the path of a file, of at most 4095 bytes, without control characters",
+                ),
             };
         }
         let Some(files) = text.strip_prefix(KEY_PAIR) else { return Err(BadName::Unknown(start())) };
@@ -129,7 +134,8 @@ impl FromStr for SecretName {
                 Ok(Self::FileKeyPair(PairName(text.into())))
             }
             _ => malformed(
-                "the shape is file-cert:CHAIN~KEY: two paths with one \"~\" between them, without control characters",
+                "the shape is file-cert:CHAIN~KEY: two paths of at most 4095 bytes with one \"~\" between them, without \
+                 control characters",
             ),
         }
     }
@@ -179,6 +185,9 @@ mod tests {
             assert!(matches!(text.parse::<SecretName>(), Err(BadName::Malformed { .. })), "{text}");
         }
         let long = "x".repeat(10_000);
-        assert!(long.parse::<SecretName>().unwrap_err().to_string().len() < 500);
+        for prefix in ["", "file-root:", "file-cert:/a~"] {
+            let error = format!("{prefix}{long}").parse::<SecretName>().unwrap_err();
+            assert!(error.to_string().len() < 500, "{error}");
+        }
     }
 }
