@@ -29,14 +29,6 @@ async fn others_are_served(agent: &Agent) {
     .await;
 }
 
-/// Anonymous memory of the process, in kB. The agent hides the rest of its memory; this stays readable.
-fn anonymous(agent: &Agent) -> u64 {
-    let status = format!("/proc/{}/status", agent.process.pid().as_raw_nonzero());
-    let status = std::fs::read_to_string(status).unwrap();
-    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
 #[tokio::test]
 async fn odd_names_are_refused_one_by_one_and_can_not_forge_log_lines() {
     let folder = tempfile::tempdir().unwrap();
@@ -97,7 +89,7 @@ async fn whoever_never_reads_and_never_stops_sending_is_not_buffered_for() {
     let folder = tempfile::tempdir().unwrap();
     let agent = agent(folder.path()).await;
     others_are_served(&agent).await;
-    let before = anonymous(&agent);
+    let before = agent.memory();
     on_connection(&agent.socket, async |client| {
         let mut open = Vec::new();
         for _ in 0..20 {
@@ -118,7 +110,7 @@ async fn whoever_never_reads_and_never_stops_sending_is_not_buffered_for() {
         }
         others_are_served(&agent).await;
         // A stream holds its window of 128 kB at most, and a connection 1 MB.
-        let grown = anonymous(&agent).saturating_sub(before);
+        let grown = agent.memory().saturating_sub(before);
         assert!(grown < 16 << 10, "{grown} kB");
         for (responses, flood) in open {
             flood.abort();

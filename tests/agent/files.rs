@@ -8,9 +8,8 @@ use crate::support::sds::{Stream, certificates, on_connection};
 async fn the_kubelets_swaps_are_pushed_every_time() {
     let folder = tempfile::tempdir().unwrap();
     let volume = folder.path().join("certs");
-    std::fs::create_dir(&volume).unwrap();
     let ca = folder.path().join("ca");
-    swap(&volume, 0, &Mounted::new(&ca, "web"));
+    swap(&volume, Mounted::new(&ca, "web").files());
     // No provider is named: a key pair in the folder is choice enough.
     let agent = Agent::ready(folder.path(), "agent", &["--cert-dir", volume.to_str().unwrap()]).await;
     on_connection(&agent.socket, async |client| {
@@ -22,7 +21,7 @@ async fn the_kubelets_swaps_are_pushed_every_time() {
         pairs.accept(&first).await;
         for generation in 1..=5 {
             let mounted = Mounted::new(&ca, "web");
-            swap(&volume, generation, &mounted);
+            swap(&volume, mounted.files());
             let pushed = pairs.next().await.unwrap();
             assert_eq!(certificates(&pushed).as_bytes(), mounted.chain, "generation {generation}");
             pairs.accept(&pushed).await;

@@ -20,6 +20,7 @@ mod foreign_bytes;
 mod get;
 mod issuance;
 mod mtls;
+mod named_files;
 mod nginx;
 mod output;
 mod scale;

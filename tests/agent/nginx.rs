@@ -38,7 +38,7 @@ async fn nginx_never_meets_a_mixed_set_in_a_thousand_swaps() {
     let sets = sets(folder);
     let (certs, out) = (folder.join("certs"), folder.join("out"));
     std::fs::create_dir(&certs).unwrap();
-    swap(&certs, 0, &sets[0]);
+    swap(&certs, sets[0].files());
     sets[0].write(&out);
     let mut all = Vec::new();
     // Each swap is told to one nginx, which has to find a whole set there and then.
@@ -99,7 +99,7 @@ async fn nginx_never_meets_a_mixed_set_in_a_thousand_swaps() {
     let started = std::time::Instant::now();
     let mut current = std::fs::read_link(out.join("..data")).unwrap();
     for generation in 1..=SWAPS {
-        swap(&certs, generation, &sets[generation % sets.len()]);
+        swap(&certs, sets[generation % sets.len()].files());
         let swapped = timeout(PATIENCE, async {
             loop {
                 let now = std::fs::read_link(out.join("..data")).unwrap();

@@ -74,7 +74,7 @@ fn place() -> (tempfile::TempDir, PathBuf, Mounted) {
     let folder = place.path().to_owned();
     std::fs::create_dir(folder.join("certs")).unwrap();
     let first = Mounted::new(&folder.join("ca"), "web");
-    swap(&folder.join("certs"), 0, &first);
+    swap(&folder.join("certs"), first.files());
     (place, folder, first)
 }
 
@@ -132,7 +132,7 @@ async fn a_kill_at_any_moment_leaves_one_whole_set() {
         let end = tokio::time::Instant::now() + Duration::from_millis(20 + 11 * round);
         while tokio::time::Instant::now() < end {
             generation += 1;
-            swap(&certs, generation, &sets[generation % sets.len()]);
+            swap(&certs, sets[generation % sets.len()].files());
             sleep(Duration::from_millis(2)).await;
         }
         agent.process.kill().await;
@@ -174,7 +174,7 @@ async fn after_a_restart_equal_files_are_neither_swapped_nor_told_of() {
     assert_eq!(std::fs::read_link(out.join("..data")).unwrap(), generation);
     assert_eq!(whole(&out), first.serial());
     // Only the next one is told of.
-    swap(&folder.join("certs"), 1, &Mounted::new(&folder.join("ca"), "web"));
+    swap(&folder.join("certs"), Mounted::new(&folder.join("ca"), "web").files());
     wait_until("the hook has run again", || std::fs::read_to_string(&told).unwrap() == ".\n.\n").await;
     assert_eq!(agent.metric("attache_output_writes_total{outcome=\"ok\"}").await, 1.0);
 }

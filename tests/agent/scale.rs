@@ -3,23 +3,14 @@
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::task::Poll;
-use std::time::Duration;
 
-use attache::proto::SECRET_TYPE_URL;
-use attache::proto::envoy::config::core::v3::Node;
-use attache::proto::envoy::service::discovery::v3::{
-    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryResponse,
-};
-use tokio::sync::{Barrier, mpsc};
+use attache::proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse};
+use tokio::sync::Barrier;
 use tokio::task::{JoinSet, LocalSet};
-use tokio::time::timeout;
-use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::Streaming;
 
 use crate::support::files::Mounted;
-use crate::support::process::{Agent, PATIENCE};
-use crate::support::sds::{Client, Stream, on_connection};
+use crate::support::process::Agent;
+use crate::support::sds::{Client, DeltaStream, Stream, on_connection};
 
 /// Streams on each connection: many on one, few on many.
 const CONNECTIONS: [(usize, usize); 2] = [(1, 5_000), (100, 50)];
@@ -28,12 +19,7 @@ const STREAMS: usize = 10_000;
 /// Streams of both dialects in turn.
 enum Either {
     InFull(Stream, Option<DiscoveryResponse>),
-    Delta(DeltaStream, String),
-}
-
-struct DeltaStream {
-    requests: mpsc::Sender<DeltaDiscoveryRequest>,
-    responses: Streaming<DeltaDiscoveryResponse>,
+    Delta(DeltaStream, Option<DeltaDiscoveryResponse>),
 }
 
 impl Either {
@@ -41,16 +27,7 @@ impl Either {
         if !is_delta {
             return Self::InFull(Stream::open(client, &["default"]).await.unwrap(), None);
         }
-        let (requests, inbound) = mpsc::channel(4);
-        let first = DeltaDiscoveryRequest {
-            node: Some(Node { id: "test".to_owned(), cluster: "tests".to_owned() }),
-            resource_names_subscribe: vec!["default".to_owned()],
-            type_url: SECRET_TYPE_URL.to_owned(),
-            ..DeltaDiscoveryRequest::default()
-        };
-        requests.send(first).await.unwrap();
-        let responses = client.clone().delta_secrets(ReceiverStream::new(inbound)).await.unwrap();
-        Self::Delta(DeltaStream { requests, responses: responses.into_inner() }, String::new())
+        Self::Delta(DeltaStream::open(client, &["default"]).await.unwrap(), None)
     }
 
     /// The version of the only secret in the next response.
@@ -61,12 +38,10 @@ impl Either {
                 assert_eq!(response.resources.len(), 1);
                 last.insert(response).version_info.clone()
             }
-            Self::Delta(stream, nonce) => {
-                let next = timeout(PATIENCE, stream.responses.next()).await.expect("no response comes");
-                let response = next.unwrap().unwrap();
-                *nonce = response.nonce;
-                let [resource] = response.resources.try_into().unwrap();
-                resource.version
+            Self::Delta(stream, last) => {
+                let response = stream.next().await.unwrap();
+                assert_eq!(response.resources.len(), 1);
+                last.insert(response).resources[0].version.clone()
             }
         }
     }
@@ -75,12 +50,7 @@ impl Either {
     async fn accept(&self) {
         match self {
             Self::InFull(stream, last) => stream.accept(last.as_ref().unwrap()).await,
-            Self::Delta(stream, nonce) => {
-                let response_nonce = nonce.clone();
-                let type_url = SECRET_TYPE_URL.to_owned();
-                let ack = DeltaDiscoveryRequest { response_nonce, type_url, ..Default::default() };
-                stream.requests.send(ack).await.unwrap();
-            }
+            Self::Delta(stream, last) => stream.accept(last.as_ref().unwrap()).await,
         }
     }
 
@@ -128,25 +98,6 @@ async fn connection(socket: PathBuf, count: usize, part: Rc<Barrier>) {
     .await;
 }
 
-/// Waits until a sample of the agent's metrics has `value`.
-async fn metric(agent: &mut Agent, sample: &str, value: usize) {
-    let reached = async {
-        while agent.metric(sample).await != value as f64 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let is_reached = timeout(PATIENCE, reached).await.is_ok();
-    assert!(is_reached, "{sample} is not {value} but {}", agent.metric(sample).await);
-}
-
-/// The agent's anonymous memory, in kB.
-fn memory(agent: &Agent) -> u64 {
-    let status =
-        std::fs::read_to_string(format!("/proc/{}/status", agent.process.pid().as_raw_nonzero())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-    line.split_whitespace().next().unwrap().parse().unwrap()
-}
-
 #[tokio::test]
 async fn ten_thousand_streams_get_each_change_once_and_leave_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
@@ -173,18 +124,18 @@ async fn ten_thousand_streams_get_each_change_once_and_leave_nothing_behind() {
             };
             let told = |times: usize| (2 * (wave - 1) + times) * STREAMS;
             parts().await;
-            metric(&mut agent, "attache_acks_total{name=\"default\"}", told(1)).await;
+            agent.wait_metric("attache_acks_total{name=\"default\"}", told(1)).await;
             assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, STREAMS as f64);
-            *open = memory(&agent);
+            *open = agent.memory();
             Mounted::new(&ca, "web").write(&dir);
             parts().await;
-            metric(&mut agent, "attache_acks_total{name=\"default\"}", told(2)).await;
+            agent.wait_metric("attache_acks_total{name=\"default\"}", told(2)).await;
             assert_eq!(agent.metric("attache_pushes_total{name=\"default\"}").await, told(2) as f64);
             parts().await;
             while let Some(ended) = tasks.join_next().await {
                 ended.unwrap();
             }
-            metric(&mut agent, "attache_streams{name=\"default\"}", 0).await;
+            agent.wait_metric("attache_streams{name=\"default\"}", 0).await;
         }
         open
     });

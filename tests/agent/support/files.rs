@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use attache::ca::embedded::DevelopmentCa;
@@ -75,26 +76,37 @@ impl Mounted {
         attache::pki::certificate::Certificate::parse(&ders[0]).unwrap().serial
     }
 
+    /// Its files, by their names in a folder.
+    pub fn files(&self) -> [(&'static str, &[u8]); 3] {
+        [("cert-chain.pem", &self.chain), ("key.pem", &self.key), ("root-cert.pem", &self.root)]
+    }
+
     /// Writes the files into `folder`, one after the other, in place.
     pub fn write(&self, folder: &Path) {
         std::fs::create_dir_all(folder).unwrap();
-        for (name, content) in
-            [("cert-chain.pem", &self.chain), ("key.pem", &self.key), ("root-cert.pem", &self.root)]
-        {
+        for (name, content) in self.files() {
             std::fs::write(folder.join(name), content).unwrap();
         }
     }
 }
 
-/// Swaps `volume/..data` to a new folder with `mounted`, as the kubelet does; the old folder stays.
-pub fn swap(volume: &Path, generation: usize, mounted: &Mounted) {
-    let name = format!("..generation-{generation}");
-    mounted.write(&volume.join(&name));
+/// Swaps `volume/..data` to a new folder with `files`, as the kubelet does. Gives the folder, which stays, as does the
+/// one before.
+pub fn swap<'a>(volume: &Path, files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> PathBuf {
+    static GENERATION: AtomicU64 = AtomicU64::new(0);
+    let name = format!("..generation-{}", GENERATION.fetch_add(1, Ordering::Relaxed));
+    std::fs::create_dir_all(volume.join(&name)).unwrap();
+    let mut names = Vec::new();
+    for (file, content) in files {
+        std::fs::write(volume.join(&name).join(file), content).unwrap();
+        names.push(file);
+    }
     symlink(&name, volume.join("..data_tmp")).unwrap();
     std::fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
-    for file in ["cert-chain.pem", "key.pem", "root-cert.pem"] {
+    for file in names {
         let _ = symlink(format!("..data/{file}"), volume.join(file));
     }
+    volume.join(name)
 }
 
 /// A listener that takes connections and never says a word.

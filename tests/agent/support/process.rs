@@ -139,10 +139,20 @@ impl Agent {
     /// Starts an agent with its socket in `folder`, and with none of the machine's own files. It may not be
     /// ready yet.
     pub fn start(folder: &Path, name: &str, arguments: &[&str]) -> Self {
+        Self::start_as(folder, name, arguments, |command| command)
+    }
+
+    /// Starts it with another environment or folder, or inside of another program.
+    pub fn start_as(
+        folder: &Path,
+        name: &str,
+        arguments: &[&str],
+        change: impl FnOnce(Command) -> Command,
+    ) -> Self {
         let arguments = Self::arguments(folder, name, arguments);
         let socket = folder.join(format!("{name}.sock"));
         let all: Vec<_> = arguments.iter().map(String::as_str).collect();
-        Self { process: Process::start(attache(&all)), socket, arguments }
+        Self { process: Process::start(change(attache(&all))), socket, arguments }
     }
 
     fn arguments(folder: &Path, name: &str, arguments: &[&str]) -> Vec<String> {
@@ -193,7 +203,7 @@ impl Agent {
         agent
     }
 
-    /// Starts it again with the same options, after its end.
+    /// Starts it again with the same options, after its end. What [`Agent::start_as`] changed is not changed again.
     pub fn restart(&mut self) {
         let arguments: Vec<_> = self.arguments.iter().map(String::as_str).collect();
         self.process = Process::start(attache(&arguments));
@@ -217,6 +227,25 @@ impl Agent {
         let (_, body) = self.status("/metrics").await;
         let value = body.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok());
         value.unwrap_or(0.0)
+    }
+
+    /// Waits until a sample of its metrics has `value`.
+    pub async fn wait_metric(&mut self, sample: &str, value: usize) {
+        let reached = async {
+            while self.metric(sample).await != value as f64 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let is_reached = timeout(PATIENCE, reached).await.is_ok();
+        assert!(is_reached, "{sample} is not {value} but {}", self.metric(sample).await);
+    }
+
+    /// Its anonymous memory, in kB. The agent hides the rest of its memory; this stays readable.
+    pub fn memory(&self) -> u64 {
+        let status = format!("/proc/{}/status", self.process.pid().as_raw_nonzero());
+        let status = std::fs::read_to_string(status).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.split_whitespace().next().unwrap().parse().unwrap()
     }
 
     /// The serial of each certificate that it was issued, in order.

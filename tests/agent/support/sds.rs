@@ -4,9 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use attache::proto::SECRET_TYPE_URL;
-use attache::proto::envoy::config::core::v3::{Node, data_source::Specifier};
+use attache::proto::envoy::config::core::v3::{DataSource, Node, data_source::Specifier};
 use attache::proto::envoy::extensions::transport_sockets::tls::v3::{Secret, secret::Type};
-use attache::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use attache::proto::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
+};
 use attache::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
 use attache::proto::google::rpc;
 use attache::rpc::{Connection, with_connection};
@@ -96,19 +98,77 @@ impl Stream {
     }
 }
 
+/// One open stream of the incremental protocol.
+pub struct DeltaStream {
+    requests: mpsc::Sender<DeltaDiscoveryRequest>,
+    responses: Streaming<DeltaDiscoveryResponse>,
+}
+
+impl DeltaStream {
+    /// Opens a stream and asks for `names`.
+    pub async fn open(client: &Client, names: &[&str]) -> Result<Self, Status> {
+        let (requests, inbound) = mpsc::channel(4);
+        let DiscoveryRequest { node, resource_names, type_url, .. } = request(names);
+        let first = DeltaDiscoveryRequest {
+            node,
+            resource_names_subscribe: resource_names,
+            type_url,
+            ..DeltaDiscoveryRequest::default()
+        };
+        requests.send(first).await.unwrap();
+        let inbound = tokio_stream::wrappers::ReceiverStream::new(inbound);
+        let responses = client.clone().delta_secrets(inbound).await?.into_inner();
+        Ok(Self { requests, responses })
+    }
+
+    /// The next response.
+    pub async fn next(&mut self) -> Result<DeltaDiscoveryResponse, Status> {
+        let next = timeout(PATIENCE, self.responses.next()).await.expect("no response comes");
+        next.unwrap_or_else(|| Err(Status::ok("the stream ended")))
+    }
+
+    /// Takes `response` as good.
+    pub async fn accept(&self, response: &DeltaDiscoveryResponse) {
+        let ack = DeltaDiscoveryRequest {
+            response_nonce: response.nonce.clone(),
+            type_url: SECRET_TYPE_URL.to_owned(),
+            ..DeltaDiscoveryRequest::default()
+        };
+        self.requests.send(ack).await.unwrap();
+    }
+}
+
+/// `FetchSecrets`.
+pub async fn fetch(client: &Client, names: &[&str]) -> Result<DiscoveryResponse, Status> {
+    let answer = timeout(PATIENCE, client.clone().fetch_secrets(request(names))).await;
+    answer.expect("no answer comes").map(tonic::Response::into_inner)
+}
+
 /// The secrets of a response.
 pub fn secrets(response: &DiscoveryResponse) -> Vec<Secret> {
     response.resources.iter().map(|any| Secret::decode(any.value.clone()).unwrap()).collect()
 }
 
+/// The secrets of a response of the incremental protocol.
+pub fn delta_secrets(response: &DeltaDiscoveryResponse) -> Vec<Secret> {
+    let anys = response.resources.iter().filter_map(|resource| resource.resource.as_ref());
+    anys.map(|any| Secret::decode(any.value.clone()).unwrap()).collect()
+}
+
 /// The certificates of the only secret of a response, as PEM.
 pub fn certificates(response: &DiscoveryResponse) -> String {
     let [secret] = secrets(response).try_into().unwrap();
-    let source = match secret.r#type {
-        Some(Type::TlsCertificate(pair)) => pair.certificate_chain,
-        Some(Type::ValidationContext(context)) => context.trusted_ca,
-        None => None,
+    content(secret).0
+}
+
+/// The certificates of a secret, and the private key of a key pair, as PEM.
+pub fn content(secret: Secret) -> (String, Option<String>) {
+    let text = |source: Option<DataSource>| {
+        let Some(Specifier::InlineBytes(bytes)) = source.unwrap().specifier else { panic!("not inline") };
+        String::from_utf8(bytes.to_vec()).unwrap()
     };
-    let Some(Specifier::InlineBytes(bytes)) = source.unwrap().specifier else { panic!("not inline") };
-    String::from_utf8(bytes.to_vec()).unwrap()
+    match secret.r#type.unwrap() {
+        Type::TlsCertificate(pair) => (text(pair.certificate_chain), Some(text(pair.private_key))),
+        Type::ValidationContext(context) => (text(context.trusted_ca), None),
+    }
 }
