@@ -97,6 +97,8 @@ struct Kernel {
     folders: BTreeMap<PathBuf, Watched>,
     /// The kernel refused something: it is not asked again before.
     rests_until: Option<Instant>,
+    /// It was told that the kernel refuses, and it still refuses some of the folders.
+    is_short: bool,
     /// File systems of which it was told that they are polled.
     told: HashSet<u64>,
     #[cfg(test)]
@@ -341,6 +343,7 @@ impl Shared {
                 polls |= state == State::Silent;
             }
         }
+        kernel.note_room();
         (installed, polls)
     }
 
@@ -401,12 +404,8 @@ impl Kernel {
         if self.rests_until.is_some_and(|until| until > Instant::now()) {
             return State::Refused;
         }
-        let was_refused = self.rests_until.is_some();
         match self.watch(path, index) {
             Ok(()) => {
-                if was_refused {
-                    tracing::info!("the kernel tells of changed files again");
-                }
                 self.rests_until = None;
                 State::Told
             }
@@ -424,7 +423,7 @@ impl Kernel {
                 State::Silent
             }
             Err(error) => {
-                if !was_refused {
+                if !std::mem::replace(&mut self.is_short, true) {
                     tracing::warn!(
                         %error,
                         folder = %path.display(),
@@ -437,6 +436,14 @@ impl Kernel {
                 self.rests_until = Some(Instant::now() + POLL / 2);
                 State::Refused
             }
+        }
+    }
+
+    /// Tells it once the kernel has taken all folders. One that is gone makes room for one other, which is no news.
+    fn note_room(&mut self) {
+        if self.is_short && self.folders.values().all(|watched| watched.state != State::Refused) {
+            self.is_short = false;
+            tracing::info!("the kernel tells of changed files again");
         }
     }
 

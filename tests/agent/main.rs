@@ -18,6 +18,7 @@ mod envoy_sds;
 mod files;
 mod foreign_bytes;
 mod get;
+mod inotify;
 mod issuance;
 mod mtls;
 mod named_files;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -104,6 +104,11 @@ impl Process {
     pub async fn wait_next_log(&mut self, words: &str) -> (Instant, String) {
         let known = self.count(words);
         self.wait_log_times(words, known + 1).await
+    }
+
+    /// Its standard input, where that is a pipe.
+    pub fn input(&mut self) -> ChildStdin {
+        self.child.stdin.take().unwrap()
     }
 
     pub fn signal(&self, signal: rustix::process::Signal) {

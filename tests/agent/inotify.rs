@@ -1,0 +1,211 @@
+//! Where the kernel has no room for inotify, files are looked at regularly; and one folder that is mounted twice.
+//!
+//! The limits are those of a user namespace of the agent's own (`unshare`): nobody else has less because of it.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::{ChildStdin, Command};
+
+use crate::support::files::{Mounted, swap};
+use crate::support::process::Agent;
+use crate::support::sds::{Client, Stream, content, fetch, on_connection, secrets};
+
+const REFUSED: &str = "the kernel does not tell of changed files";
+const AGAIN: &str = "the kernel tells of changed files again";
+
+/// `agent` as root of namespaces of its own, which `flags` name, after `script`. A shell stays there with it and runs
+/// what is written to its standard input.
+fn in_a_namespace(flags: &str, script: &str, agent: &Command) -> Command {
+    let tried = std::process::Command::new("unshare").args([flags, "true"]).output();
+    let tried = tried.expect("this test needs unshare, of util-linux");
+    let error = String::from_utf8_lossy(&tried.stderr);
+    assert!(tried.status.success(), "this test needs user namespaces, and there are none: {error}");
+    let script = format!("{script}\nexec 3<&0\nsh <&3 &\nexec \"$0\" \"$@\" 3<&- </dev/null");
+    let mut command = Command::new("unshare");
+    command.args([flags, "sh", "-e", "-c", &script]);
+    command.arg(agent.as_std().get_program()).args(agent.as_std().get_args());
+    command.env_clear().kill_on_drop(true).stdin(Stdio::piped());
+    command
+}
+
+/// An agent in such namespaces, ready, and the shell beside it.
+async fn start(folder: &Path, volume: &Path, flags: &str, script: &str) -> (Agent, ChildStdin) {
+    let arguments = ["--cert-dir", volume.to_str().unwrap()];
+    let inside = |command| in_a_namespace(flags, script, &command);
+    let mut agent = Agent::start_as(folder, "agent", &arguments, inside);
+    let shell = agent.process.input();
+    agent.process.wait_log(" ready ").await;
+    (agent, shell)
+}
+
+fn limit(kind: &str, value: u32) -> String {
+    format!("echo {value} >/proc/sys/user/max_inotify_{kind}\n")
+}
+
+fn pair_name(volume: &Path) -> String {
+    format!("file-cert:{0}/cert-chain.pem~{0}/key.pem", volume.display())
+}
+
+fn roots_name(volume: &Path) -> String {
+    format!("file-root:{}/root-cert.pem", volume.display())
+}
+
+/// A stream for each of `names`, with its first response taken.
+async fn open(client: &Client, names: &[&str]) -> Vec<Stream> {
+    let mut streams = Vec::new();
+    for name in names {
+        let mut stream = Stream::open(client, &[name]).await.unwrap();
+        let response = stream.next().await.unwrap();
+        stream.accept(&response).await;
+        streams.push(stream);
+    }
+    streams
+}
+
+/// Each stream is sent what is `newest`, next, and as a whole.
+async fn all_get(streams: &mut [Stream], newest: &Mounted, change: &str) {
+    let text = |pem: &[u8]| String::from_utf8(pem.to_vec()).unwrap();
+    for stream in streams {
+        let response = stream.next().await.unwrap();
+        let [secret] = secrets(&response).try_into().unwrap();
+        let name = secret.name.clone();
+        let expected = match name == "ROOTCA" || name.starts_with("file-root:") {
+            true => (text(&newest.root), None),
+            false => (text(&newest.chain), Some(text(&newest.key))),
+        };
+        assert_eq!(content(secret), expected, "{name} after: {change}");
+        stream.accept(&response).await;
+    }
+}
+
+/// A change of each kind, and that all streams get it.
+async fn changes_arrive(folder: &Path, volumes: &[&Path], streams: &mut [Stream], round: &str) {
+    let next = |kind: &str| Mounted::new(&folder.join(format!("ca-{round}-{kind}")), "web");
+    let swapped = next("swap");
+    for volume in volumes {
+        let old = volume.join(std::fs::read_link(volume.join("..data")).unwrap());
+        swap(volume, swapped.files());
+        std::fs::remove_dir_all(old).unwrap();
+    }
+    all_get(streams, &swapped, &format!("{round}: a swap")).await;
+    let renamed = next("rename");
+    for volume in volumes {
+        for (name, content) in renamed.files() {
+            std::fs::write(volume.join("..data/staged"), content).unwrap();
+            std::fs::rename(volume.join("..data/staged"), volume.join("..data").join(name)).unwrap();
+        }
+    }
+    all_get(streams, &renamed, &format!("{round}: new files")).await;
+    let written = next("write");
+    for volume in volumes {
+        written.write(volume);
+    }
+    all_get(streams, &written, &format!("{round}: files written in place")).await;
+}
+
+#[tokio::test]
+async fn without_inotify_files_are_polled_until_it_is_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let volume = folder.join("volume");
+    swap(&volume, Mounted::new(&folder.join("ca"), "web").files());
+    let (mut agent, mut shell) = start(folder, &volume, "-Ur", &limit("instances", 0)).await;
+    let (_, line) = agent.process.wait_log(REFUSED).await;
+    assert!(line.contains("max_user_instances") && line.contains("WARN"), "{line}");
+    on_connection(&agent.socket.clone(), async |client| {
+        let names = ["default", "ROOTCA", &pair_name(&volume), &roots_name(&volume)];
+        let mut streams = open(&client, &names).await;
+        changes_arrive(folder, &[&volume], &mut streams, "without").await;
+        shell.write_all(limit("instances", 128).as_bytes()).await.unwrap();
+        let (_, line) = agent.process.wait_log(AGAIN).await;
+        assert!(line.contains("INFO"), "{line}");
+        changes_arrive(folder, &[&volume], &mut streams, "with").await;
+    })
+    .await;
+    let log = agent.process.log();
+    assert_eq!((agent.process.count(REFUSED), agent.process.count(AGAIN)), (1, 1), "{log}");
+}
+
+#[tokio::test]
+async fn with_few_watches_some_folders_are_told_of_and_others_polled() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let volumes = ["one", "two", "three"].map(|name| folder.join(name));
+    for volume in &volumes {
+        swap(volume, Mounted::new(&folder.join("ca"), "web").files());
+    }
+    // The folders above, the first volume with what it holds, and one or two where platforms mount certificates.
+    let above = u32::try_from(folder.ancestors().count()).unwrap();
+    let (mut agent, mut shell) = start(folder, &volumes[0], "-Ur", &limit("watches", above + 4)).await;
+    on_connection(&agent.socket.clone(), async |client| {
+        assert_eq!(agent.process.count(REFUSED), 0, "{}", agent.process.log());
+        let names: Vec<_> =
+            volumes.iter().flat_map(|volume| [pair_name(volume), roots_name(volume)]).collect();
+        let names: Vec<_> = names.iter().map(String::as_str).chain(["default", "ROOTCA"]).collect();
+        let mut streams = open(&client, &names).await;
+        let (_, line) = agent.process.wait_log(REFUSED).await;
+        assert!(line.contains("max_user_watches") && line.contains("WARN"), "{line}");
+        let volumes = volumes.each_ref().map(|volume| volume.as_path());
+        changes_arrive(folder, &volumes, &mut streams, "few").await;
+        // A folder that goes makes room for one. It comes at any moment of the rounds in which the others are polled.
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(3) {
+            let next = Mounted::new(&folder.join("ca"), "web");
+            let old = volumes[0].join(std::fs::read_link(volumes[0].join("..data")).unwrap());
+            swap(volumes[0], next.files());
+            std::fs::remove_dir_all(old).unwrap();
+            let (pairs, _) = streams.split_at_mut(1);
+            all_get(pairs, &next, "a swap of the first alone").await;
+        }
+        for stream in &mut streams {
+            while !stream.is_quiet(Duration::from_millis(1)).await {}
+        }
+        changes_arrive(folder, &volumes, &mut streams, "few again").await;
+        let log = agent.process.log();
+        assert_eq!((agent.process.count(REFUSED), agent.process.count(AGAIN)), (1, 0), "{log}");
+        shell.write_all(limit("watches", 1000).as_bytes()).await.unwrap();
+        agent.process.wait_log(AGAIN).await;
+        changes_arrive(folder, &volumes, &mut streams, "enough").await;
+    })
+    .await;
+    let log = agent.process.log();
+    assert_eq!((agent.process.count(REFUSED), agent.process.count(AGAIN)), (1, 1), "{log}");
+}
+
+/// The kernel has one watch for a folder, however many ways lead to it.
+#[tokio::test]
+async fn a_folder_that_is_mounted_twice_is_followed_by_either_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let (volume, other) = (folder.join("volume"), folder.join("other"));
+    std::fs::create_dir(&other).unwrap();
+    swap(&volume, Mounted::new(&folder.join("ca"), "web").files());
+    let mount = format!("mount --bind {} {}", volume.display(), other.display());
+    let (agent, _shell) = start(folder, &volume, "-Urm", &mount).await;
+    on_connection(&agent.socket, async |client| {
+        let names = [
+            "default",
+            "ROOTCA",
+            &pair_name(&volume),
+            &pair_name(&other),
+            &roots_name(&volume),
+            &roots_name(&other),
+        ];
+        let mut streams = open(&client, &names).await;
+        changes_arrive(folder, &[&volume], &mut streams, "both").await;
+        // A name that leads nowhere is given up at once when nobody asks any more, and with it its part of the watch.
+        for (round, path) in [&volume, &other].into_iter().enumerate() {
+            let nowhere = format!("file-root:{}/nowhere", path.display());
+            let mut request = tonic::Request::new(crate::support::sds::request(&[&nowhere]));
+            request.set_timeout(Duration::from_millis(200));
+            client.clone().fetch_secrets(request).await.unwrap_err();
+            changes_arrive(folder, &[&volume], &mut streams, &format!("one name less, {round}")).await;
+        }
+        assert!(fetch(&client, &names).await.is_ok());
+    })
+    .await;
+    assert_eq!(agent.process.count("WARN"), 2, "{}", agent.process.log());
+}
