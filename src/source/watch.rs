@@ -69,6 +69,8 @@ struct Index {
     watches: HashMap<u64, Woken>,
     /// Folders that were removed or renamed, whose watches went with them.
     lost: BTreeSet<PathBuf>,
+    #[cfg(test)]
+    is_overflowing: bool,
 }
 
 /// One watch, as notify's thread sees it.
@@ -156,11 +158,20 @@ impl Watcher {
         lock(&self.0.kernel).folders.len()
     }
 
-    /// As if the kernel had told of more than it can hold.
+    /// From now on nothing that happens is told, as if there was more of it than the kernel can hold.
     #[cfg(test)]
     pub(super) fn overflow(&self) {
+        lock(&self.0.index).is_overflowing = true;
+    }
+
+    /// That is told now, and what happens from now on.
+    #[cfg(test)]
+    pub(super) fn recover(&self) {
         let event = Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan);
-        lock(&self.0.index).take(Ok(event));
+        self.0.catch_up();
+        let mut index = lock(&self.0.index);
+        index.is_overflowing = false;
+        index.take(Ok(event));
     }
 
     /// Follows `paths`, which need not exist, as soon as it is armed.
@@ -475,6 +486,10 @@ impl Kernel {
 impl Index {
     /// Runs on notify's thread.
     fn take(&mut self, event: notify::Result<Event>) {
+        #[cfg(test)]
+        if self.is_overflowing {
+            return;
+        }
         match event {
             Ok(event) if !event.need_rescan() => {
                 for path in &event.paths {

@@ -69,6 +69,8 @@ struct Model {
     log: Vec<String>,
     /// The kernel tells of changes, and so of writers.
     is_told: bool,
+    /// For the time being it does not.
+    is_overflowing: bool,
 }
 
 /// The same certificates with comments and other line ends.
@@ -92,7 +94,17 @@ impl Model {
         }
         let random = fastrand::Rng::with_seed(seed);
         let (versions, log) = (HashMap::new(), Vec::new());
-        let mut model = Self { mount, generations, known, versions, names: Vec::new(), random, log, is_told };
+        let mut model = Self {
+            mount,
+            generations,
+            known,
+            versions,
+            names: Vec::new(),
+            random,
+            log,
+            is_told,
+            is_overflowing: false,
+        };
         let (at, lower) = (model.mount.folder(), model.mount.temp.path().join("lower"));
         let around = model.mount.temp.path().join("around");
         symlink("mount", &around).unwrap();
@@ -347,7 +359,9 @@ impl Model {
                 };
                 let end = b"-----END CERTIFICATE-----\n";
                 let block = good.windows(end.len()).position(|window| window == end);
-                let cut = block.filter(|_| self.is_told).map_or(good.len() / 3, |at| at + end.len());
+                let cut = block
+                    .filter(|_| self.is_told && !self.is_overflowing)
+                    .map_or(good.len() / 3, |at| at + end.len());
                 let rest = Duration::from_millis(self.random.u64(0..30));
                 let is_told = self.is_told;
                 let write = step(move || {
@@ -372,6 +386,7 @@ impl Model {
         if self.random.u8(0..4) == 0 {
             self.log.push("overflow".to_owned());
             self.mount.watcher.overflow();
+            self.is_overflowing = true;
             return;
         }
         let name = &mut self.names[number];
@@ -391,6 +406,9 @@ impl Model {
 
     /// Waits until every name is served as its files are, and checks all that was served meanwhile.
     async fn rest(&mut self, seed: u64) {
+        if std::mem::take(&mut self.is_overflowing) {
+            self.mount.watcher.recover();
+        }
         for number in 0..self.names.len() {
             let seen = self.see(number);
             let name = &self.names[number];
