@@ -553,6 +553,21 @@ async fn after_any_change_the_next_one_of_any_kind_is_noticed() {
     }
 }
 
+/// Removes a folder and makes it again, with the same inode if it can be had.
+fn make_again(folder: &Path) {
+    let old = fs::metadata(folder).unwrap().ino();
+    fs::remove_dir_all(folder).unwrap();
+    // Most file systems use an inode's number again as soon as they can.
+    for _ in 0..1000 {
+        fs::create_dir(folder).unwrap();
+        if fs::metadata(folder).unwrap().ino() == old {
+            return;
+        }
+        fs::remove_dir(folder).unwrap();
+    }
+    fs::create_dir(folder).unwrap();
+}
+
 #[tokio::test]
 async fn a_folder_that_is_made_again_is_followed_though_it_looks_like_the_old_one() {
     let mount = Mount::new();
@@ -560,17 +575,7 @@ async fn a_folder_that_is_made_again_is_followed_though_it_looks_like_the_old_on
     mount.follow();
     for round in 0..10 {
         let files = Files::new();
-        let old = fs::metadata(mount.folder()).unwrap().ino();
-        fs::remove_dir_all(mount.folder()).unwrap();
-        // Most file systems use an inode's number again as soon as they can.
-        for _ in 0..1000 {
-            fs::create_dir(mount.folder()).unwrap();
-            if fs::metadata(mount.folder()).unwrap().ino() == old {
-                break;
-            }
-            fs::remove_dir(mount.folder()).unwrap();
-        }
-        fs::create_dir_all(mount.folder()).unwrap();
+        make_again(&mount.folder());
         files.write(&mount.folder());
         mount.serves(&files, &format!("made again, round {round}")).await;
         // The first looks may be due to what happened to the old folder; the later ones need a watch on the new one.
@@ -579,6 +584,24 @@ async fn a_folder_that_is_made_again_is_followed_though_it_looks_like_the_old_on
             files.write(&mount.folder());
             mount.serves(&files, &format!("write {write} to it, round {round}")).await;
         }
+    }
+}
+
+#[tokio::test]
+async fn what_the_kernel_could_not_tell_is_found_afterwards() {
+    let mount = Mount::new();
+    Files::new().write(&mount.folder());
+    mount.follow();
+    for round in 0..10 {
+        let files = Files::new();
+        mount.watcher.overflow();
+        make_again(&mount.folder());
+        files.write(&mount.folder());
+        mount.watcher.recover();
+        mount.serves(&files, &format!("unheard, round {round}")).await;
+        let files = Files::new();
+        files.write(&mount.folder());
+        mount.serves(&files, &format!("a change after it, round {round}")).await;
     }
 }
 

@@ -298,6 +298,7 @@ async fn a_thousand_swaps_are_noticed() {
 #[tokio::test]
 async fn no_part_of_a_bundle_is_served_while_it_is_written() {
     use std::io::Write as _;
+    const ROUNDS: usize = 160;
     // The roots of a CA that signed the pair, and of another one: then the source waits before it publishes.
     for pair in [Some(0), None] {
         let mount = Mount::new();
@@ -312,7 +313,7 @@ async fn no_part_of_a_bundle_is_served_while_it_is_written() {
         change(move || {
             let mut random = fastrand::Rng::with_seed(11);
             let mut rest = || pause(Duration::from_micros(random.u64(0..2500)));
-            for round in 1..300 {
+            for round in 1..ROUNDS {
                 let files = Files::nth(round);
                 let pair = Files::nth(pair.map_or(round + 1, |before| before + round));
                 // Something else to look at, at the moment when the bundle is begun.
@@ -332,11 +333,11 @@ async fn no_part_of_a_bundle_is_served_while_it_is_written() {
         .await;
         let is_last = |entry: &Entry| {
             let good = entry.good.as_ref();
-            good.is_some_and(|good| good.resource.version == Files::nth(299).root_version)
+            good.is_some_and(|good| good.resource.version == Files::nth(ROUNDS - 1).root_version)
         };
         mount.until(ROOTS, "the last of the bundles", is_last).await;
         for (key, record) in records {
-            let whole: Vec<_> = (0..300).map(|round| Files::nth(round).version(&key.name)).collect();
+            let whole: Vec<_> = (0..ROUNDS).map(|round| Files::nth(round).version(&key.name)).collect();
             for version in &*record.lock().unwrap() {
                 assert!(whole.contains(version), "{}: a part of a bundle was served", key.name);
             }

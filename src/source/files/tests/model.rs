@@ -506,12 +506,12 @@ fn steps(usual: u64) -> usize {
 #[tokio::test]
 async fn whatever_is_done_to_files_the_newest_good_generation_is_served() {
     let seed = seed();
-    Model::new(Mount::new(), true, seed).run(steps(800), Duration::from_millis(5), seed).await;
+    Model::new(Mount::new(), true, seed).run(steps(600), Duration::from_millis(5), seed).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_same_where_the_kernel_tells_nothing() {
     let seed = seed();
     let mount = Mount { watcher: Watcher::deaf(), ..Mount::new() };
-    Model::new(mount, false, seed).run(steps(1500), DEBOUNCE, seed).await;
+    Model::new(mount, false, seed).run(steps(1200), DEBOUNCE, seed).await;
 }
