@@ -14,6 +14,7 @@ use super::watch::{Watch, Watcher};
 use crate::backoff::Repeats;
 use crate::cache::{Cache, Key, Origin, Published, Publisher, Workload};
 use crate::clock::Clock;
+use crate::limits;
 use crate::metrics::{BySource, Metrics};
 use crate::secret::{KeyPair, Secret, SecretName, TrustBundle};
 
@@ -159,17 +160,19 @@ impl FileSource {
 
 /// The files behind a name that is asked for.
 fn places_of(name: &SecretName, settings: &Settings) -> Places {
-    let roots = |path: PathBuf| Place { roots: Some(path), key_pair: None };
+    // Whoever reads of it does not know where the agent runs.
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let roots = |path: &Path| Place { roots: Some(absolute(path)), key_pair: None };
     let named = |place| Places { ranked: vec![place], inside: settings.prefixes.clone(), is_lenient: false };
     match name {
         SecretName::FileKeyPair(name) => {
-            let key_pair = Some((name.chain().to_owned(), name.key().to_owned()));
+            let key_pair = Some((absolute(name.chain()), absolute(name.key())));
             named(Place { key_pair, roots: None })
         }
-        SecretName::FileRoots(name) => named(roots(name.path().to_owned())),
+        SecretName::FileRoots(name) => named(roots(name.path())),
         SecretName::SystemRoots => {
-            let known = || SYSTEM_ROOTS.map(|path| roots(path.into())).to_vec();
-            let ranked = settings.system_roots.clone().map_or_else(known, |path| vec![roots(path)]);
+            let known = || SYSTEM_ROOTS.map(|path| roots(path.as_ref())).to_vec();
+            let ranked = settings.system_roots.as_deref().map_or_else(known, |path| vec![roots(path)]);
             Places { ranked, inside: Vec::new(), is_lenient: true }
         }
         // Nobody asks for these: they are there from the start.
@@ -353,7 +356,9 @@ impl Feed {
 
     /// True if it published something new.
     fn take(&mut self, found: Found<Secret>, now: SystemTime, places: &Places, metrics: &Metrics) -> bool {
-        let name = &self.name;
+        let is_pair = matches!(self.name, SecretName::Workload | SecretName::FileKeyPair(_));
+        // A client's text, perhaps: the log quotes it, so that it can't pass for more than a name.
+        let name = limits::foreign(self.name.as_str());
         match found.secret {
             Ok(Some(secret)) => {
                 let what = secret.to_string();
@@ -364,25 +369,22 @@ impl Feed {
                 let is_news = self.publisher.publish(secret, now, None) == Published::Changed;
                 if is_news {
                     self.published = Some(Instant::now());
-                    let from = places.folder(found.rank);
+                    let from = places.shown(found.rank);
                     let instead_of = before.filter(|before| *before != Origin::Files);
                     let instead_of = instead_of.map(tracing::field::display);
-                    tracing::info!(%name, from, instead_of, what, %not_after, "served from files");
+                    tracing::info!(name, from, instead_of, what, %not_after, "served from files");
                 }
                 is_news
             }
             Ok(None) => {
                 if self.rank.take().is_some() {
-                    tracing::warn!(%name, "{GONE}");
+                    tracing::warn!(name, "{GONE}");
                     self.repeats.recovered();
                     self.publisher.release(Some(GONE.to_owned()));
                 } else if self.is_alone && !self.has_value() {
-                    self.fail(
-                        &places.missing(matches!(name, SecretName::Workload | SecretName::FileKeyPair(_))),
-                        metrics,
-                    );
+                    self.fail(&places.missing(is_pair), metrics);
                 } else if self.repeats.recovered() {
-                    tracing::info!(%name, "the files that could not be used are gone");
+                    tracing::info!(name, "the files that could not be used are gone");
                     // What is served may be of files that were gone before.
                     let good = self.publisher.entry().good;
                     let is_left = good.is_some_and(|good| good.origin == Origin::Files);
@@ -402,12 +404,14 @@ impl Feed {
         let label = BySource { source: "files", reason: error.label() };
         metrics.source_failures.get_or_create(&label).inc();
         if self.repeats.is_news(&reason) {
-            let name = &self.name;
-            if self.has_value() {
-                tracing::warn!(%name, reason, "mounted files are not used; what was served before stays");
-            } else {
-                tracing::warn!(%name, reason, "mounted files are not used, and there is nothing else to serve yet");
-            }
+            let (name, is_asked_for) = (limits::foreign(self.name.as_str()), self.name.is_on_demand());
+            let what = match (is_asked_for, self.has_value()) {
+                (false, true) => "mounted files are not used; what was served before stays",
+                (false, false) => "mounted files are not used, and there is nothing else to serve yet",
+                (true, true) => "files that were asked for are not used; what was served before stays",
+                (true, false) => "files that were asked for can't be served yet",
+            };
+            tracing::warn!(name, reason = limits::foreign(&reason), "{what}");
         }
         self.publisher.fail(reason);
     }

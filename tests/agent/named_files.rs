@@ -62,7 +62,7 @@ async fn each_kind_of_name_is_served_in_every_protocol_and_followed() {
     let volume = folder.path().join("volume");
     let first = generation(folder.path(), 0);
     swap(&volume, with_system(&first, &odd_bundle(&first)));
-    let agent = agent(folder.path(), &[]).await;
+    let mut agent = agent(folder.path(), &[]).await;
     let pairs = [
         pair_name(volume.join("cert-chain.pem"), volume.join("key.pem")),
         pair_name("volume/cert-chain.pem", "./volume/../volume/key.pem"),
@@ -77,7 +77,7 @@ async fn each_kind_of_name_is_served_in_every_protocol_and_followed() {
         true => (text(&mounted.chain), Some(text(&mounted.key))),
         false => (text(&mounted.root), None),
     };
-    on_connection(&agent.socket, async |client| {
+    on_connection(&agent.socket.clone(), async |client| {
         let fetch_all = async |mounted: &Mounted| {
             let found = secrets(&fetch(&client, &names).await.unwrap());
             assert_eq!(found.len(), names.len());
@@ -114,8 +114,15 @@ async fn each_kind_of_name_is_served_in_every_protocol_and_followed() {
             in_full.next().await.unwrap();
         }
         fetch_all(&newest).await;
+        fetch(&client, &["file-root:nowhere/root.pem", "default"]).await.unwrap();
     })
     .await;
+    // Whoever reads the log learns which file it was, wherever the agent runs.
+    let (_, line) = agent.process.wait_log("name=\"file-root:system\"").await;
+    assert!(line.contains(&format!("from=\"{}\"", volume.join("system.pem").display())), "{line}");
+    let (_, line) = agent.process.wait_log("files that were asked for can't be served yet").await;
+    let missing = folder.path().join("nowhere/root.pem");
+    assert!(line.contains(&format!("{} is not there", missing.display())), "{line}");
 }
 
 fn text(pem: &[u8]) -> String {

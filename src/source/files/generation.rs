@@ -141,10 +141,14 @@ impl Places {
         self.ranked.iter().flat_map(Place::paths).cloned().collect()
     }
 
-    /// The folder of the place of this rank, for people.
-    pub(super) fn folder(&self, rank: usize) -> String {
-        let home = self.ranked.get(rank).and_then(Place::home);
-        home.map(|folder| folder.display().to_string()).unwrap_or_default()
+    /// The place of this rank, for people: its folder, or the file if it is one file alone.
+    pub(super) fn shown(&self, rank: usize) -> String {
+        let place = self.ranked.get(rank);
+        let shown = place.and_then(|place| match place {
+            Place { key_pair: None, roots: Some(file) } => Some(file.as_path()),
+            _ => place.home(),
+        });
+        shown.map(|path| path.display().to_string()).unwrap_or_default()
     }
 
     /// That there is no key pair, or that there are no roots.
