@@ -6,10 +6,10 @@ use attache::pki::key::KeyType;
 use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::support::envoy::{Envoy, NEWEST, OLDEST};
+use crate::support::envoy::{Envoy, NEWEST, OLDEST, http_get};
 use crate::support::fake_ca::{FakeCa, Mood};
-use crate::support::files::{Mounted, spiffe};
-use crate::support::mesh::{bootstrap, caller_envoy, wait_success};
+use crate::support::files::{Mounted, spiffe, swap};
+use crate::support::mesh::{Traffic, bootstrap, caller_envoy, wait_success};
 use crate::support::process::{Agent, failure};
 
 /// Adds a listener file to `bootstrap`: what is put there later, Envoy opens later.
@@ -281,4 +281,77 @@ async fn what_was_served_before_a_rejected_secret_can_be_put_back() {
         let caller = caller_envoy(folder, "caller", &caller, later, &spiffe("web")).await;
         wait_success(&caller, caller.listener_address("outbound").await).await;
     }
+}
+
+/// Two Envoys take all they have from files that they name, which are swapped again and again: the caller's pair, the
+/// callee's, and the roots of both. Every request is a handshake.
+async fn files_that_envoy_names_are_rotated_under_traffic(delta: bool) {
+    const ROTATIONS: usize = 5;
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let [ca, web, api, roots] = ["ca", "web-certs", "api-certs", "roots"].map(|name| folder.join(name));
+    // Each rotation brings another root, beside the one that counts.
+    let rotate = |number: usize| {
+        let pairs = [(&web, "web"), (&api, "api")].map(|(volume, account)| {
+            let mounted = Mounted::new(&ca, account);
+            swap(volume, mounted.files());
+            mounted
+        });
+        let further = Mounted::new(&folder.join(format!("ca-{number}")), "nobody").root;
+        swap(&roots, [("ca.pem", [&pairs[0].root[..], &further].concat().as_slice())]);
+        pairs
+    };
+    rotate(0);
+    let mut agent = Agent::ready(folder, "agent", &["--cert-dir", web.to_str().unwrap()]).await;
+    let pair_name = |volume: &Path| format!("file-cert:{0}/cert-chain.pem~{0}/key.pem", volume.display());
+    let (web_name, api_name) = (pair_name(&web), pair_name(&api));
+    let roots_name = format!("file-root:{}/ca.pem", roots.display());
+    let named = |bootstrap: Value, pair: &str| -> Value {
+        let text = bootstrap.to_string().replace("\"default\"", &json!(pair).to_string());
+        serde_json::from_str(&text.replace("\"ROOTCA\"", &json!(roots_name).to_string())).unwrap()
+    };
+    let dialect: &[&str] = if delta { &["--delta"] } else { &[] };
+
+    let inbound = bootstrap(&agent.socket, dialect).await;
+    let api_envoy = Envoy::start(named(inbound, &api_name), folder, "api").await;
+    let peer = api_envoy.listener_address("inbound").await.to_string();
+    let (callee, out) = (spiffe("api"), ["--outbound-listen", "127.0.0.1:0", "--outbound-to", &peer]);
+    let outbound =
+        bootstrap(&agent.socket, &[&out, &["--outbound-peer", &callee][..], dialect].concat()).await;
+    let web_envoy = Envoy::start(named(outbound, &web_name), folder, "web").await;
+    let outbound = web_envoy.listener_address("outbound").await;
+    wait_success(&web_envoy, outbound).await;
+
+    let traffic = Traffic::start(outbound);
+    for number in 1..=ROTATIONS {
+        let [newest_web, newest_api] = rotate(number);
+        wait_serial(&web_envoy, &newest_web).await;
+        wait_serial(&api_envoy, &newest_api).await;
+        // The peer's word for it, on a connection of its own.
+        let serial = newest_web.serial();
+        let is_seen = async || http_get(outbound, "/").await.unwrap().1["x-peer-serial"].contains(&serial);
+        web_envoy.wait_until("the peer sees the newest serial", is_seen).await;
+    }
+    for (name, streams) in [(&web_name, 1), (&api_name, 1), (&roots_name, 2)] {
+        let label = |metric: &str| format!("attache_{metric}{{name=\"{name}\"}}");
+        // The first, and one for each rotation.
+        agent.wait_metric(&label("acks_total"), streams * (1 + ROTATIONS)).await;
+        assert_eq!(agent.metric(&label("pushes_total")).await, (streams * (1 + ROTATIONS)) as f64);
+        assert_eq!(agent.metric(&label("streams")).await, streams as f64);
+    }
+    let report = traffic.stop().await;
+    assert!(report.failures.is_empty(), "{:#?}\n{}", report.failures, web_envoy.log());
+    assert!(report.serials.len() >= ROTATIONS, "{:?}", report.serials);
+    assert_eq!(report.identities, [spiffe("web")]);
+    assert_eq!(agent.process.count("WARN"), 0, "{}", agent.process.log());
+}
+
+#[tokio::test]
+async fn files_that_envoy_names_are_rotated_under_traffic_of_state_of_the_world() {
+    files_that_envoy_names_are_rotated_under_traffic(false).await;
+}
+
+#[tokio::test]
+async fn files_that_envoy_names_are_rotated_under_traffic_of_delta() {
+    files_that_envoy_names_are_rotated_under_traffic(true).await;
 }
