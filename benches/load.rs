@@ -1,6 +1,7 @@
 //! The client that measures: gRPC by hand on HTTP/2, so that its own share of the time is small.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use attache::proto::SECRET_TYPE_URL;
@@ -43,9 +44,9 @@ impl Protocol {
         }
     }
 
-    fn first_request(self) -> Bytes {
+    fn first_request(self, name: &str) -> Bytes {
         let node = Some(Node { id: "load".to_owned(), cluster: "bench".to_owned() });
-        let (type_url, names) = (SECRET_TYPE_URL.to_owned(), vec![NAME.to_owned()]);
+        let (type_url, names) = (SECRET_TYPE_URL.to_owned(), vec![name.to_owned()]);
         match self {
             Self::StateOfTheWorld | Self::Fetch => {
                 let resource_names = names;
@@ -60,7 +61,7 @@ impl Protocol {
     }
 
     /// Takes `response` as good, as Envoy does.
-    fn ack(self, response: Bytes) -> Bytes {
+    fn ack(self, name: &str, response: Bytes) -> Bytes {
         let type_url = SECRET_TYPE_URL.to_owned();
         match self {
             Self::StateOfTheWorld | Self::Fetch => {
@@ -69,7 +70,7 @@ impl Protocol {
                 framed(&DiscoveryRequest {
                     version_info: response.version_info,
                     response_nonce: response.nonce,
-                    resource_names: vec![NAME.to_owned()],
+                    resource_names: vec![name.to_owned()],
                     type_url,
                     ..DiscoveryRequest::default()
                 })
@@ -115,6 +116,11 @@ impl Connection {
 
     /// Makes a call, and gives it with the first message of its answer.
     pub async fn call(&self, protocol: Protocol) -> (Call, Bytes) {
+        self.call_for(protocol, NAME.into()).await
+    }
+
+    /// The same for a secret of another name.
+    pub async fn call_for(&self, protocol: Protocol, name: Arc<str>) -> (Call, Bytes) {
         let request = http::Request::post(protocol.uri())
             .header("content-type", "application/grpc")
             .header("te", "trailers")
@@ -122,9 +128,9 @@ impl Connection {
             .unwrap();
         let mut ready = self.0.clone().ready().await.unwrap();
         let (response, mut requests) = ready.send_request(request, false).unwrap();
-        requests.send_data(protocol.first_request(), protocol == Protocol::Fetch).unwrap();
+        requests.send_data(protocol.first_request(&name), protocol == Protocol::Fetch).unwrap();
         let responses = response.await.unwrap().into_body();
-        let mut call = Call { protocol, requests, responses, received: BytesMut::new() };
+        let mut call = Call { protocol, name, requests, responses, received: BytesMut::new() };
         let first = call.next().await.expect("an answer");
         (call, first)
     }
@@ -132,13 +138,15 @@ impl Connection {
 
 pub struct Call {
     protocol: Protocol,
+    name: Arc<str>,
     requests: SendStream<Bytes>,
     responses: RecvStream,
     received: BytesMut,
 }
 
 impl Call {
-    async fn next(&mut self) -> Option<Bytes> {
+    /// The next message.
+    pub async fn next(&mut self) -> Option<Bytes> {
         loop {
             if self.received.len() >= PREFIX {
                 let length = (&self.received[1..]).get_u32() as usize;
@@ -158,8 +166,8 @@ impl Call {
     }
 
     /// Takes `response` as good.
-    fn accept(&mut self, response: Bytes) {
-        self.requests.send_data(self.protocol.ack(response), false).unwrap();
+    pub fn accept(&mut self, response: Bytes) {
+        self.requests.send_data(self.protocol.ack(&self.name, response), false).unwrap();
     }
 
     /// Ends it from this side, and reads to the other's end.

@@ -61,8 +61,13 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    /// What the kernel tells of it under this name.
+    pub fn path(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/{name}", self.child.id()))
+    }
+
     pub fn read(&self, file: &str) -> Option<String> {
-        fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).ok()
+        fs::read_to_string(self.path(file)).ok()
     }
 
     pub fn status(&self, name: &str) -> u64 {
@@ -71,7 +76,7 @@ impl Process {
 
     /// The file of this name that each of its threads has.
     pub fn of_threads(&self, file: &str) -> impl Iterator<Item = String> {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let tasks = fs::read_dir(self.path("task")).unwrap();
         tasks.map(move |task| fs::read_to_string(task.unwrap().path().join(file)).unwrap())
     }
 }

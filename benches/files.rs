@@ -1,0 +1,358 @@
+//! Mounted files: how soon a change of each kind has reached an open stream, and what it costs to watch for changes that
+//! do not come. Prints two tables.
+//!
+//! The agent is the release binary; `ATTACHE` names another. A change is timed from before the step that completes it, for
+//! `default` and for a `file-cert:` name. Changes are further apart than the agent's window for them.
+//!
+//! While nothing changes the agent is to sleep. Whatever others do in the folders that lead to the files wakes it, so the
+//! folder for temporary files should be a quiet one; `TMPDIR` names another. PSS and watches are for root to see.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a program of its own: it prints, sleeps, and panics where it can't go on"
+)]
+
+#[expect(dead_code, reason = "what measures many streams is of no use here")]
+mod load;
+mod process;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use attache::ca::embedded::DevelopmentCa;
+use attache::clock::Clock;
+use attache::pki::key::{KeyType, SigningKey};
+use attache::pki::{csr, pem};
+
+use crate::load::{Call, Connection, Protocol};
+use crate::process::{Process, field, release_binary};
+
+/// Changes of each kind.
+const CHANGES: usize = 50;
+/// Fewer where each takes up to two seconds.
+const POLLED_CHANGES: usize = 15;
+/// From one push to the next change: more than the window of 100 ms in which changes are folded.
+const APART: Duration = Duration::from_millis(130);
+/// After this what does not fit is no longer taken for the half of a change.
+const SETTLED: Duration = Duration::from_millis(250);
+/// What is asked of an atomic swap at the median.
+const BAR: &str = "5 ms";
+/// Names that are watched while nothing happens.
+const WATCHED: [usize; 3] = [1, 100, 1_000];
+const SETTLE: Duration = Duration::from_secs(3);
+const IDLE: Duration = Duration::from_secs(30);
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let dir = tempfile::tempdir().unwrap();
+        let bench = Bench::new(dir.path());
+        bench.changes().await;
+        bench.idle().await;
+    });
+}
+
+/// The files of a key pair with its roots.
+struct Files {
+    chain: Vec<u8>,
+    key: Vec<u8>,
+    root: Vec<u8>,
+}
+
+impl Files {
+    fn each(&self) -> [(&'static str, &[u8]); 3] {
+        [("cert-chain.pem", &self.chain), ("root-cert.pem", &self.root), ("key.pem", &self.key)]
+    }
+
+    fn write(&self, folder: &Path) {
+        fs::create_dir_all(folder).unwrap();
+        for (name, content) in self.each() {
+            fs::write(folder.join(name), content).unwrap();
+        }
+    }
+}
+
+/// A way to change files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Swap,
+    SwapAndDelete,
+    RenameOver,
+    WriteInPlace,
+    Repair,
+    FolderReplaced,
+    LinkSwap,
+}
+
+impl Way {
+    const ALL: [(Self, &'static str); 7] = [
+        (Self::Swap, "swap of ..data (kubelet)"),
+        (Self::SwapAndDelete, "  and the old folder deleted at once"),
+        (Self::LinkSwap, "swap of a link to the folder (CSI)"),
+        (Self::FolderReplaced, "another folder in its place"),
+        (Self::RenameOver, "new files in the place of the old ones"),
+        (Self::WriteInPlace, "three files written in place"),
+        (Self::Repair, "the key alone, which did not fit before"),
+    ];
+}
+
+/// A folder that is changed in one way.
+struct Mount {
+    way: Way,
+    /// What the agent is told to read.
+    folder: PathBuf,
+    /// Beside it: what it leads to, and what takes its place.
+    aside: PathBuf,
+    number: usize,
+}
+
+impl Mount {
+    fn new(way: Way, folder: PathBuf, files: &Files) -> Self {
+        let aside = folder.with_extension("aside");
+        fs::create_dir_all(&aside).unwrap();
+        match way {
+            Way::Swap | Way::SwapAndDelete => {
+                files.write(&folder.join("..0"));
+                symlink("..0", folder.join("..data")).unwrap();
+                for (name, _) in files.each() {
+                    symlink(Path::new("..data").join(name), folder.join(name)).unwrap();
+                }
+            }
+            Way::LinkSwap => {
+                files.write(&aside.join("0"));
+                symlink(aside.join("0"), &folder).unwrap();
+            }
+            Way::FolderReplaced | Way::RenameOver | Way::WriteInPlace | Way::Repair => files.write(&folder),
+        }
+        Self { way, folder, aside, number: 0 }
+    }
+
+    /// Puts `files` there. Gives the moment before the last step.
+    async fn change(&mut self, files: &Files) -> Instant {
+        self.number += 1;
+        let (folder, aside) = (&self.folder, &self.aside);
+        let began;
+        match self.way {
+            Way::Swap | Way::SwapAndDelete => {
+                let old = folder.join(fs::read_link(folder.join("..data")).unwrap());
+                let name = format!("..{}", self.number);
+                files.write(&folder.join(&name));
+                symlink(name, folder.join("..data_tmp")).unwrap();
+                began = Instant::now();
+                fs::rename(folder.join("..data_tmp"), folder.join("..data")).unwrap();
+                if self.way == Way::SwapAndDelete {
+                    fs::remove_dir_all(old).unwrap();
+                }
+            }
+            Way::LinkSwap => {
+                let next = aside.join(self.number.to_string());
+                files.write(&next);
+                symlink(next, aside.join("link")).unwrap();
+                began = Instant::now();
+                fs::rename(aside.join("link"), folder).unwrap();
+            }
+            Way::FolderReplaced => {
+                files.write(&aside.join("next"));
+                fs::rename(folder, aside.join(self.number.to_string())).unwrap();
+                began = Instant::now();
+                fs::rename(aside.join("next"), folder).unwrap();
+            }
+            Way::RenameOver => {
+                files.write(aside);
+                for (name, _) in &files.each()[..2] {
+                    fs::rename(aside.join(name), folder.join(name)).unwrap();
+                }
+                began = Instant::now();
+                fs::rename(aside.join("key.pem"), folder.join("key.pem")).unwrap();
+            }
+            Way::WriteInPlace => {
+                for (name, content) in &files.each()[..2] {
+                    fs::write(folder.join(name), content).unwrap();
+                }
+                began = Instant::now();
+                fs::write(folder.join("key.pem"), &files.key).unwrap();
+            }
+            Way::Repair => {
+                fs::write(folder.join("cert-chain.pem"), &files.chain).unwrap();
+                tokio::time::sleep(SETTLED).await;
+                began = Instant::now();
+                fs::write(folder.join("key.pem"), &files.key).unwrap();
+            }
+        }
+        began
+    }
+}
+
+struct Bench {
+    binary: PathBuf,
+    dir: PathBuf,
+    /// Each is a change after the other.
+    generations: [Files; 2],
+}
+
+impl Bench {
+    fn new(dir: &Path) -> Self {
+        let ca = DevelopmentCa::open(&dir.join("ca"), Clock::system()).unwrap();
+        let identity = "spiffe://cluster.local/ns/default/sa/bench".parse().unwrap();
+        let generations = [(); 2].map(|()| {
+            let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+            let request = csr::request(&key, None).unwrap();
+            let leaf = ca.issue(&request, &identity, Duration::from_secs(24 * 3600)).unwrap();
+            let [intermediate, root] = ca.chain();
+            Files {
+                chain: pem::of_certificates([&leaf, intermediate]),
+                key: key.to_private_key().to_pem().to_vec(),
+                root: pem::of_certificates([root]),
+            }
+        });
+        Self { binary: release_binary(), dir: dir.to_owned(), generations }
+    }
+
+    /// Starts an agent with `folder` mounted, behind `before`, and connects to it.
+    async fn agent(&self, name: &str, folder: &Path, before: &[&str]) -> (Process, Connection) {
+        let socket = self.dir.join(format!("{name}.sock"));
+        // A copy: PSS divides a page by the number of processes that have it.
+        let binary = self.dir.join(name);
+        fs::copy(&self.binary, &binary).unwrap();
+        let line = before.iter().map(Path::new).chain([binary.as_path()]).map(Path::as_os_str);
+        let line: Vec<_> = line.collect();
+        let mut command = Command::new(line[0]);
+        command.args(&line[1..]).args(["run", "--status-address", "none", "--socket"]).arg(&socket);
+        command.arg("--cert-dir").arg(folder);
+        let process = Process::start(&mut command);
+        process.wait_for(" ready ");
+        (process, Connection::open(&socket).await.0)
+    }
+
+    async fn changes(&self) {
+        let row = |name: &str, cells: [String; 4]| println!("| {name:<40} | {} |", cells.join(" | "));
+        let heading = ["default: half", "the last", "file-cert: half", "the last"];
+        println!();
+        row("from a change to its push, ms", heading.map(|text| format!("{text:>15}")));
+        println!("|{:-<42}|{}|", "", [(); 4].map(|()| format!("{:->16}:", "")).join("|"));
+        for (number, (way, name)) in Way::ALL.into_iter().enumerate() {
+            row(name, self.way(number, way, CHANGES, &[]).await);
+        }
+        // Without inotify, in a user namespace of its own, where there may be one.
+        let script = "echo 0 >/proc/sys/user/max_inotify_instances && exec \"$0\" \"$@\"";
+        let polled = ["unshare", "-Ur", "sh", "-c", script];
+        let is_possible = Command::new("unshare").args(["-Ur", "true"]).status().is_ok_and(|it| it.success());
+        if is_possible {
+            row("swap of ..data, without inotify", self.way(99, Way::Swap, POLLED_CHANGES, &polled).await);
+        }
+        println!("\n{CHANGES} changes of each kind; of an atomic swap {BAR} is asked at the median");
+    }
+
+    /// The median and the longest time from a change to its push, for both names.
+    async fn way(&self, number: usize, way: Way, changes: usize, before: &[&str]) -> [String; 4] {
+        let [own, named] = ["own", "named"].map(|name| {
+            let folder = self.dir.join(format!("{number}-{name}"));
+            Mount::new(way, folder, &self.generations[0])
+        });
+        let (_agent, connection) = self.agent(&format!("agent-{number}"), &own.folder, before).await;
+        let names = ["default".to_owned(), pair_name(&named.folder)];
+        let mut cells = Vec::new();
+        for (name, mut mount) in names.into_iter().zip([own, named]) {
+            let mut stream = open(&connection, &name).await;
+            let mut times = Vec::new();
+            for change in 1..=changes {
+                tokio::time::sleep(APART).await;
+                let began = mount.change(&self.generations[change % 2]).await;
+                let message = stream.next().await.expect("it lasts");
+                times.push(began.elapsed());
+                stream.accept(message);
+            }
+            times.sort_unstable();
+            let time = |rank: usize| format!("{:>15.2}", times[rank].as_secs_f64() * 1e3);
+            cells.extend([time(changes / 2), time(changes - 1)]);
+        }
+        cells.try_into().unwrap()
+    }
+
+    async fn idle(&self) {
+        let mut agents = Vec::new();
+        for count in WATCHED {
+            let own = self.dir.join(format!("idle-{count}"));
+            let (process, connection) = {
+                drop(Mount::new(Way::Swap, own.clone(), &self.generations[0]));
+                self.agent(&format!("idle-agent-{count}"), &own, &[]).await
+            };
+            let mut streams = Vec::new();
+            // `default` is the first; each other one has a mounted folder of its own.
+            streams.push(open(&connection, "default").await);
+            for number in 1..count {
+                let folder = self.dir.join(format!("idle-{count}-{number}"));
+                drop(Mount::new(Way::Swap, folder.clone(), &self.generations[0]));
+                streams.push(open(&connection, &pair_name(&folder)).await);
+            }
+            agents.push((process, streams));
+        }
+        tokio::time::sleep(SETTLE).await;
+        let look = || agents.iter().map(|(process, _)| (switches(process), cpu(process))).collect::<Vec<_>>();
+        let before = look();
+        tokio::time::sleep(IDLE).await;
+        let after = look();
+        let minutes = IDLE.as_secs_f64() / 60.0;
+        let row = |name: &str, cells: Vec<String>| {
+            let cells: Vec<_> = cells.iter().map(|cell| format!("{cell:>9}")).collect();
+            println!("| {name:<40} | {} |", cells.join(" | "));
+        };
+        println!();
+        row("names that are watched, one folder each", WATCHED.map(|count| count.to_string()).into());
+        println!("|{:-<42}|{}|", "", WATCHED.map(|_| format!("{:->10}:", "")).join("|"));
+        let both = || before.iter().zip(&after);
+        let wake_ups = both().map(|((before, _), (after, _))| (after - before) as f64 / minutes);
+        row("wake-ups in a minute, idle", wake_ups.map(|count| format!("{count:.0}")).collect());
+        let cpu = both().map(|((_, before), (_, after))| (*after - *before).as_secs_f64() * 1e3 / minutes);
+        row("CPU in a minute, idle, ms", cpu.map(|time| format!("{time:.2}")).collect());
+        let of_each = |figure: &dyn Fn(&Process) -> Option<u64>| {
+            let cell = |value: Option<u64>| value.map_or("-".to_owned(), |value| value.to_string());
+            agents.iter().map(|(process, _)| cell(figure(process))).collect()
+        };
+        let pss = |process: &Process| field(&process.read("smaps_rollup")?, "Pss:");
+        row("memory, proportional (PSS), kB", of_each(&pss));
+        row("memory, anonymous, kB", of_each(&|process| Some(process.status("RssAnon:"))));
+        row("inotify watches", of_each(&watches));
+        drop(agents);
+    }
+}
+
+fn pair_name(folder: &Path) -> String {
+    format!("file-cert:{0}/cert-chain.pem~{0}/key.pem", folder.display())
+}
+
+/// A stream that has taken its first response.
+async fn open(connection: &Connection, name: &str) -> Call {
+    let (mut call, first) = connection.call_for(Protocol::StateOfTheWorld, name.into()).await;
+    call.accept(first);
+    call
+}
+
+/// How often its threads went to sleep or were interrupted.
+fn switches(process: &Process) -> u64 {
+    let names = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"];
+    let of_thread = |status: String| names.map(|name| field(&status, name).unwrap()).iter().sum::<u64>();
+    process.of_threads("status").map(of_thread).sum()
+}
+
+/// CPU time of all its threads, to the nanosecond.
+fn cpu(process: &Process) -> Duration {
+    let thread = |stat: String| stat.split(' ').next().unwrap().parse::<u64>().unwrap();
+    Duration::from_nanos(process.of_threads("schedstat").map(thread).sum())
+}
+
+/// Folders that the kernel tells it of; none where that is not to be seen.
+fn watches(process: &Process) -> Option<u64> {
+    let descriptors = fs::read_dir(process.path("fdinfo")).ok()?;
+    let infos = descriptors.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());
+    let watches = infos.map(|info| info.lines().filter(|line| line.starts_with("inotify wd:")).count());
+    watches.sum::<usize>().try_into().ok()
+}
