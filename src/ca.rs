@@ -58,7 +58,7 @@ pub enum CaError {
     #[error(transparent)]
     Credential(#[from] CredentialError),
     #[error("the client certificate can't be used: {certificate}; and instead of it, {token}")]
-    NoCredential { certificate: NoClientCert, token: CredentialError },
+    NoCredential { certificate: Box<NoClientCert>, token: CredentialError },
     #[error("the CA's answer is not used: {0}")]
     Answer(#[from] BadAnswer),
     #[error("making a key or a request failed: {0}")]

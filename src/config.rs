@@ -20,6 +20,7 @@ use crate::ca::citadel::Header;
 use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::endpoint::{Address, Endpoint, Roots};
 use crate::credential::TokenFile;
+use crate::generation::Place;
 use crate::identity::SpiffeId;
 use crate::output::{self, Hook};
 use crate::pki::key::KeyType;
@@ -292,7 +293,7 @@ fn choose(
     address: &reader::Found<Address>,
     ca_dir: &reader::Found<String>,
     client_cert: &reader::Found<String>,
-    mounted: &[files::Place],
+    mounted: &[Place],
 ) -> Option<(ProviderName, String)> {
     let only_files = files_alone.value == Some(true);
     let Some(name) = ca.value else {
@@ -309,12 +310,11 @@ fn choose(
             r.mistake(format!("{} needs the CA's address: --ca-address HOST:PORT", client_cert.from));
             return None;
         }
-        if let Some(folder) = mounted.iter().find(|place| place.holds_key_pair()).and_then(files::Place::home)
-        {
+        if let Some(folder) = mounted.iter().find(|place| place.holds_key_pair()).and_then(Place::home) {
             let reason = format!("no CA is configured, and {} holds a key pair", folder.display());
             return Some((ProviderName::None, reason));
         }
-        let folder = mounted.first().and_then(files::Place::home).unwrap_or(Path::new("--cert-dir"));
+        let folder = mounted.first().and_then(Place::home).unwrap_or(Path::new("--cert-dir"));
         r.mistake(format!(
             "no CA is configured, and {} holds no key pair: choose with --ca one of {PROVIDERS}",
             folder.display()
@@ -359,11 +359,7 @@ fn choose(
 
 /// Where mounted files are looked for. A folder of the agent's own files, links resolved, is none of these places: what
 /// it writes must not come back as what it reads.
-fn mounted(
-    cert_dir: &reader::Found<String>,
-    own: &[(&Path, &str)],
-    notes: &mut Vec<String>,
-) -> Vec<files::Place> {
+fn mounted(cert_dir: &reader::Found<String>, own: &[(&Path, &str)], notes: &mut Vec<String>) -> Vec<Place> {
     let typed = cert_dir.value.as_deref().map(Path::new);
     let mut places = Vec::new();
     for folder in [typed.unwrap_or(Path::new("/etc/certs")), Path::new(files::PLATFORM_FOLDER)] {

@@ -11,6 +11,7 @@ pub mod pki;
 pub mod plain_file;
 pub mod proto;
 pub mod secret;
+pub mod generation;
 pub mod rpc;
 // state
 pub mod cache;

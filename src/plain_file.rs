@@ -3,7 +3,7 @@
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -85,6 +85,17 @@ fn content(file: File, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
 
 fn size(bytes: u64) -> String {
     if bytes >= 1 << 20 { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
+}
+
+/// What tells two states of a file or a link apart: device and inode, size, and the times of the last changes. None where
+/// there is nothing.
+pub type Stamp = Option<((u64, u64), u64, (i64, i64), (i64, i64))>;
+
+/// The stamp of what was found.
+pub fn stamp(found: io::Result<Metadata>) -> Stamp {
+    let found = found.ok()?;
+    let (modified, changed) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
+    Some(((found.dev(), found.ino()), found.size(), modified, changed))
 }
 
 /// Locks the folder at `path` against others that do the same, as long as the file lives.

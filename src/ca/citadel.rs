@@ -118,7 +118,7 @@ impl Citadel {
     fn token_instead(&self, why: NoClientCert) -> Result<Token, CaError> {
         let token = match self.token.read() {
             Ok(token) => token,
-            Err(token) => return Err(CaError::NoCredential { certificate: why, token }),
+            Err(token) => return Err(CaError::NoCredential { certificate: Box::new(why), token }),
         };
         let reason = why.to_string();
         if self.repeats.lock().is_ok_and(|mut repeats| repeats.is_news(&reason)) {

@@ -191,7 +191,7 @@ fn headers_come_from_flags_and_variables() {
 
 /// The `--cert-dir`, if it is one of the places where mounted files are looked for.
 fn cert_dir(files: &files::Settings) -> Option<PathBuf> {
-    let homes = files.mounted.iter().filter_map(files::Place::home);
+    let homes = files.mounted.iter().filter_map(Place::home);
     homes.map(Path::to_owned).find(|home| home != Path::new(files::PLATFORM_FOLDER))
 }
 

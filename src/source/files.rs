@@ -1,19 +1,16 @@
 //! Secrets from files: read as one generation, checked as exactly those bytes, published when they fit.
 
-mod generation;
-
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-pub use self::generation::{FileError, Place};
-use self::generation::{Found, Generation, Places};
 use super::watch::{Watch, Watcher};
 use crate::backoff::Repeats;
 use crate::cache::{Cache, Key, Origin, Published, Publisher, Workload};
 use crate::clock::Clock;
+use crate::generation::{FileError, Found, Generation, Place, Places};
 use crate::limits;
 use crate::metrics::{BySource, Metrics};
 use crate::secret::{KeyPair, Secret, SecretName, TrustBundle};

@@ -22,6 +22,8 @@ use notify::{Config, Event, EventKind, EventKindMask, RecommendedWatcher, Recurs
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::plain_file::{self, Stamp};
+
 /// How often files are looked at where the kernel does not tell of changes.
 const POLL: Duration = Duration::from_secs(2);
 /// As many links as the kernel follows in one path.
@@ -39,9 +41,6 @@ const EVENTS: EventKindMask = EventKindMask::CREATE
 type FolderId = (u64, u64);
 /// What is watched, by path: folders, and files that have several names.
 type Folders = BTreeMap<PathBuf, FolderId>;
-
-/// What tells two states of a file, a link or a folder apart.
-type Stamp = Option<(FolderId, u64, (i64, i64), (i64, i64))>;
 
 /// No code panics while it holds one of these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -238,7 +237,7 @@ impl Watch {
         let stamp = |path: &PathBuf| match std::fs::symlink_metadata(path) {
             // What changes in a folder shows in what is looked up there.
             Ok(found) if found.is_dir() => Some(((found.dev(), found.ino()), 0, (0, 0), (0, 0))),
-            found => stamp(found),
+            found => plain_file::stamp(found),
         };
         self.ways.iter().map(stamp).collect()
     }
@@ -551,12 +550,6 @@ fn file_of_several_names(path: &Path) -> Option<(PathBuf, FolderId)> {
         found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
     };
     (found.nlink() > 1 || is_mounted()).then(|| (path.to_owned(), (found.dev(), found.ino())))
-}
-
-pub(super) fn stamp(found: std::io::Result<std::fs::Metadata>) -> Stamp {
-    let found = found.ok()?;
-    let (modified, changed) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
-    Some(((found.dev(), found.ino()), found.size(), modified, changed))
 }
 
 fn is_gone(error: &notify::Error) -> bool {

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 use crate::ca::embedded::DevelopmentCa;
 use crate::identity::SpiffeId;
-use crate::pki::csr;
 use crate::pki::key::{KeyType, SigningKey};
+use crate::pki::{csr, pem};
 
 const HOUR: Duration = Duration::from_secs(3600);
 

@@ -151,7 +151,8 @@ fn roots_are_served_as_long_as_one_of_them_is_valid() {
 fn a_source_that_is_alone_tells_what_it_lacks() {
     type Write = fn(&Path, &Files);
     let nothing: Write = |_, _| {};
-    let cases: [(&str, Write, Option<(&str, &str)>, Option<&str>); 5] = [
+    type Case<'a> = (&'a str, Write, Option<(&'a str, &'a str)>, Option<&'a str>);
+    let cases: [Case<'_>; 5] = [
         ("nothing", nothing, Some(("there is none of", "missing")), Some("there is none of")),
         ("all", |at, files| files.write(at), None, None),
         (

@@ -6,10 +6,10 @@ use std::time::SystemTime;
 
 use zeroize::Zeroizing;
 
+use crate::pki::certificate::Certificate;
 use crate::pki::key::{NotAKey, PrivateKey};
 use crate::pki::pem::{self, NotPem};
 use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle};
-use crate::source::watch::stamp;
 use crate::{limits, plain_file};
 
 /// How often files are read again when they change while they are being read.
@@ -42,6 +42,22 @@ pub enum FileError {
 }
 
 impl FileError {
+    /// Whether it may be half of a change that somebody is making.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Half { .. }
+            | Self::Certificates { .. }
+            | Self::Key { .. }
+            | Self::Pair { .. }
+            | Self::Bundle { .. }
+            | Self::Restless { .. } => true,
+            Self::Unreadable { .. }
+            | Self::Missing { .. }
+            | Self::Expired { .. }
+            | Self::NotYetValid { .. } => false,
+        }
+    }
+
     /// The one word for it in metrics.
     pub fn label(&self) -> &'static str {
         match self {
@@ -99,37 +115,41 @@ impl Place {
 
 /// Places in the order of their rank: each secret is served from the first that has its files.
 #[derive(Debug)]
-pub(super) struct Places {
-    pub(super) ranked: Vec<Place>,
+pub struct Places {
+    /// The places, the first in rank first.
+    pub ranked: Vec<Place>,
     /// Where files must lie, after all links; anywhere if empty.
-    pub(super) inside: Vec<PathBuf>,
+    pub inside: Vec<PathBuf>,
     /// A certificate among the roots that can't be read is left out. For those of operating systems, which hold odd ones.
-    pub(super) is_lenient: bool,
+    pub is_lenient: bool,
 }
 
 /// One look at all places.
 #[derive(Debug)]
-pub(super) struct Generation {
-    pub(super) key_pair: Found<KeyPair>,
-    pub(super) roots: Found<TrustBundle>,
+pub struct Generation {
+    /// The key pair.
+    pub key_pair: Found<KeyPair>,
+    /// The trust bundle.
+    pub roots: Found<TrustBundle>,
 }
 
 /// What there is of one secret.
 #[derive(Debug)]
-pub(super) struct Found<T> {
+pub struct Found<T> {
     /// It is there and good, or not there, or not good.
-    pub(super) secret: Result<Option<T>, FileError>,
+    pub secret: Result<Option<T>, FileError>,
     /// The place that has it, good or not.
-    pub(super) rank: usize,
+    pub rank: usize,
 }
 
 impl<T> Found<T> {
-    pub(super) fn map<U>(self, into: impl FnOnce(T) -> U) -> Found<U> {
+    /// The same of what is made of it.
+    pub fn map<U>(self, into: impl FnOnce(T) -> U) -> Found<U> {
         Found { secret: self.secret.map(|secret| secret.map(into)), rank: self.rank }
     }
 
     /// What is there and good.
-    pub(super) fn good(&self) -> Option<&T> {
+    pub fn good(&self) -> Option<&T> {
         self.secret.as_ref().ok().and_then(Option::as_ref)
     }
 }
@@ -137,12 +157,13 @@ impl<T> Found<T> {
 type Content = Result<Option<Zeroizing<Vec<u8>>>, FileError>;
 
 impl Places {
-    pub(super) fn paths(&self) -> Vec<PathBuf> {
+    /// Every file of every place.
+    pub fn paths(&self) -> Vec<PathBuf> {
         self.ranked.iter().flat_map(Place::paths).cloned().collect()
     }
 
     /// The place of this rank, for people: its folder, or the file if it is one file alone.
-    pub(super) fn shown(&self, rank: usize) -> String {
+    pub fn shown(&self, rank: usize) -> String {
         let place = self.ranked.get(rank);
         let shown = place.and_then(|place| match place {
             Place { key_pair: None, roots: Some(file) } => Some(file.as_path()),
@@ -152,7 +173,7 @@ impl Places {
     }
 
     /// That there is no key pair, or that there are no roots.
-    pub(super) fn missing(&self, key_pairs: bool) -> FileError {
+    pub fn missing(&self, key_pairs: bool) -> FileError {
         let paths = self.ranked.iter().flat_map(|place| match key_pairs {
             true => place.key_pair.as_ref().map(|(chain, _)| chain.clone()),
             false => place.roots.clone(),
@@ -160,10 +181,10 @@ impl Places {
         FileError::Missing { paths: paths.collect() }
     }
 
-    /// Reads all files together; again if any of them changed meanwhile.
-    pub(super) fn look(&self, now: SystemTime) -> Generation {
+    /// Reads all files together, and checks them as of `now`; again if any of them changed meanwhile.
+    pub fn look(&self, now: SystemTime) -> Generation {
         let stamps = |paths: &[PathBuf]| -> Vec<_> {
-            paths.iter().map(|path| stamp(std::fs::metadata(path))).collect()
+            paths.iter().map(|path| plain_file::stamp(std::fs::metadata(path))).collect()
         };
         let paths = self.paths();
         for _ in 0..READS {
@@ -210,7 +231,7 @@ impl Places {
         let read = if self.is_lenient { pem::readable_certificates } else { pem::certificates };
         let mut roots = read(&content).map_err(|source| FileError::Certificates { path: path(), source })?;
         if self.is_lenient {
-            roots.retain(|root| crate::pki::certificate::Certificate::parse(root).is_ok());
+            roots.retain(|root| Certificate::parse(root).is_ok());
         }
         let bundle = TrustBundle::new(roots).map_err(|source| FileError::Bundle { path: path(), source })?;
         if bundle.not_after() <= now {
