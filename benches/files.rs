@@ -31,14 +31,16 @@ use attache::ca::embedded::DevelopmentCa;
 use attache::clock::Clock;
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{csr, pem};
+use tokio::task::JoinHandle;
 
 use crate::load::{Call, Connection, Protocol};
 use crate::process::{Process, field, release_binary};
 
 /// Changes of each kind.
 const CHANGES: usize = 50;
-/// Fewer where each takes up to two seconds.
-const POLLED_CHANGES: usize = 15;
+/// Fewer where the agent looks every two seconds.
+const POLLED_CHANGES: usize = 10;
+const POLL: Duration = Duration::from_secs(2);
 /// From one push to the next change: more than the window of 100 ms in which changes are folded.
 const APART: Duration = Duration::from_millis(130);
 /// After this what does not fit is no longer taken for the half of a change.
@@ -217,7 +219,12 @@ impl Bench {
     }
 
     /// Starts an agent with `folder` mounted, behind `before`, and connects to it.
-    async fn agent(&self, name: &str, folder: &Path, before: &[&str]) -> (Process, Connection) {
+    async fn agent(
+        &self,
+        name: &str,
+        folder: &Path,
+        before: &[&str],
+    ) -> (Process, Connection, JoinHandle<()>) {
         let socket = self.dir.join(format!("{name}.sock"));
         // A copy: PSS divides a page by the number of processes that have it.
         let binary = self.dir.join(name);
@@ -229,7 +236,8 @@ impl Bench {
         command.arg("--cert-dir").arg(folder);
         let process = Process::start(&mut command);
         process.wait_for(" ready ");
-        (process, Connection::open(&socket).await.0)
+        let (connection, end) = Connection::open(&socket).await;
+        (process, connection, end)
     }
 
     async fn changes(&self) {
@@ -257,14 +265,16 @@ impl Bench {
             let folder = self.dir.join(format!("{number}-{name}"));
             Mount::new(way, folder, &self.generations[0])
         });
-        let (_agent, connection) = self.agent(&format!("agent-{number}"), &own.folder, before).await;
+        let (_agent, connection, end) = self.agent(&format!("agent-{number}"), &own.folder, before).await;
         let names = ["default".to_owned(), pair_name(&named.folder)];
         let mut cells = Vec::new();
         for (name, mut mount) in names.into_iter().zip([own, named]) {
             let mut stream = open(&connection, &name).await;
             let mut times = Vec::new();
             for change in 1..=changes {
-                tokio::time::sleep(APART).await;
+                // At any moment between two looks.
+                let further = if before.is_empty() { Duration::ZERO } else { POLL.mul_f64(fastrand::f64()) };
+                tokio::time::sleep(APART + further).await;
                 let began = mount.change(&self.generations[change % 2]).await;
                 let message = stream.next().await.expect("it lasts");
                 times.push(began.elapsed());
@@ -274,6 +284,8 @@ impl Bench {
             let time = |rank: usize| format!("{:>15.2}", times[rank].as_secs_f64() * 1e3);
             cells.extend([time(changes / 2), time(changes - 1)]);
         }
+        // Before the agent, whose end it would take for a failure.
+        end.abort();
         cells.try_into().unwrap()
     }
 
@@ -281,10 +293,8 @@ impl Bench {
         let mut agents = Vec::new();
         for count in WATCHED {
             let own = self.dir.join(format!("idle-{count}"));
-            let (process, connection) = {
-                drop(Mount::new(Way::Swap, own.clone(), &self.generations[0]));
-                self.agent(&format!("idle-agent-{count}"), &own, &[]).await
-            };
+            drop(Mount::new(Way::Swap, own.clone(), &self.generations[0]));
+            let (process, connection, end) = self.agent(&format!("idle-agent-{count}"), &own, &[]).await;
             let mut streams = Vec::new();
             // `default` is the first; each other one has a mounted folder of its own.
             streams.push(open(&connection, "default").await);
@@ -293,10 +303,11 @@ impl Bench {
                 drop(Mount::new(Way::Swap, folder.clone(), &self.generations[0]));
                 streams.push(open(&connection, &pair_name(&folder)).await);
             }
-            agents.push((process, streams));
+            agents.push((process, streams, end));
         }
         tokio::time::sleep(SETTLE).await;
-        let look = || agents.iter().map(|(process, _)| (switches(process), cpu(process))).collect::<Vec<_>>();
+        let look =
+            || agents.iter().map(|(process, ..)| (switches(process), cpu(process))).collect::<Vec<_>>();
         let before = look();
         tokio::time::sleep(IDLE).await;
         let after = look();
@@ -315,13 +326,15 @@ impl Bench {
         row("CPU in a minute, idle, ms", cpu.map(|time| format!("{time:.2}")).collect());
         let of_each = |figure: &dyn Fn(&Process) -> Option<u64>| {
             let cell = |value: Option<u64>| value.map_or("-".to_owned(), |value| value.to_string());
-            agents.iter().map(|(process, _)| cell(figure(process))).collect()
+            agents.iter().map(|(process, ..)| cell(figure(process))).collect()
         };
         let pss = |process: &Process| field(&process.read("smaps_rollup")?, "Pss:");
         row("memory, proportional (PSS), kB", of_each(&pss));
         row("memory, anonymous, kB", of_each(&|process| Some(process.status("RssAnon:"))));
         row("inotify watches", of_each(&watches));
-        drop(agents);
+        for (_, _, end) in &agents {
+            end.abort();
+        }
     }
 }
 
