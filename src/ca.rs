@@ -5,6 +5,7 @@ pub mod citadel;
 pub mod client_cert;
 pub mod embedded;
 pub mod endpoint;
+pub mod rest;
 pub mod server;
 mod tls;
 
@@ -51,6 +52,8 @@ pub enum CaError {
     Timeout(Duration),
     #[error("the CA at {address} answered {code:?}: {message}")]
     Refused { address: String, code: tonic::Code, message: String },
+    #[error("the CA at {address} answered {status}: {message}")]
+    Status { address: String, status: http::StatusCode, message: String, retry_after: Option<Duration> },
     #[error(
         "the CA at {address} refuses the client certificate {certificate}: {reason}; replace it, or take it away, and the token is used"
     )]
@@ -93,11 +96,25 @@ impl CaError {
                 | Code::Unauthenticated => Class::Transient,
                 _ => Class::Lasting,
             },
+            // Too many requests, or the server's own trouble; 401, because tokens are rotated.
+            Self::Status { status, .. } if status.is_server_error() => Class::Transient,
+            Self::Status { status, .. } => match status.as_u16() {
+                401 | 408 | 425 | 429 => Class::Transient,
+                _ => Class::Lasting,
+            },
             Self::Tls { .. }
             | Self::ClientCertificate { .. }
             | Self::Roots(_)
             | Self::Answer(_)
             | Self::Local(_) => Class::Lasting,
+        }
+    }
+
+    /// How long the CA asks to be left alone.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Status { retry_after, .. } => *retry_after,
+            _ => None,
         }
     }
 
@@ -108,7 +125,7 @@ impl CaError {
             Self::Tls { .. } => "tls",
             Self::Roots(_) => "roots",
             Self::Timeout(_) => "timeout",
-            Self::Refused { .. } => "refused",
+            Self::Refused { .. } | Self::Status { .. } => "refused",
             Self::ClientCertificate { .. } => "client_certificate",
             Self::Credential(_) | Self::NoCredential { .. } => "credential",
             Self::Answer(answer) => answer.label(),

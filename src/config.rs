@@ -108,6 +108,18 @@ enum ProviderName {
     None,
 }
 
+impl ProviderName {
+    /// Whether it is somewhere on the network.
+    fn has_address(self) -> bool {
+        matches!(self, Self::Citadel)
+    }
+
+    /// `text` as the address of such a CA.
+    fn address(self, text: &str) -> Result<Address, String> {
+        text.parse()
+    }
+}
+
 const PROVIDERS: &str = "citadel (Istio's CA protocol; give --ca-address), embedded (a CA of its own, for development), \
                          none (files in --cert-dir alone)";
 
@@ -135,7 +147,9 @@ impl Config {
         let files_alone = r.switch("file-mounted-certs", args.file_mounted_certs, &["FILE_MOUNTED_CERTS"]);
 
         let ca = r.parsed("ca", &args.ca, &["CA_PROVIDER"], parse_provider);
-        let address = r.parsed("ca-address", &args.ca_address, &["CA_ADDR"], str::parse::<Address>);
+        let address = r.parsed("ca-address", &args.ca_address, &["CA_ADDR"], |text| {
+            ca.value.unwrap_or(ProviderName::Citadel).address(text)
+        });
         let ca_dir = r.text("ca-dir", &args.ca_dir, &[]);
         let cert_dir = r.text("cert-dir", &args.cert_dir, &[]);
         let client_cert = r.text("ca-client-cert-dir", &args.ca_client_cert_dir, &["PROV_CERT"]);
@@ -333,9 +347,9 @@ fn choose(
             return Some((ProviderName::None, files_alone.from.clone()));
         }
     }
-    if name != ProviderName::Citadel && clash(address.level) {
+    if !name.has_address() && clash(address.level) {
         r.mistake(format!(
-            "{} and {} contradict each other: only citadel has an address; drop one of them",
+            "{} and {} contradict each other: the first has no address; drop one of them",
             ca.from, address.from
         ));
     }
@@ -351,7 +365,7 @@ fn choose(
             ca.from, ca_dir.from
         ));
     }
-    if name == ProviderName::Citadel && address.value.is_none() && !address.was_wrong {
+    if name.has_address() && address.value.is_none() && !address.was_wrong {
         r.mistake(format!("{} needs the CA's address: --ca-address HOST:PORT", ca.from));
     }
     Some((name, ca.from))

@@ -6,7 +6,7 @@ use tonic::metadata::{Ascii, MetadataKey, MetadataValue};
 use tonic::{Code, Request, Status};
 
 use super::client_cert::{ClientCertFolder, ClientCertificate, NoClientCert};
-use super::endpoint::{Connected, Endpoint};
+use super::endpoint::{Connected, Endpoint, Protocol};
 use super::{Answer, BadAnswer, CaError, CertificateAuthority, SigningRequest};
 use crate::backoff::Repeats;
 use crate::clock::Clock;
@@ -94,17 +94,17 @@ impl Citadel {
             Some(folder) => folder.read(&self.clock).await,
             None => {
                 let token = self.token.read()?;
-                return Ok((self.endpoint.connect(None).await?, Credential::Token(token)));
+                return Ok((self.endpoint.connect(None, Protocol::Http2).await?, Credential::Token(token)));
             }
         };
         let certificate = match certificate {
             Ok(certificate) => certificate,
             Err(why) => {
                 let token = self.token_instead(why)?;
-                return Ok((self.endpoint.connect(None).await?, Credential::Token(token)));
+                return Ok((self.endpoint.connect(None, Protocol::Http2).await?, Credential::Token(token)));
             }
         };
-        let connected = self.endpoint.connect(Some(&certificate)).await?;
+        let connected = self.endpoint.connect(Some(&certificate), Protocol::Http2).await?;
         if !connected.has_presented {
             let token = self.token_instead(NoClientCert::NotAsked)?;
             return Ok((connected, Credential::Token(token)));

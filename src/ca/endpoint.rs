@@ -39,7 +39,8 @@ impl Address {
         format!("{scheme}://{}", self.authority())
     }
 
-    fn authority(&self) -> String {
+    /// `HOST:PORT`.
+    pub fn authority(&self) -> String {
         let Self { host, port, .. } = self;
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     }
@@ -55,10 +56,18 @@ impl FromStr for Address {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let address = Self::with_ports(text, Self::TLS_PORT, Self::PLAINTEXT_PORT)?;
+        let is_istios = address.port == Self::PLAINTEXT_PORT && !text.contains("://");
+        Ok(Self { plaintext: address.plaintext || is_istios, ..address })
+    }
+}
+
+impl Address {
+    /// `text` as an address of a CA whose ports are these, where it names none.
+    pub fn with_ports(text: &str, tls_port: u16, plaintext_port: u16) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "{text:?} is not an address of a CA; the shape is istiod.istio-system.svc:15012 (TLS) or \
-                 http://HOST:PORT (plaintext)"
+                "{text:?} is not an address of a CA; the shape is HOST:PORT (TLS) or http://HOST:PORT (plaintext)"
             )
         };
         let (scheme, rest) = match text.split_once("://") {
@@ -73,12 +82,11 @@ impl FromStr for Address {
             return Err(wrong());
         }
         let port = match authority.as_str().strip_prefix(authority.host()) {
-            Some("") if plaintext => Self::PLAINTEXT_PORT,
-            Some("") => Self::TLS_PORT,
+            Some("") if plaintext => plaintext_port,
+            Some("") => tls_port,
             Some(port) => port.trim_start_matches(':').parse().map_err(|_| wrong())?,
             None => return Err(wrong()),
         };
-        let plaintext = plaintext || (port == Self::PLAINTEXT_PORT && scheme.is_none());
         Ok(Self { host, port, plaintext })
     }
 }
@@ -139,6 +147,24 @@ pub struct Connected {
     pub alert: Alert,
 }
 
+/// What is spoken on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// gRPC.
+    Http2,
+    /// REST.
+    Http1,
+}
+
+impl Protocol {
+    fn alpn(self) -> &'static [u8] {
+        match self {
+            Self::Http2 => b"h2",
+            Self::Http1 => b"http/1.1",
+        }
+    }
+}
+
 /// Everything that is needed to connect.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
@@ -151,8 +177,12 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// A new connection, ready for HTTP/2. Where the server asks for a client certificate, it gets `client`.
-    pub async fn connect(&self, client: Option<&ClientCertificate>) -> Result<Connected, CaError> {
+    /// A new connection, ready for `protocol`. Where the server asks for a client certificate, it gets `client`.
+    pub async fn connect(
+        &self,
+        client: Option<&ClientCertificate>,
+        protocol: Protocol,
+    ) -> Result<Connected, CaError> {
         let address = self.address.to_string();
         let unreachable = |source| CaError::Unreachable { address: address.clone(), source };
         let tcp = self.connect_tcp().await.map_err(unreachable)?;
@@ -172,7 +202,7 @@ impl Endpoint {
             Some(presenter) => config.with_client_cert_resolver(presenter),
             None => config.with_no_client_auth(),
         };
-        config.alpn_protocols = vec![b"h2".to_vec()];
+        config.alpn_protocols = vec![protocol.alpn().to_vec()];
         let name = self.server_name.as_ref().unwrap_or(&self.address.host).clone();
         let server_name = ServerName::try_from(name.clone())
             .map_err(|_| failed(format!("{name:?} is not a server name; set --ca-server-name")))?;

@@ -90,8 +90,8 @@ fn contradictions_are_judged_within_one_level() {
     let mounted = ("FILE_MOUNTED_CERTS", "true");
     type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], Option<&'a str>);
     let cases: [Case<'_>; 18] = [
-        ("--ca embedded --ca-address ca:1", &[], Some("only citadel has an address")),
-        ("--ca none --ca-address ca:1", &[], Some("only citadel has an address")),
+        ("--ca embedded --ca-address ca:1", &[], Some("the first has no address")),
+        ("--ca none --ca-address ca:1", &[], Some("the first has no address")),
         ("--ca embedded", &[("CA_ADDR", "ca:1")], None),
         ("--ca citadel --ca-address ca:1 --ca-dir x", &[], Some("only embedded has a folder")),
         ("--ca citadel --ca-address ca:1", &[("ATTACHE_CA_DIR", "x")], None),

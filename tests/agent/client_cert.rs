@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use attache::ca::citadel::Citadel;
 use attache::ca::client_cert::ClientCertFolder;
-use attache::ca::endpoint::{Endpoint, Roots};
+use attache::ca::endpoint::{Endpoint, Protocol, Roots};
 use attache::ca::{CaError, CertificateAuthority as _, SigningRequest};
 use attache::clock::Clock;
 use attache::credential::TokenFile;
@@ -388,7 +388,7 @@ async fn attache_ca_refuses_a_certificate_that_has_expired() {
 /// One call with a client certificate and, if there is one, a token.
 async fn call(endpoint: &Endpoint, client: PathBuf, token: Option<&str>) -> Result<Certificate, Status> {
     let certificate = ClientCertFolder::new(client).read(&Clock::system()).await.unwrap();
-    let connected = endpoint.connect(Some(&certificate)).await.unwrap();
+    let connected = endpoint.connect(Some(&certificate), Protocol::Http2).await.unwrap();
     assert!(connected.has_presented);
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let csr = csr::to_pem(&csr::request(&key, None).unwrap());

@@ -42,7 +42,7 @@ async fn every_mistake_is_told_in_one_report_with_exit_code_2() {
         (&["--cert-dir", "/nowhere"], "choose with --ca one of citadel"),
         (
             &["--ca", "embedded", "--ca-address", "istiod:15012"],
-            "contradict each other: only citadel has an address",
+            "contradict each other: the first has no address",
         ),
         (
             &["--ca", "citadel", "--ca-address", "a:1", "--file-mounted-certs"],

@@ -1,0 +1,102 @@
+//! Calls to CAs that take requests over HTTP/1.1: JSON there and back, one connection for each call.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RETRY_AFTER};
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper_util::rt::TokioIo;
+use zeroize::Zeroizing;
+
+use super::CaError;
+use super::endpoint::{Connected, Endpoint, Protocol};
+use crate::limits;
+
+/// One call.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// GET, POST and so on.
+    pub method: Method,
+    /// Path and query, from the first slash on.
+    pub path: &'a str,
+    /// Beside those that every call has. Credentials are marked as sensitive.
+    pub headers: HeaderMap,
+    /// JSON. It may hold a credential.
+    pub body: Option<Zeroizing<Vec<u8>>>,
+}
+
+/// What came back, whatever its status.
+#[derive(Debug)]
+pub struct Reply {
+    /// 200 and so on.
+    pub status: StatusCode,
+    /// Of [`limits::CA_ANSWER_BYTES`] at most.
+    pub body: Bytes,
+    /// How long the server asks to be left alone.
+    pub retry_after: Option<Duration>,
+}
+
+/// Makes one call to `endpoint`. The caller sets the deadline.
+pub async fn call(endpoint: &Endpoint, call: Call<'_>) -> Result<Reply, CaError> {
+    let address = endpoint.address.to_string();
+    let Connected { io, alert, .. } = endpoint.connect(None, Protocol::Http1).await?;
+    let broken = |error: &dyn std::fmt::Display| {
+        let source = std::io::Error::other(error.to_string());
+        alert.explain(&address, None).unwrap_or(CaError::Unreachable { address: address.clone(), source })
+    };
+    let host = HeaderValue::from_str(&endpoint.address.authority());
+    let mut request = Request::new(Full::new(call.body.map(Bytes::from_owner).unwrap_or_default()));
+    *request.method_mut() = call.method;
+    *request.uri_mut() =
+        call.path.parse().map_err(|_| CaError::Local(format!("{:?} is no path of a URL", call.path)))?;
+    *request.headers_mut() = call.headers;
+    let headers = request.headers_mut();
+    headers.insert(HOST, host.map_err(|_| CaError::Local(format!("{address} can't be sent in a header")))?);
+    headers.entry(ACCEPT).or_insert(HeaderValue::from_static("application/json"));
+    headers.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
+
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(io)).await;
+    let (mut sender, connection) = handshake.map_err(|error| broken(&error))?;
+    let driver = async {
+        // However the connection ends, the call hears of it.
+        let _ = connection.await;
+        std::future::pending().await
+    };
+    let exchange = async {
+        let (head, body) = sender.send_request(request).await.map_err(|error| broken(&error))?.into_parts();
+        let body = Limited::new(body, limits::CA_ANSWER_BYTES).collect().await;
+        let body = body.map_err(|error| broken(&error))?.to_bytes();
+        Ok(Reply { status: head.status, body, retry_after: retry_after(&head.headers) })
+    };
+    tokio::select! {
+        reply = exchange => reply,
+        () = driver => Err(broken(&"the connection ended")),
+    }
+}
+
+impl Reply {
+    /// The answer, if the server was content; else what it said, made into an error by `explain`.
+    pub fn success(
+        self,
+        endpoint: &Endpoint,
+        explain: impl FnOnce(&[u8]) -> Option<String>,
+    ) -> Result<Bytes, CaError> {
+        if self.status.is_success() {
+            return Ok(self.body);
+        }
+        let message = explain(&self.body).unwrap_or_else(|| String::from_utf8_lossy(&self.body).into_owned());
+        Err(CaError::Status {
+            address: endpoint.address.to_string(),
+            status: self.status,
+            message: limits::foreign(message.trim()),
+            retry_after: self.retry_after,
+        })
+    }
+}
+
+/// Seconds. The other form, a date, is rare, and depends on two clocks.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
