@@ -271,7 +271,7 @@ fn output(r: &mut Reader<'_>, args: &RunArgs) -> Option<output::Settings> {
         folder: std::path::absolute(&folder).unwrap_or_else(|_| folder.into()),
         key_mode: key_mode.or(0o600_u32),
         cert_mode: cert_mode.or(0o644_u32),
-        hook: command.value.map(|command| Hook { command, timeout }),
+        hook: command.value.map(|command| Hook { command: command.into(), timeout }),
     })
 }
 

@@ -9,6 +9,7 @@ pub mod identity;
 pub mod limits;
 pub mod pki;
 pub mod plain_file;
+pub mod command;
 pub mod proto;
 pub mod secret;
 pub mod generation;

@@ -20,8 +20,8 @@ pub const CRLS: usize = 100;
 pub const TOKEN_BYTES: u64 = 64 << 10;
 /// Bytes of a CA's answer.
 pub const CA_ANSWER_BYTES: usize = 1 << 20;
-/// Bytes that are kept of what an output hook says.
-pub const HOOK_OUTPUT_BYTES: usize = 4 << 10;
+/// Bytes that are kept of the words of a command of the user's.
+pub const COMMAND_WORDS_BYTES: usize = 4 << 10;
 /// Generations of the output folder that may lie there for those who are still reading them.
 pub const OUTPUT_GENERATIONS: usize = 32;
 /// Connections to the status address at a time.

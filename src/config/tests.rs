@@ -251,7 +251,7 @@ fn the_output_and_what_it_needs() {
     assert!(settings.folder.is_absolute() && settings.folder.ends_with("out"), "{:?}", settings.folder);
     assert_eq!((settings.key_mode, settings.cert_mode), (0o640, 0o444));
     let timeout = Duration::from_secs(5);
-    assert_eq!(settings.hook, Some(Hook { command: "true".to_owned(), timeout }));
+    assert_eq!(settings.hook, Some(Hook { command: "true".into(), timeout }));
     let all = mistakes("--ca none --output-hook x --output-key-mode 9 --output-hook-timeout 1ms", &[]);
     for words in
         ["--output-hook needs a folder to be written: --output-dir", "--output-key-mode: \"9\"", "100ms"]

@@ -38,7 +38,7 @@ impl Stage {
         let (cache, metrics, stop) = (Cache::default(), Metrics::default(), CancellationToken::new());
         let publisher = |name| cache.publisher(Key { workload: WORKLOAD, name }, Origin::Ca);
         let (pair, roots) = (publisher(SecretName::Workload), publisher(SecretName::Roots));
-        let hook = hook.map(|command| Hook { command: command.to_owned(), timeout: PATIENCE });
+        let hook = hook.map(|command| Hook { command: command.into(), timeout: PATIENCE });
         let folder = place.path().join("out");
         let settings = Settings { folder, key_mode: 0o600, cert_mode: 0o644, hook };
         let output = Output::new(settings, &cache, WORKLOAD, clock.clone(), metrics.clone()).unwrap();

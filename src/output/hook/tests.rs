@@ -2,12 +2,16 @@
 
 use std::time::Instant;
 
+use rustix::process::{Pid, Signal};
+
 use super::*;
+use crate::command::TERM_GRACE;
+use crate::limits;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn hook(command: &str, timeout: Duration) -> Hook {
-    Hook { command: command.to_owned(), timeout }
+    Hook { command: command.into(), timeout }
 }
 
 /// Waits for a process to be gone; a zombie is.
