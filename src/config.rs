@@ -229,6 +229,7 @@ impl Config {
 
         let files = files::Settings {
             mounted,
+            own: output.iter().map(|output| output.folder.clone()).collect(),
             is_alone: matches!(provider, Provider::None),
             debounce: file_debounce,
             prefixes,

@@ -120,6 +120,8 @@ pub struct Places {
     pub ranked: Vec<Place>,
     /// Where files must lie, after all links; anywhere if empty.
     pub inside: Vec<PathBuf>,
+    /// Where the agent itself writes: what lies there, after all links, is not there.
+    pub own: Vec<PathBuf>,
     /// A certificate among the roots that can't be read is left out. For those of operating systems, which hold odd ones.
     pub is_lenient: bool,
 }
@@ -148,6 +150,14 @@ impl<T> Found<T> {
         Found { secret: self.secret.map(|secret| secret.map(into)), rank: self.rank }
     }
 
+    /// When it will be good without any change.
+    pub fn starts(&self) -> Option<SystemTime> {
+        match &self.secret {
+            Err(FileError::NotYetValid { from, .. }) => Some(*from),
+            _ => None,
+        }
+    }
+
     /// What is there and good.
     pub fn good(&self) -> Option<&T> {
         self.secret.as_ref().ok().and_then(Option::as_ref)
@@ -157,6 +167,11 @@ impl<T> Found<T> {
 type Content = Result<Option<Zeroizing<Vec<u8>>>, FileError>;
 
 impl Places {
+    /// Files that may lie anywhere.
+    pub fn new(ranked: Vec<Place>) -> Self {
+        Self { ranked, inside: Vec::new(), own: Vec::new(), is_lenient: false }
+    }
+
     /// Every file of every place.
     pub fn paths(&self) -> Vec<PathBuf> {
         self.ranked.iter().flat_map(Place::paths).cloned().collect()
@@ -175,8 +190,8 @@ impl Places {
     /// That there is no key pair, or that there are no roots.
     pub fn missing(&self, key_pairs: bool) -> FileError {
         let paths = self.ranked.iter().flat_map(|place| match key_pairs {
-            true => place.key_pair.as_ref().map(|(chain, _)| chain.clone()),
-            false => place.roots.clone(),
+            true => place.key_pair.iter().flat_map(|(chain, key)| [chain, key]).cloned().collect::<Vec<_>>(),
+            false => place.roots.iter().cloned().collect(),
         });
         FileError::Missing { paths: paths.collect() }
     }
@@ -213,6 +228,9 @@ impl Places {
 
     /// The content of a file; none where there is no file.
     fn read(&self, path: &Path) -> Content {
+        if plain_file::lies_in(path, &self.own) {
+            return Ok(None);
+        }
         match plain_file::read_inside(path, limits::FILE_BYTES, &self.inside) {
             Ok(content) => Ok(Some(content)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -16,6 +16,16 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
     content(open(path)?, limit)
 }
 
+/// Whether the file at `path` lies in one of `folders`, after all links.
+pub fn lies_in(path: &Path, folders: &[PathBuf]) -> bool {
+    let real = |path: &Path| path.canonicalize().ok();
+    // Most often there is none, and nothing to look up.
+    !folders.is_empty()
+        && real(path).is_some_and(|path| {
+            folders.iter().filter_map(|folder| real(folder)).any(|it| path.starts_with(it))
+        })
+}
+
 /// The same, if the file lies in one of the folders `inside`, after all links. Where none is named, anywhere.
 ///
 /// What lies elsewhere gets the same error whether or not it is there.

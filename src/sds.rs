@@ -107,8 +107,10 @@ impl SecretDiscovery {
         let mut found: HashMap<SecretName, Resource> = HashMap::new();
         let deadline = Instant::now() + patience;
         let mut undecided: BTreeSet<_> = waiting.keys().cloned().collect();
-        // Once something is there, a name that fails does not hold it back.
-        while !waiting.is_empty() && (found.is_empty() || !undecided.is_empty()) {
+        // Once something is there, a name that fails does not hold it back. Where nothing is, a CA may yet answer; that a
+        // file is mended meanwhile is not likely.
+        let may_come = |waiting: &StreamMap<SecretName, _>| !waiting.keys().all(SecretName::is_on_demand);
+        while !undecided.is_empty() || (found.is_empty() && may_come(&waiting)) {
             let next = tokio::time::timeout_at(deadline, waiting.next()).await;
             let Ok(Some((name, entry))) = next else { break };
             match self.sendable(&entry) {

@@ -63,8 +63,7 @@ impl ClientCertFolder {
     /// a tenth of a second.
     pub async fn read(&self, clock: &Clock) -> Result<ClientCertificate, NoClientCert> {
         let key_pair = Some((self.path.join(CHAIN_FILE), self.path.join(KEY_FILE)));
-        let places =
-            Places { ranked: vec![Place { key_pair, roots: None }], inside: Vec::new(), is_lenient: false };
+        let places = Places::new(vec![Place { key_pair, roots: None }]);
         let look = || places.look(clock.now()).key_pair.secret;
         let mut looked = look();
         for _ in 1..LOOKS {

@@ -11,9 +11,9 @@ use crate::backoff::Repeats;
 use crate::cache::{Cache, Key, Origin, Published, Publisher, Workload};
 use crate::clock::Clock;
 use crate::generation::{FileError, Found, Generation, Place, Places};
-use crate::limits;
 use crate::metrics::{BySource, Metrics};
-use crate::secret::{KeyPair, Secret, SecretName, TrustBundle};
+use crate::secret::{Secret, SecretName};
+use crate::{limits, plain_file};
 
 /// The names of the files in a `--cert-dir`: chain, key, roots.
 const NAMES: [&str; 3] = ["cert-chain.pem", "key.pem", "root-cert.pem"];
@@ -58,6 +58,8 @@ pub struct Settings {
     pub is_alone: bool,
     /// At most one publish of a secret in each such span.
     pub debounce: Duration,
+    /// Where the agent itself writes: what is mounted as links to there is not served.
+    pub own: Vec<PathBuf>,
     /// Where files that are asked for by name must lie; anywhere if empty.
     pub prefixes: Vec<PathBuf>,
     /// The file of the system's roots, instead of those that distributions have (`SSL_CERT_FILE`).
@@ -120,7 +122,7 @@ impl FileSource {
     ) -> Self {
         let debounce = settings.debounce;
         let tools = Tools { cache: cache.clone(), watcher, debounce, clock, metrics };
-        let places = Places { ranked: settings.mounted.clone(), inside: Vec::new(), is_lenient: false };
+        let places = Places { own: settings.own.clone(), ..Places::new(settings.mounted.clone()) };
         let feed = |name| Some(Feed::new(cache, Key { workload, name }, settings.is_alone));
         let mounted = tools.clone().set(places, feed(SecretName::Workload), feed(SecretName::Roots));
         Self { settings, mounted, tools }
@@ -128,6 +130,11 @@ impl FileSource {
 
     /// Publishes what is mounted now, so that no CA is asked for what files give.
     pub fn publish_once(&mut self) {
+        for path in self.mounted.places.paths() {
+            if plain_file::lies_in(&path, &self.settings.own) {
+                tracing::warn!(path = %path.display(), "this leads to where the agent itself writes; it is not read");
+            }
+        }
         let generation = self.mounted.look();
         self.mounted.publish(generation);
     }
@@ -160,7 +167,7 @@ fn places_of(name: &SecretName, settings: &Settings) -> Places {
     // Whoever reads of it does not know where the agent runs.
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let roots = |path: &Path| Place { roots: Some(absolute(path)), key_pair: None };
-    let named = |place| Places { ranked: vec![place], inside: settings.prefixes.clone(), is_lenient: false };
+    let named = |place| Places { inside: settings.prefixes.clone(), ..Places::new(vec![place]) };
     match name {
         SecretName::FileKeyPair(name) => {
             let key_pair = Some((absolute(name.chain()), absolute(name.key())));
@@ -170,7 +177,7 @@ fn places_of(name: &SecretName, settings: &Settings) -> Places {
         SecretName::SystemRoots => {
             let known = || SYSTEM_ROOTS.map(|path| roots(path.as_ref())).to_vec();
             let ranked = settings.system_roots.as_deref().map_or_else(known, |path| vec![roots(path)]);
-            Places { ranked, inside: Vec::new(), is_lenient: true }
+            Places { is_lenient: true, ..Places::new(ranked) }
         }
         // Nobody asks for these: they are there from the start.
         SecretName::Workload | SecretName::Roots => named(Place::default()),
@@ -237,10 +244,11 @@ impl Set {
                     self.watch.forget_writers();
                 }
                 doubtful_since = None;
-                let next = self.next_moment(&generation);
+                let starts = generation.key_pair.starts();
                 if self.publish(generation) {
                     pause = PAUSE;
                 }
+                let next = starts.into_iter().chain(self.ends()).min();
                 let its_time = async {
                     match next {
                         Some(moment) => self.tools.clock.sleep_until(moment).await,
@@ -285,16 +293,10 @@ impl Set {
             && !is_mixed
     }
 
-    /// When to look again though nothing changes: something begins to be valid, or ceases to be.
-    fn next_moment(&self, generation: &Generation) -> Option<SystemTime> {
-        let starts = match &generation.key_pair.secret {
-            Err(FileError::NotYetValid { from, .. }) => Some(*from),
-            _ => None,
-        };
+    /// When what is served ceases to be valid: something is to be told then, though nothing changes.
+    fn ends(&self) -> impl Iterator<Item = SystemTime> {
         let now = self.tools.clock.now();
-        let Generation { key_pair, roots } = generation;
-        let ends = [key_pair.good().map(KeyPair::not_after), roots.good().map(TrustBundle::not_after)];
-        ends.into_iter().flatten().chain(starts).filter(|moment| *moment > now).min()
+        self.feeds().filter_map(Feed::served).filter(move |moment| *moment > now)
     }
 
     /// Publishes what is good and tells what is not. True if something new was published.
@@ -391,9 +393,25 @@ impl Feed {
             }
             Err(error) => {
                 self.fail(&error, metrics);
+                if !self.is_alone
+                    && self.served().is_some_and(|ends| ends <= now)
+                    && self.rank.take().is_some()
+                {
+                    tracing::warn!(
+                        name,
+                        "what the files gave has expired, and nobody has renewed it: the CA takes over"
+                    );
+                    self.publisher.release(Some(error.to_string()));
+                }
                 false
             }
         }
+    }
+
+    /// When the value ends that files gave and that is served.
+    fn served(&self) -> Option<SystemTime> {
+        let good = self.publisher.entry().good.filter(|good| good.origin == Origin::Files)?;
+        Some(good.secret.not_after())
     }
 
     fn fail(&mut self, error: &FileError, metrics: &Metrics) {

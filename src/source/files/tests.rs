@@ -20,7 +20,7 @@ use crate::cache::{Entry, Subscription};
 use crate::identity::SpiffeId;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
 use crate::pki::{csr, pem};
-use crate::secret::{Resource, Version};
+use crate::secret::{KeyPair, Resource, TrustBundle, Version};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const DEBOUNCE: Duration = Duration::from_millis(20);
@@ -131,6 +131,7 @@ async fn change(how: impl FnOnce() + Send + 'static) {
 fn settings(folder: &Path) -> Settings {
     Settings {
         mounted: places(folder),
+        own: Vec::new(),
         is_alone: false,
         debounce: DEBOUNCE,
         prefixes: Vec::new(),
@@ -766,4 +767,52 @@ async fn a_pair_of_the_future_is_served_once_its_time_has_come() {
     assert!(served.is_ok(), "it is never served");
     drop(served);
     mount.serves(&files, "its failure ends").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_that_nobody_renews_let_go_when_what_they_gave_has_ended() {
+    // No change of a file tells of it.
+    let mount = Mount { clock: Clock::starting_at(Clock::system().now()), ..Mount::new() };
+    let files = Files::new();
+    files.write(&mount.folder());
+    mount.follow();
+    mount.serves(&files, "at first").await;
+    let mut entries = mount.watch(KEY_PAIR);
+    let released = tokio::time::timeout(2 * DAY, entries.wait_for(|entry| entry.holder.is_none())).await;
+    let entry = released.expect("files hold what has expired").unwrap().clone();
+    assert!(entry.failure().unwrap().contains("it expired at"), "{entry:?}");
+    assert!(entry.valid_at(mount.clock.now()).is_err());
+    let ca = mount.cache.publisher(KEY_PAIR, Origin::Ca);
+    let Files { chain, key, .. } = Files::at(mount.clock.clone());
+    let pair = KeyPair::new(pem::certificates(&chain).unwrap(), PrivateKey::from_pem(&key).unwrap()).unwrap();
+    assert_eq!(ca.publish(Secret::KeyPair(pair), mount.clock.now(), None), Published::Changed);
+    // Somebody renews them after all.
+    let files =
+        Files { root: files.root, root_version: files.root_version, ..Files::at(mount.clock.clone()) };
+    files.write(&mount.folder());
+    mount.serves(&files, "new files").await;
+}
+
+#[test]
+fn what_the_agent_writes_is_not_read_back_whatever_leads_to_it() {
+    let mount = Mount::new();
+    let output = mount.temp.path().join("output");
+    let files = Files::new();
+    fs::create_dir_all(output.join("..data")).unwrap();
+    files.write(&output.join("..data"));
+    symlink(&output, mount.temp.path().join("link")).unwrap();
+    for (name, _) in files.each() {
+        symlink(output.join("..data").join(name), mount.path(name)).unwrap();
+    }
+    let own = vec![mount.temp.path().join("link")];
+    for folder in [mount.folder(), output.join("..data")] {
+        let mut source = mount.source_with(Settings { own: own.clone(), ..settings(&folder) });
+        source.publish_once();
+        for key in [KEY_PAIR, ROOTS] {
+            let entry = mount.entry(key);
+            assert!(entry.good.is_none() && entry.holder.is_none(), "{}", folder.display());
+        }
+    }
+    mount.source().publish_once();
+    assert!(mount.entry(KEY_PAIR).good.is_some(), "without an output they are files like others");
 }
