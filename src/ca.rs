@@ -96,10 +96,11 @@ impl CaError {
                 | Code::Unauthenticated => Class::Transient,
                 _ => Class::Lasting,
             },
-            // Too many requests, or the server's own trouble; 401, because tokens are rotated.
+            // Too many requests, or the server's own trouble; 401, because tokens are rotated; 307, 412, 472 and 473,
+            // because another node of a Vault may answer the next call, or the same one when it has caught up.
             Self::Status { status, .. } if status.is_server_error() => Class::Transient,
             Self::Status { status, .. } => match status.as_u16() {
-                401 | 408 | 425 | 429 => Class::Transient,
+                307 | 401 | 408 | 412 | 425 | 429 | 472 | 473 => Class::Transient,
                 _ => Class::Lasting,
             },
             Self::Tls { .. }

@@ -16,6 +16,8 @@ use crate::{limits, plain_file};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenFile {
     path: PathBuf,
+    /// What names it.
+    option: &'static str,
 }
 
 /// Why there is no token.
@@ -23,9 +25,9 @@ pub struct TokenFile {
 #[expect(missing_docs, reason = "each variant's message is its documentation")]
 pub enum CredentialError {
     #[error(
-        "the token file {path} can't be read: {source}; mount the token there, or name its place with --token-file"
+        "the token file {path} can't be read: {source}; mount the token there, or name its place with {option}"
     )]
-    Unreadable { path: PathBuf, source: io::Error },
+    Unreadable { path: PathBuf, source: io::Error, option: &'static str },
     #[error("the token file {path} is empty: whoever writes it has not done so yet, or failed")]
     Empty { path: PathBuf },
     #[error("the token file {path} holds no token: {reason}")]
@@ -35,7 +37,12 @@ pub enum CredentialError {
 impl TokenFile {
     /// The token in the file at `path`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into() }
+        Self::named_by("--token-file", path)
+    }
+
+    /// The token in the file at `path`, which is named by `option`.
+    pub fn named_by(option: &'static str, path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), option }
     }
 
     /// Where it is.
@@ -45,7 +52,8 @@ impl TokenFile {
 
     /// Reads the token as it is now.
     pub fn read(&self) -> Result<Token, CredentialError> {
-        let unreadable = |source| CredentialError::Unreadable { path: self.path.clone(), source };
+        let unreadable =
+            |source| CredentialError::Unreadable { path: self.path.clone(), source, option: self.option };
         let not_a_token = |reason| CredentialError::NotAToken { path: self.path.clone(), reason };
         let text = plain_file::read(&self.path, limits::TOKEN_BYTES).map_err(unreadable)?;
         let token = text.trim_ascii();

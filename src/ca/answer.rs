@@ -32,6 +32,8 @@ pub enum BadAnswer {
         "the answer names no root, so nobody could check the certificate: the CA must send its root last"
     )]
     NoRoot,
+    #[error("the answer names no root above {issuer}, so nobody could check the certificate: {way_out}")]
+    NoRootAbove { issuer: String, way_out: &'static str },
     #[error("the certificate is for another key than the one in the request (it names {names})")]
     ForeignKey { names: String },
     #[error(
@@ -54,7 +56,7 @@ impl BadAnswer {
     pub fn label(&self) -> &'static str {
         match self {
             Self::Empty | Self::Unreadable(_) | Self::TooLong(_) => "junk",
-            Self::NoRoot => "no_root",
+            Self::NoRoot | Self::NoRootAbove { .. } => "no_root",
             Self::ForeignKey { .. } => "foreign_key",
             Self::WrongIdentity { .. } | Self::NoIdentity { .. } => "wrong_identity",
             Self::Expired { .. } => "expired",

@@ -1,16 +1,20 @@
 //! Calls to CAs that take requests over HTTP/1.1: JSON there and back, one connection for each call.
 
+use std::convert::Infallible;
+use std::error::Error;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RETRY_AFTER};
 use http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper_util::rt::TokioIo;
+use tonic::metadata::MetadataMap;
 use zeroize::Zeroizing;
 
-use super::CaError;
+use super::citadel::Header;
 use super::endpoint::{Connected, Endpoint, Protocol};
+use super::{BadAnswer, CaError};
 use crate::limits;
 
 /// One call.
@@ -41,8 +45,8 @@ pub struct Reply {
 pub async fn call(endpoint: &Endpoint, call: Call<'_>) -> Result<Reply, CaError> {
     let address = endpoint.address.to_string();
     let Connected { io, alert, .. } = endpoint.connect(None, Protocol::Http1).await?;
-    let broken = |error: &dyn std::fmt::Display| {
-        let source = std::io::Error::other(error.to_string());
+    let broken = |error: &dyn Error| {
+        let source = std::io::Error::other(format!("no whole answer came: {}", with_causes(error)));
         alert.explain(&address, None).unwrap_or(CaError::Unreachable { address: address.clone(), source })
     };
     let host = HeaderValue::from_str(&endpoint.address.authority());
@@ -61,17 +65,23 @@ pub async fn call(endpoint: &Endpoint, call: Call<'_>) -> Result<Reply, CaError>
     let driver = async {
         // However the connection ends, the call hears of it.
         let _ = connection.await;
-        std::future::pending().await
+        std::future::pending::<Infallible>().await
     };
     let exchange = async {
         let (head, body) = sender.send_request(request).await.map_err(|error| broken(&error))?.into_parts();
         let body = Limited::new(body, limits::CA_ANSWER_BYTES).collect().await;
-        let body = body.map_err(|error| broken(&error))?.to_bytes();
+        let body = body.map_err(|error| match error.is::<LengthLimitError>() {
+            true => {
+                BadAnswer::Unreadable(format!("it is longer than {} bytes", limits::CA_ANSWER_BYTES)).into()
+            }
+            false => broken(&*error),
+        });
+        let body = body?.to_bytes();
         Ok(Reply { status: head.status, body, retry_after: retry_after(&head.headers) })
     };
     tokio::select! {
         reply = exchange => reply,
-        () = driver => Err(broken(&"the connection ended")),
+        never = driver => match never {},
     }
 }
 
@@ -93,6 +103,25 @@ impl Reply {
             retry_after: self.retry_after,
         })
     }
+}
+
+/// `error` with what is behind it: hyper says no more than "connection error".
+fn with_causes(error: &dyn Error) -> String {
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// The configured headers, as a call takes them.
+pub fn headers(configured: &[Header]) -> HeaderMap {
+    let mut map = MetadataMap::new();
+    for (name, value) in configured {
+        map.insert(name.clone(), value.clone());
+    }
+    map.into_headers()
 }
 
 /// Seconds. The other form, a date, is rare, and depends on two clocks.
