@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 use crate::ca::CertificateAuthority;
 use crate::ca::citadel::Citadel;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
+use crate::ca::vault::Vault;
 use crate::cache::{Cache, Workload};
 use crate::clock::Clock;
 use crate::config::{Config, Provider};
@@ -172,6 +173,9 @@ fn certificate_authority(
             headers,
             clock: clock.clone(),
         })),
+        Provider::Vault { endpoint, settings, headers } => {
+            Some(Box::new(Vault::new(endpoint, settings, &headers, clock.clone())))
+        }
     })
 }
 

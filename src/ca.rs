@@ -8,6 +8,7 @@ pub mod endpoint;
 pub mod rest;
 pub mod server;
 mod tls;
+pub mod vault;
 
 use std::fmt;
 use std::time::Duration;

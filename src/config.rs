@@ -5,6 +5,7 @@
 
 mod args;
 mod reader;
+mod vault;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use self::reader::{Level, Reader};
 use crate::ca::citadel::Header;
 use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::endpoint::{Address, Endpoint, Roots};
+use crate::ca::vault as vault_ca;
 use crate::credential::TokenFile;
 use crate::generation::Place;
 use crate::identity::SpiffeId;
@@ -91,6 +93,15 @@ pub enum Provider {
         /// Further headers.
         headers: Vec<Header>,
     },
+    /// HashiCorp Vault or OpenBao.
+    Vault {
+        /// Where it is.
+        endpoint: Endpoint,
+        /// What is asked of it, and how to get in.
+        settings: vault_ca::Settings,
+        /// Further headers.
+        headers: Vec<Header>,
+    },
     /// The development CA.
     Embedded {
         /// Its folder.
@@ -104,6 +115,7 @@ pub enum Provider {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProviderName {
     Citadel,
+    Vault,
     Embedded,
     None,
 }
@@ -111,16 +123,19 @@ enum ProviderName {
 impl ProviderName {
     /// Whether it is somewhere on the network.
     fn has_address(self) -> bool {
-        matches!(self, Self::Citadel)
+        matches!(self, Self::Citadel | Self::Vault)
     }
 
     /// `text` as the address of such a CA.
     fn address(self, text: &str) -> Result<Address, String> {
-        text.parse()
+        match self {
+            Self::Vault => Address::with_ports(text, vault_ca::PORT, vault_ca::PORT),
+            _ => text.parse(),
+        }
     }
 }
 
-const PROVIDERS: &str = "citadel (Istio's CA protocol; give --ca-address), embedded (a CA of its own, for development), \
+const PROVIDERS: &str = "citadel (Istio's CA protocol; give --ca-address), vault (HashiCorp Vault or OpenBao), embedded (a CA of its own, for development), \
                          none (files in --cert-dir alone)";
 
 impl Config {
@@ -163,7 +178,7 @@ impl Config {
         }
         let mounted = mounted(&cert_dir, &own, &mut notes);
         let (name, provider_reason) =
-            choose(r, ca, &files_alone, &address, &ca_dir, &client_cert, &mounted).unzip();
+            choose(r, ca.clone(), &files_alone, &address, &ca_dir, &client_cert, &mounted).unzip();
         let client_cert = client_cert_folder(r, client_cert, name, &address, &mut notes);
 
         let default_token = match r.variable("JWT_POLICY") {
@@ -173,6 +188,7 @@ impl Config {
         let token = r.text("token-file", &args.token_file, &[]).or(default_token);
         let token = TokenFile::new(token);
         let identity = identity(r, args, &token, &client_cert, name);
+        let vault = vault::settings(r, args, &ca, name, &token);
 
         let key_type = r.parsed("key-type", &args.key_type, &[], str::parse::<KeyType>);
         let key_type = match key_type.value {
@@ -209,6 +225,14 @@ impl Config {
                 }
                 let endpoint = Endpoint { address, roots, server_name };
                 Provider::Citadel { endpoint, token, client_cert, cluster_id, headers }
+            }
+            (Some(ProviderName::Vault), Some(address)) => {
+                if address.plaintext {
+                    notes.push(format!("the workload's token and Vault's go to {address} in plain text"));
+                }
+                let endpoint = Endpoint { address, roots, server_name };
+                // Without settings there are mistakes.
+                vault.map_or(Provider::None, |settings| Provider::Vault { endpoint, settings, headers })
             }
             (Some(ProviderName::Embedded), _) => {
                 Provider::Embedded { folder: ca_dir.or("./attache-ca").into() }
@@ -544,6 +568,7 @@ fn istio_key_type(r: &mut Reader<'_>) -> KeyType {
 fn parse_provider(text: &str) -> Result<ProviderName, String> {
     match text.to_ascii_lowercase().as_str() {
         "citadel" => Ok(ProviderName::Citadel),
+        "vault" => Ok(ProviderName::Vault),
         "embedded" => Ok(ProviderName::Embedded),
         "none" => Ok(ProviderName::None),
         _ => Err(format!("{text:?} is not a CA of this agent; choose one of {PROVIDERS}")),

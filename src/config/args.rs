@@ -20,8 +20,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "MODE", help_heading = "Socket")]
     pub socket_mode: Option<String>,
 
-    /// Who signs: citadel (Istio's CA protocol), embedded (a CA of its own, for development), none (mounted files
-    /// alone) [default: citadel where there is an address; none with --file-mounted-certs, or where --cert-dir holds
+    /// Who signs: citadel (Istio's CA protocol), vault (HashiCorp Vault, OpenBao), embedded (a CA of its own, for
+    /// development), none (mounted files alone) [default: citadel where there is an address; none with --file-mounted-certs, or where --cert-dir holds
     /// a key pair] [CA_PROVIDER]
     #[arg(long, value_name = "PROVIDER", help_heading = "CA")]
     pub ca: Option<String>,
@@ -55,6 +55,28 @@ pub struct RunArgs {
     /// The cluster id that the CA is told [default: Kubernetes] [ISTIO_META_CLUSTER_ID]
     #[arg(long, value_name = "ID", help_heading = "CA")]
     pub cluster_id: Option<String>,
+
+    /// Where the PKI secrets engine is mounted [default: pki]
+    #[arg(long, value_name = "PATH", help_heading = "Vault")]
+    pub vault_pki_mount: Option<String>,
+    /// The PKI engine's role that signs: its allowed_uri_sans must allow the workload's SPIFFE ID
+    #[arg(long, value_name = "ROLE", help_heading = "Vault")]
+    pub vault_role: Option<String>,
+    /// The namespace that both mounts are in [default: none]
+    #[arg(long, value_name = "NAMESPACE", help_heading = "Vault")]
+    pub vault_namespace: Option<String>,
+    /// Log in by this role of the auth method, with the token in --token-file
+    #[arg(long, value_name = "ROLE", help_heading = "Vault")]
+    pub vault_auth_role: Option<String>,
+    /// Where the auth method is mounted: a kubernetes or jwt method [default: kubernetes]
+    #[arg(long, value_name = "PATH", help_heading = "Vault")]
+    pub vault_auth_mount: Option<String>,
+    /// Don't log in: use the token of Vault's in this file, read anew for each call
+    #[arg(long, value_name = "FILE", help_heading = "Vault")]
+    pub vault_token_file: Option<String>,
+    /// A PEM file of the roots, read anew for each call [default: the roots that come with each certificate]
+    #[arg(long, value_name = "FILE", help_heading = "Vault")]
+    pub vault_root: Option<String>,
 
     /// The whole identity, like spiffe://cluster.local/ns/default/sa/web, instead of the three below
     #[arg(long, value_name = "ID", help_heading = "Identity")]

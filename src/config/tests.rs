@@ -31,11 +31,11 @@ fn a_flag_wins_over_our_variable_and_that_over_istios() {
 
 #[test]
 fn every_mistake_is_in_the_report_with_its_own_name() {
-    let line = "--ca vault --cert-ttl 5x --grace-ratio 2 --socket-mode 999 --status-address here --key-type dsa \
+    let line = "--ca nobody --cert-ttl 5x --grace-ratio 2 --socket-mode 999 --status-address here --key-type dsa \
                 --log-level loud --spiffe-id web --ca-header x";
     let all = mistakes(line, &[("FILE_DEBOUNCE_DURATION", "soon"), ("FILE_MOUNTED_CERTS", "maybe")]);
     let words = [
-        "--ca: \"vault\"",
+        "--ca: \"nobody\"",
         "--cert-ttl: \"5x\"",
         "--grace-ratio: \"2\"",
         "--socket-mode: \"999\"",
@@ -122,11 +122,14 @@ fn contradictions_are_judged_within_one_level() {
 fn the_provider_follows_from_what_is_there() {
     let provider = |line: &str, environment: &[_]| match config(line, environment).unwrap().provider {
         Provider::Citadel { .. } => "citadel",
+        Provider::Vault { .. } => "vault",
         Provider::Embedded { .. } => "embedded",
         Provider::None => "none",
     };
     assert_eq!(provider("--ca-address istiod:15012", &[]), "citadel");
     assert_eq!(provider("", &[("CA_ADDR", "istiod:15012")]), "citadel");
+    let vault = "--ca vault --ca-address vault --vault-role web --vault-auth-role web";
+    assert_eq!(provider(vault, &[]), "vault");
     assert_eq!(provider("", &[("CA_ADDR", "istiod:15012"), ("FILE_MOUNTED_CERTS", "true")]), "none");
     assert_eq!(provider("--ca embedded", &[("FILE_MOUNTED_CERTS", "true")]), "embedded");
     let folder = tempfile::tempdir().unwrap();
@@ -284,4 +287,69 @@ fn what_is_written_is_no_source() {
     }
     let linked = config(&format!("--ca-address ca:1 {}", line("link")), &[]).unwrap();
     assert_eq!(cert_dir(&linked.files), None, "links are resolved");
+}
+
+#[test]
+fn vaults_options_and_what_is_missing_among_them() {
+    use crate::ca::vault::Access;
+    let vault = |line: &str, environment: &[_]| match config(&format!("--ca vault {line}"), environment)
+        .unwrap()
+        .provider
+    {
+        Provider::Vault { endpoint, settings, .. } => (endpoint.address.to_string(), settings),
+        other => panic!("not vault: {other:?}"),
+    };
+    let (address, settings) =
+        vault("--ca-address vault.vault.svc --vault-role web --vault-auth-role app", &[]);
+    assert_eq!(address, "https://vault.vault.svc:8200");
+    assert_eq!((settings.mount.to_string(), settings.role.to_string()), ("pki".into(), "web".into()));
+    assert_eq!((settings.namespace, settings.roots), (None, None));
+    let Access::Login { mount, role, jwt } = settings.access else { panic!("no login") };
+    assert_eq!((mount.to_string(), role.as_str()), ("kubernetes".to_owned(), "app"));
+    assert_eq!(jwt.path().to_str(), Some("/var/run/secrets/tokens/istio-token"));
+
+    let line = "--ca-address http://vault --vault-pki-mount /teams/blue/pki/ --vault-role a.b --vault-auth-role app \
+                --vault-auth-mount auth/jwt/ --vault-namespace team-a/ --vault-root r.pem";
+    let (address, settings) = vault(line, &[("ATTACHE_VAULT_TOKEN_FILE", "/t")]);
+    assert_eq!(
+        (address.as_str(), settings.mount.to_string()),
+        ("http://vault:8200", "teams/blue/pki".into())
+    );
+    assert_eq!(settings.namespace.unwrap(), "team-a/");
+    assert_eq!(settings.roots, Some("r.pem".into()));
+    let Access::Login { mount, .. } = settings.access else { panic!("the flag is stronger") };
+    assert_eq!(mount.to_string(), "jwt");
+    let (_, settings) = vault("--ca-address v --vault-role a", &[("ATTACHE_VAULT_TOKEN_FILE", "/t")]);
+    let Access::Token(file) = settings.access else { panic!("no token") };
+    assert!(file.read().unwrap_err().to_string().contains("--vault-token-file"));
+
+    let cases: [(&str, &[&str]); 7] = [
+        ("--ca vault", &["needs the CA's address", "--vault-role ROLE", "--vault-auth-role ROLE"]),
+        ("--ca vault --ca-address v --vault-role a/b --vault-auth-role c", &["--vault-role: \"a/b\""]),
+        ("--ca vault --ca-address v --vault-role a. --vault-token-file c", &["--vault-role: \"a.\""]),
+        (
+            "--ca vault --ca-address v --vault-role a --vault-token-file c --vault-auth-role d",
+            &["--vault-token-file and --vault-auth-role contradict each other"],
+        ),
+        (
+            "--ca vault --ca-address v --vault-role a --vault-token-file c --vault-auth-mount d",
+            &["--vault-token-file and --vault-auth-mount d contradict each other"],
+        ),
+        (
+            "--ca vault --ca-address v --vault-role a --vault-auth-role c --vault-pki-mount a//b --vault-auth-mount ?",
+            &["--vault-pki-mount: \"a//b\"", "--vault-auth-mount: \"?\""],
+        ),
+        (
+            "--ca embedded --vault-role a --vault-root b",
+            &["--ca embedded and --vault-role a contradict", "--ca embedded and --vault-root contradict"],
+        ),
+    ];
+    for (line, words) in cases {
+        let all = mistakes(line, &[]);
+        assert_eq!(all.len(), words.len(), "{line}: {all:#?}");
+        for word in words {
+            assert!(all.iter().any(|mistake| mistake.contains(word)), "{word}: {all:#?}");
+        }
+    }
+    assert!(mistakes("--ca embedded", &[("ATTACHE_VAULT_ROLE", "a")]).is_empty(), "of another level");
 }

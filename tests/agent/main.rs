@@ -12,6 +12,7 @@
 mod bad_clients;
 mod bootstrap;
 mod ca;
+mod ca_vault;
 mod client_cert;
 mod crl;
 mod envoy_sds;

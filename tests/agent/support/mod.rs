@@ -2,6 +2,7 @@
 
 pub mod envoy;
 pub mod fake_ca;
+pub mod fake_vault;
 pub mod files;
 pub mod mesh;
 pub mod nginx;

@@ -1,0 +1,289 @@
+//! Vault's token: read from a file, or got by logging in and kept until it nears its end.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+use tokio::sync::Semaphore;
+use zeroize::Zeroizing;
+
+use super::words::Asked;
+use super::{Access, MountPath, Server, with_token};
+use crate::ca::{BadAnswer, CaError};
+use crate::clock::Clock;
+use crate::credential::{Token, TokenFile};
+
+/// Where calls get their token.
+#[derive(Debug)]
+pub(super) enum Door {
+    Token(TokenFile),
+    Login(Login),
+}
+
+/// What one call is made with.
+#[derive(Debug)]
+pub(super) enum Pass {
+    Read(Token),
+    Session { session: Arc<Session>, is_kept: bool },
+}
+
+/// A token that Vault gave for the JWT.
+#[derive(Debug)]
+pub(super) struct Session {
+    token: Token,
+    /// How long it was valid when it was new; none if it does not end.
+    lease: Option<Duration>,
+    ends: Option<SystemTime>,
+    is_renewable: bool,
+}
+
+/// What has to happen to a session before a call is made with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    Nothing,
+    Renewal,
+    Login,
+}
+
+/// The way in by a JWT.
+#[derive(Debug)]
+pub(super) struct Login {
+    mount: MountPath,
+    role: String,
+    jwt: TokenFile,
+    clock: Clock,
+    session: Mutex<Option<Arc<Session>>>,
+    /// One call at a time logs in; those that wait for it use what it got.
+    turn: Semaphore,
+}
+
+impl Door {
+    pub(super) fn new(access: Access, clock: Clock) -> Self {
+        match access {
+            Access::Token(file) => Self::Token(file),
+            Access::Login { mount, role, jwt } => Self::Login(Login {
+                mount,
+                role,
+                jwt,
+                clock,
+                session: Mutex::default(),
+                turn: Semaphore::new(1),
+            }),
+        }
+    }
+
+    /// A token for a call. One that was just `refused` is not given again.
+    pub(super) async fn pass(&self, server: &Server, refused: Option<&Pass>) -> Result<Pass, CaError> {
+        match self {
+            Self::Token(file) => Ok(Pass::Read(file.read()?)),
+            Self::Login(login) => login.pass(server, refused).await,
+        }
+    }
+
+    /// The file of Vault's token, if there is one.
+    pub(super) fn token_file(&self) -> Option<&TokenFile> {
+        match self {
+            Self::Token(file) => Some(file),
+            Self::Login(_) => None,
+        }
+    }
+
+    /// Why nothing is signed for a workload whose identity is not known.
+    pub(super) fn nameless(&self) -> CaError {
+        const WAY_OUT: &str = "pass --spiffe-id, or --namespace and --service-account";
+        let reason = match self {
+            Self::Token(_) => "nothing tells this workload's",
+            Self::Login(login) => match login.jwt.read() {
+                // Where the JWT is missing, so is the identity.
+                Err(missing) => return missing.into(),
+                Ok(_) => "the token names no service account",
+            },
+        };
+        CaError::Local(format!("Vault has to be asked for an identity, and {reason}: {WAY_OUT}"))
+    }
+}
+
+impl Pass {
+    pub(super) fn token(&self) -> &Token {
+        match self {
+            Self::Read(token) => token,
+            Self::Session { session, .. } => &session.token,
+        }
+    }
+
+    /// Whether it is of an earlier login, and may have been revoked since.
+    pub(super) fn is_kept(&self) -> bool {
+        matches!(self, Self::Session { is_kept: true, .. })
+    }
+
+    fn is_of(&self, other: &Arc<Session>) -> bool {
+        matches!(self, Self::Session { session, .. } if Arc::ptr_eq(session, other))
+    }
+}
+
+impl Session {
+    /// What `auth` of an answer says, received at `now`.
+    pub(super) fn new(mut reply: Value, now: SystemTime) -> Result<Self, CaError> {
+        let token = match reply.pointer_mut("/auth/client_token").map(Value::take) {
+            Some(Value::String(text)) if !text.is_empty() => Token::new(&Zeroizing::new(text)),
+            _ => return Err(BadAnswer::Unreadable("it has no auth.client_token".to_owned()).into()),
+        };
+        let told = |name: &str| reply.get("auth").and_then(|auth| auth.get(name));
+        let seconds = told("lease_duration").and_then(Value::as_u64).unwrap_or_default();
+        // Zero is Vault's word for never.
+        let lease = Some(Duration::from_secs(seconds)).filter(|lease| !lease.is_zero());
+        let is_renewable = told("renewable").and_then(Value::as_bool).unwrap_or_default();
+        Ok(Self { token, lease, ends: lease.and_then(|lease| now.checked_add(lease)), is_renewable })
+    }
+
+    /// What has to happen before a call at `now`. A session nears its end in the last quarter of its lease.
+    pub(super) fn need(&self, now: SystemTime) -> Need {
+        let (Some(lease), Some(ends)) = (self.lease, self.ends) else { return Need::Nothing };
+        match ends.duration_since(now) {
+            Ok(left) if left > lease / 4 => Need::Nothing,
+            Ok(left) if !left.is_zero() && self.is_renewable => Need::Renewal,
+            _ => Need::Login,
+        }
+    }
+}
+
+impl Login {
+    async fn pass(&self, server: &Server, refused: Option<&Pass>) -> Result<Pass, CaError> {
+        let turn = self.turn.acquire().await;
+        let _turn = turn.map_err(|error| CaError::Local(error.to_string()))?;
+        let kept = self.stored().clone().filter(|kept| !refused.is_some_and(|refused| refused.is_of(kept)));
+        let session = match kept {
+            Some(kept) => match kept.need(self.clock.now()) {
+                Need::Nothing => Some(kept),
+                Need::Renewal => self.renew(server, &kept).await?,
+                Need::Login => None,
+            },
+            None => None,
+        };
+        if let Some(session) = session {
+            return Ok(Pass::Session { session, is_kept: true });
+        }
+        // What is of no use is not kept until the next login succeeds.
+        *self.stored() = None;
+        let session = self.log_in(server).await?;
+        Ok(Pass::Session { session, is_kept: false })
+    }
+
+    async fn log_in(&self, server: &Server) -> Result<Arc<Session>, CaError> {
+        let jwt = self.jwt.read()?;
+        let path = format!("auth/{}/login", self.mount);
+        let asked = Asked::Login { path: &path, role: &self.role, jwt: &self.jwt, now: self.clock.now() };
+        let body = login_body(&self.role, &jwt)?;
+        let reply = server.post(&format!("/v1/{path}"), <_>::default(), body, &asked, &jwt).await?;
+        let session = Session::new(reply, self.clock.now())?;
+        tracing::debug!(path, role = self.role, lease = ?session.lease, "logged in to Vault");
+        Ok(self.store(session))
+    }
+
+    /// The same session with a later end; none where Vault gives no more, so that one has to log in.
+    async fn renew(&self, server: &Server, kept: &Session) -> Result<Option<Arc<Session>>, CaError> {
+        let path = "/v1/auth/token/renew-self";
+        let headers = with_token(&kept.token)?;
+        let body = Zeroizing::new(b"{}".to_vec());
+        let reply = match server.post(path, headers, body, &Asked::Renewal, &kept.token).await {
+            Err(CaError::Status { message, .. }) => {
+                tracing::debug!(reason = message, "Vault's token is not renewed");
+                return Ok(None);
+            }
+            reply => reply?,
+        };
+        let mut session = Session::new(reply, self.clock.now())?;
+        // Near the end of the token's longest life Vault gives less and less.
+        session.lease = session.lease.max(kept.lease);
+        if session.need(self.clock.now()) != Need::Nothing {
+            return Ok(None);
+        }
+        Ok(Some(self.store(session)))
+    }
+
+    fn store(&self, session: Session) -> Arc<Session> {
+        let session = Arc::new(session);
+        *self.stored() = Some(Arc::clone(&session));
+        session
+    }
+
+    fn stored(&self) -> std::sync::MutexGuard<'_, Option<Arc<Session>>> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// `{"role": …, "jwt": …}`, written once, into memory that is wiped.
+fn login_body(role: &str, jwt: &Token) -> Result<Zeroizing<Vec<u8>>, CaError> {
+    let unwritable = |error: serde_json::Error| CaError::Local(error.to_string());
+    // An escape takes up to six bytes. Sized beforehand: a buffer that grows leaves copies behind.
+    let size = 6 * (role.len() + jwt.secret().len()) + 32;
+    let mut body = Zeroizing::new(Vec::with_capacity(size));
+    body.extend_from_slice(b"{\"role\":");
+    serde_json::to_writer(&mut *body, role).map_err(unwritable)?;
+    body.extend_from_slice(b",\"jwt\":");
+    serde_json::to_writer(&mut *body, jwt.secret()).map_err(unwritable)?;
+    body.push(b'}');
+    Ok(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn session(lease: u64, is_renewable: bool) -> Session {
+        let auth =
+            json!({ "client_token": "hvs.secret", "lease_duration": lease, "renewable": is_renewable });
+        Session::new(json!({ "auth": auth }), UNIX_EPOCH).unwrap()
+    }
+
+    #[test]
+    fn a_session_is_renewed_in_its_last_quarter_if_it_can_be() {
+        let cases = [
+            (3600, true, 0, Need::Nothing),
+            (3600, true, 2699, Need::Nothing),
+            (3600, true, 2700, Need::Renewal),
+            (3600, false, 2700, Need::Login),
+            (3600, true, 3599, Need::Renewal),
+            (3600, true, 3600, Need::Login),
+            (3600, true, 9999, Need::Login),
+            (0, false, 1 << 40, Need::Nothing),
+        ];
+        for (lease, is_renewable, at, expected) in cases {
+            let need = session(lease, is_renewable).need(UNIX_EPOCH + Duration::from_secs(at));
+            assert_eq!(need, expected, "{lease} s, renewable {is_renewable}, at {at} s");
+        }
+    }
+
+    #[test]
+    fn a_session_is_never_shown() {
+        assert!(!format!("{:?}", session(1, true)).contains("secret"));
+    }
+
+    #[test]
+    fn an_answer_without_a_token_is_no_session() {
+        for odd in
+            [json!(null), json!([]), json!({ "auth": null }), json!({ "auth": { "client_token": "" } })]
+        {
+            let error = Session::new(odd.clone(), UNIX_EPOCH).unwrap_err().to_string();
+            assert!(error.contains("auth.client_token"), "{odd}: {error}");
+        }
+        let odd = json!({ "auth": { "client_token": "x", "lease_duration": -1, "renewable": "yes" } });
+        let session = Session::new(odd, UNIX_EPOCH).unwrap();
+        assert_eq!((session.lease, session.is_renewable), (None, false));
+        let endless = json!({ "auth": { "client_token": "x", "lease_duration": u64::MAX } });
+        let session = Session::new(endless, UNIX_EPOCH).unwrap();
+        assert_eq!(session.need(UNIX_EPOCH), Need::Nothing);
+    }
+
+    #[test]
+    fn whatever_is_in_a_role_or_a_token_the_body_is_json() {
+        let body = login_body("a \"role\"\n", &Token::new("jw\"t\\")).unwrap();
+        let read: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(read, json!({ "role": "a \"role\"\n", "jwt": "jw\"t\\" }));
+        assert!(body.capacity() >= body.len());
+    }
+}

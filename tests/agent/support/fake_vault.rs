@@ -1,0 +1,450 @@
+//! A Vault that takes nothing but what Vault's API documentation describes, answers in its shape, and can misbehave.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use attache::ca::embedded::DevelopmentCa;
+use attache::clock::Clock;
+use attache::pki::key::{KeyType, SigningKey};
+use attache::pki::{certificate, csr, pem};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::extensions::{GeneralName, ParsedExtension};
+use x509_parser::prelude::FromDer as _;
+
+/// What the next calls of one kind come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mood {
+    Good,
+    /// Takes the call and never answers.
+    Hang,
+    /// One byte in ten milliseconds.
+    Slow,
+    /// Ends the connection instead of answering.
+    Cut,
+    /// Announces more than it sends.
+    Short,
+    /// More than anybody should read.
+    Huge,
+    /// The page of some other server.
+    Html,
+    /// 200, and JSON that is not Vault's.
+    OtherJson,
+    /// Text instead of certificates.
+    Junk,
+    ForeignKey,
+    Expired,
+    OtherIdentity,
+    /// Its chain ends at a root that did not sign it.
+    Unchained,
+    Refuse(u16, &'static str),
+}
+
+/// What this Vault has been told, and what it wants of its callers.
+pub struct Rules {
+    pub sign: Mood,
+    pub login: Mood,
+    pub renew: Mood,
+    pub namespace: Option<&'static str>,
+    /// Further headers that must be there.
+    pub headers: Vec<(&'static str, &'static str)>,
+    /// The lifetime that must be asked for.
+    pub ttl: &'static str,
+    /// What a login and a renewal give, in seconds.
+    pub lease: (u64, u64),
+    pub is_renewable: bool,
+    /// Whether its engine has the root above its intermediate.
+    pub knows_root: bool,
+    pub warnings: Value,
+}
+
+/// A running Vault. It ends with the test's runtime.
+pub struct FakeVault {
+    pub address: SocketAddr,
+    pub jwt: String,
+    scheme: &'static str,
+    state: Arc<State>,
+}
+
+struct State {
+    rules: Mutex<Rules>,
+    /// The path of each call that was made as documented.
+    calls: Mutex<Vec<String>>,
+    /// What was not.
+    violations: Mutex<Vec<String>>,
+    /// The tokens that are good.
+    tokens: Mutex<Vec<String>>,
+    jwt: String,
+    ca: DevelopmentCa,
+    /// The same CA some hours ago.
+    past: DevelopmentCa,
+    stranger: DevelopmentCa,
+}
+
+struct Request {
+    method: String,
+    path: String,
+    headers: BTreeMap<String, String>,
+    body: Value,
+}
+
+impl FakeVault {
+    pub async fn start(folder: &Path) -> Self {
+        Self::start_at(folder, "127.0.0.1:0".parse().unwrap(), true).await
+    }
+
+    /// With its files in `folder`; its root is `fake-vault/root-cert.pem`.
+    pub async fn start_at(folder: &Path, address: SocketAddr, has_tls: bool) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let open = |name: &str, clock| DevelopmentCa::open(&folder.join(name), clock).unwrap();
+        #[expect(clippy::disallowed_methods, reason = "before the agent's own clock")]
+        let past = SystemTime::now() - Duration::from_secs(4 * 3600);
+        let rules = Rules {
+            sign: Mood::Good,
+            login: Mood::Good,
+            renew: Mood::Good,
+            namespace: None,
+            headers: Vec::new(),
+            ttl: "86400s",
+            lease: (3600, 3600),
+            is_renewable: true,
+            knows_root: true,
+            warnings: Value::Null,
+        };
+        // One that takes another's place knows the workload by the same token.
+        let jwt = std::fs::read_to_string(folder.join("jwt"));
+        let jwt = jwt.unwrap_or_else(|_| super::files::token("web", "vault", 3600));
+        let state = Arc::new(State {
+            rules: Mutex::new(rules),
+            calls: Mutex::default(),
+            violations: Mutex::default(),
+            tokens: Mutex::default(),
+            jwt: jwt.clone(),
+            ca: open("fake-vault", Clock::system()),
+            past: open("fake-vault", Clock::starting_at(past)),
+            stranger: open("stranger", Clock::system()),
+        });
+        let acceptor = has_tls.then(|| acceptor(&state.ca));
+        tokio::spawn({
+            let state = Arc::clone(&state);
+            async move {
+                while let Ok((io, _)) = listener.accept().await {
+                    tokio::spawn(serve(io, acceptor.clone(), Arc::clone(&state)));
+                }
+            }
+        });
+        Self { address, jwt, scheme: if has_tls { "https" } else { "http" }, state }
+    }
+
+    pub fn change(&self, change: impl FnOnce(&mut Rules)) {
+        change(&mut self.state.rules.lock().unwrap());
+    }
+
+    /// The paths of all calls.
+    pub fn calls(&self) -> Vec<String> {
+        self.state.calls.lock().unwrap().clone()
+    }
+
+    /// How many calls were made to `path`.
+    pub fn count(&self, path: &str) -> usize {
+        self.calls().iter().filter(|call| *call == path).count()
+    }
+
+    /// Makes `token` one of its own.
+    pub fn admit(&self, token: &str) {
+        self.state.tokens.lock().unwrap().push(token.to_owned());
+    }
+
+    /// Every token that it ever gave is of no use from here on.
+    pub fn revoke(&self) {
+        self.state.tokens.lock().unwrap().clear();
+    }
+
+    pub fn tokens(&self) -> Vec<String> {
+        self.state.tokens.lock().unwrap().clone()
+    }
+
+    pub fn origin(&self) -> String {
+        format!("{}://{}", self.scheme, self.address)
+    }
+
+    /// The options with which an agent logs in to it, with its token in `folder`.
+    pub fn client(&self, folder: &Path) -> Vec<String> {
+        let jwt = folder.join("jwt");
+        std::fs::write(&jwt, &self.jwt).unwrap();
+        let (jwt, root) =
+            (jwt.display().to_string(), folder.join("fake-vault/root-cert.pem").display().to_string());
+        let origin = self.origin();
+        let options = ["--ca", "vault", "--ca-address", &origin, "--ca-root", &root, "--vault-role", "web"]
+            .into_iter()
+            .chain(["--vault-pki-mount", "mesh/pki", "--vault-auth-role", "app", "--token-file", &jwt]);
+        options.map(str::to_owned).collect()
+    }
+}
+
+impl Drop for FakeVault {
+    fn drop(&mut self) {
+        let violations = std::mem::take(&mut *self.state.violations.lock().unwrap());
+        if !std::thread::panicking() {
+            assert!(violations.is_empty(), "calls that Vault's API does not have: {violations:#?}");
+        }
+    }
+}
+
+fn acceptor(ca: &DevelopmentCa) -> TlsAcceptor {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let (chain, key) = ca.issue_server(&[], &[[127, 0, 0, 1].into()]).unwrap();
+    let config = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.unwrap().with_no_client_auth().with_single_cert(chain, key.der().clone_key());
+    let mut config = config.unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    TlsAcceptor::from(Arc::new(config))
+}
+
+async fn serve(io: TcpStream, acceptor: Option<TlsAcceptor>, state: Arc<State>) {
+    match acceptor {
+        None => answer(io, &state).await,
+        Some(acceptor) => {
+            if let Ok(io) = acceptor.accept(io).await {
+                answer(io, &state).await;
+            }
+        }
+    }
+}
+
+async fn answer(mut io: impl AsyncRead + AsyncWrite + Unpin, state: &State) {
+    let Some(request) = read(&mut io).await else { return };
+    let path = request.path.clone();
+    let (mood, good) = match state.judge(&request) {
+        Ok(judged) => judged,
+        Err(violation) => {
+            state.violations.lock().unwrap().push(format!("{path}: {violation}"));
+            (Mood::Refuse(400, "not as documented"), Value::Null)
+        }
+    };
+    state.calls.lock().unwrap().push(path);
+    let (status, body) = match mood {
+        Mood::Hang => std::future::pending().await,
+        Mood::Cut => return,
+        Mood::Refuse(status, words) => {
+            let errors = if words.is_empty() { json!([]) } else { json!([words]) };
+            (status, json!({ "errors": errors }).to_string())
+        }
+        Mood::Html => (200, "<html><body>Welcome</body></html>".to_owned()),
+        Mood::OtherJson => (200, json!({ "kind": "Status", "data": [1] }).to_string()),
+        Mood::Huge => (200, "7".repeat(4 << 20)),
+        _ => (200, good.to_string()),
+    };
+    let kind = if mood == Mood::Html { "text/html" } else { "application/json" };
+    let announced = body.len() + if mood == Mood::Short { 100 } else { 0 };
+    let head = format!(
+        "HTTP/1.1 {status} \r\nCache-Control: no-store\r\nContent-Type: {kind}\r\n\
+         Strict-Transport-Security: max-age=31536000; includeSubDomains\r\nRetry-After: 1\r\n\
+         Content-Length: {announced}\r\n\r\n"
+    );
+    if mood == Mood::Slow {
+        for byte in format!("{head}{body}").bytes() {
+            if io.write_all(&[byte]).await.is_err() {
+                return;
+            }
+            let _ = io.flush().await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    let _ = io.write_all(format!("{head}{body}").as_bytes()).await;
+    let _ = io.flush().await;
+    if mood != Mood::Short {
+        // The client ends the connection.
+        let _ = io.read(&mut [0; 1]).await;
+    }
+}
+
+async fn read(io: &mut (impl AsyncRead + Unpin)) -> Option<Request> {
+    let mut bytes = Vec::new();
+    let end = loop {
+        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            break end;
+        }
+        if io.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
+    };
+    let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
+    let mut lines = head.split("\r\n");
+    let mut first = lines.next()?.split(' ').map(str::to_owned);
+    let (method, path) = (first.next()?, first.next()?);
+    let headers: BTreeMap<_, _> = lines
+        .map(|line| line.split_once(':').unwrap())
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
+        .collect();
+    let length: usize = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+    while bytes.len() < end + 4 + length {
+        if io.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
+    }
+    let body = serde_json::from_slice(&bytes[end + 4..]).unwrap_or(Value::Null);
+    Some(Request { method, path, headers, body })
+}
+
+/// Vault's envelope around `data` and `auth`.
+fn envelope(data: Value, auth: Value, warnings: &Value) -> Value {
+    json!({
+        "request_id": "6b3b5e1c-2c5a-4f2f-a2a8-ffb0a8b9a3ee",
+        "lease_id": "",
+        "renewable": false,
+        "lease_duration": 0,
+        "data": data,
+        "wrap_info": null,
+        "warnings": warnings,
+        "auth": auth,
+    })
+}
+
+impl State {
+    /// What a call comes to, if it is one that the documentation describes.
+    fn judge(&self, request: &Request) -> Result<(Mood, Value), String> {
+        let rules = self.rules.lock().unwrap();
+        if request.method != "POST" {
+            return Err(format!("method {}", request.method));
+        }
+        let needs_token = request.path != "/v1/auth/kubernetes/login";
+        let token = request.headers.get("x-vault-token");
+        let mut wanted =
+            BTreeMap::from([("accept", "application/json"), ("content-type", "application/json")]);
+        wanted.insert("x-vault-request", "true");
+        wanted.extend(rules.namespace.map(|namespace| ("x-vault-namespace", namespace)));
+        wanted.extend(rules.headers.iter().copied());
+        let mut got: BTreeMap<_, _> =
+            request.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        for name in ["host", "content-length"] {
+            got.remove(name).ok_or(format!("no {name}"))?;
+        }
+        if got.remove("x-vault-token").is_some() != needs_token {
+            return Err("a token where none is wanted, or none where one is".to_owned());
+        }
+        if got != wanted {
+            return Err(format!("headers {got:?}, not {wanted:?}"));
+        }
+        let is_known = token.is_some_and(|token| self.tokens.lock().unwrap().contains(token));
+        if needs_token && !is_known {
+            return Ok((Mood::Refuse(403, "permission denied"), Value::Null));
+        }
+        match request.path.as_str() {
+            "/v1/auth/kubernetes/login" => {
+                let body = json!({ "role": "app", "jwt": self.jwt });
+                if request.body != body {
+                    return Err(format!("body {}", request.body));
+                }
+                let mut tokens = self.tokens.lock().unwrap();
+                let token = format!("hvs.CAESI{}{}", tokens.len(), fastrand::u64(..));
+                if rules.login == Mood::Good {
+                    tokens.push(token.clone());
+                }
+                Ok((rules.login, envelope(Value::Null, auth(&rules, &token, rules.lease.0), &Value::Null)))
+            }
+            "/v1/auth/token/renew-self" => {
+                if request.body != json!({}) {
+                    return Err(format!("body {}", request.body));
+                }
+                let auth = auth(&rules, token.unwrap(), rules.lease.1);
+                Ok((rules.renew, envelope(Value::Null, auth, &Value::Null)))
+            }
+            "/v1/mesh/pki/sign/web" => Ok((rules.sign, self.sign(&rules, &request.body)?)),
+            other => Err(format!("path {other}")),
+        }
+    }
+
+    fn sign(&self, rules: &Rules, body: &Value) -> Result<Value, String> {
+        let csr = body["csr"].as_str().ok_or("no csr")?.to_owned();
+        let name = body["uri_sans"].as_str().ok_or("no uri_sans")?;
+        let documented = json!({
+            "csr": csr,
+            "format": "pem",
+            "ttl": rules.ttl,
+            "uri_sans": name,
+            "exclude_cn_from_sans": true,
+        });
+        if *body != documented {
+            return Err(format!("body {body}"));
+        }
+        let asked = CertificateSigningRequestDer::from_pem_slice(csr.as_bytes())
+            .map_err(|error| error.to_string())?;
+        if uris(&asked) != [name] {
+            return Err(format!("the CSR asks for {:?}, the call for {name}", uris(&asked)));
+        }
+        let identity = name.parse().map_err(|_| format!("uri_sans {name}"))?;
+        let ttl = Duration::from_secs(rules.ttl.trim_end_matches('s').parse().unwrap());
+        let leaf = match rules.sign {
+            Mood::ForeignKey => {
+                let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+                self.ca.issue(&csr::request(&key, None).unwrap(), &identity, ttl)
+            }
+            Mood::Expired => self.past.issue(&asked, &identity, ttl),
+            Mood::OtherIdentity => {
+                self.ca.issue(&asked, &"spiffe://cluster.local/ns/x/sa/thief".parse().unwrap(), ttl)
+            }
+            _ => self.ca.issue(&asked, &identity, ttl),
+        };
+        let leaf = leaf.unwrap();
+        let [intermediate, root] = self.ca.chain();
+        let root = if rules.sign == Mood::Unchained { self.stranger.chain()[1] } else { root };
+        // Vault ends no PEM text with a line's end.
+        let text = |der: &CertificateDer<'static>| {
+            String::from_utf8(pem::of_certificates([der])).unwrap().trim_end().to_owned()
+        };
+        let mut chain = vec![text(intermediate)];
+        chain.extend(rules.knows_root.then(|| text(root)));
+        let leaf_facts = certificate::Certificate::parse(&leaf).unwrap();
+        let expiration = leaf_facts.not_after.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        let data = json!({
+            "ca_chain": chain,
+            "certificate": if rules.sign == Mood::Junk { "<certificate>".to_owned() } else { text(&leaf) },
+            "expiration": expiration,
+            "issuing_ca": text(intermediate),
+            "serial_number": leaf_facts.serial,
+        });
+        Ok(envelope(data, Value::Null, &rules.warnings))
+    }
+}
+
+fn auth(rules: &Rules, token: &str, lease: u64) -> Value {
+    json!({
+        "client_token": token,
+        "accessor": "afa306d0-be3d-c8d2-b0d7-2676e1c0d9b4",
+        "policies": ["default", "mesh"],
+        "token_policies": ["default", "mesh"],
+        "metadata": { "role": "app", "service_account_name": "web", "service_account_namespace": "default" },
+        "lease_duration": lease,
+        "renewable": rules.is_renewable,
+        "entity_id": "",
+        "token_type": "service",
+        "orphan": true,
+        "mfa_requirement": null,
+        "num_uses": 0,
+    })
+}
+
+/// The URI names that a CSR asks for.
+fn uris(der: &[u8]) -> Vec<String> {
+    let (_, csr) = X509CertificationRequest::from_der(der).unwrap();
+    let extensions = csr.requested_extensions().into_iter().flatten();
+    let names = extensions.filter_map(|extension| match extension {
+        ParsedExtension::SubjectAlternativeName(names) => Some(&names.general_names),
+        _ => None,
+    });
+    let uri = |name: &GeneralName<'_>| match name {
+        GeneralName::URI(uri) => (*uri).to_owned(),
+        other => panic!("a name that is none of ours: {other:?}"),
+    };
+    names.flatten().map(uri).collect()
+}
