@@ -26,6 +26,23 @@ pub trait CertificateAuthority: fmt::Debug + Send + Sync {
 
     /// Has `request` signed. The caller sets the deadline, and checks the answer.
     async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError>;
+
+    /// What is left of the last request at a CA that takes its time: after a call that failed or was cut off,
+    /// `sign` goes on with it when it is given the same one again.
+    fn pending(&self) -> Option<Pending> {
+        None
+    }
+
+    /// Removes what calls have left at the CA and is of no use any more, as far as it can. It is called after each
+    /// `sign`, when its outcome is settled; the caller sets the deadline.
+    async fn tidy(&self) {}
+}
+
+/// A request that the CA may still answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pending {
+    /// What the CA said, in the last call, that it waits for, and what to do about it.
+    pub waits_for: Option<String>,
 }
 
 /// What a CA is asked.
@@ -51,6 +68,10 @@ pub enum CaError {
     Roots(String),
     #[error("the CA gave no answer within {0:?}")]
     Timeout(Duration),
+    #[error("{0}")]
+    Pending(String),
+    #[error("the CA at {address} rejects the request: {reason}")]
+    Rejected { address: String, reason: String },
     #[error("the CA at {address} answered {code:?}: {message}")]
     Refused { address: String, code: tonic::Code, message: String },
     #[error("the CA at {address} answered {status}: {message}")]
@@ -83,9 +104,11 @@ impl CaError {
     pub fn class(&self) -> Class {
         use tonic::Code;
         match self {
-            Self::Unreachable { .. } | Self::Timeout(_) | Self::Credential(_) | Self::NoCredential { .. } => {
-                Class::Transient
-            }
+            Self::Unreachable { .. }
+            | Self::Timeout(_)
+            | Self::Pending(_)
+            | Self::Credential(_)
+            | Self::NoCredential { .. } => Class::Transient,
             Self::Refused { code, .. } => match code {
                 Code::Unavailable
                 | Code::DeadlineExceeded
@@ -105,6 +128,7 @@ impl CaError {
                 _ => Class::Lasting,
             },
             Self::Tls { .. }
+            | Self::Rejected { .. }
             | Self::ClientCertificate { .. }
             | Self::Roots(_)
             | Self::Answer(_)
@@ -127,7 +151,8 @@ impl CaError {
             Self::Tls { .. } => "tls",
             Self::Roots(_) => "roots",
             Self::Timeout(_) => "timeout",
-            Self::Refused { .. } | Self::Status { .. } => "refused",
+            Self::Pending(_) => "pending",
+            Self::Refused { .. } | Self::Status { .. } | Self::Rejected { .. } => "refused",
             Self::ClientCertificate { .. } => "client_certificate",
             Self::Credential(_) | Self::NoCredential { .. } => "credential",
             Self::Answer(answer) => answer.label(),

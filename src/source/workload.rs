@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::backoff::{Backoff, Repeats};
 use crate::ca::client_cert::ClientCertFolder;
-use crate::ca::{CaError, CertificateAuthority, Class, SigningRequest};
+use crate::ca::{Answer, CaError, CertificateAuthority, Class, Pending, SigningRequest};
 use crate::cache::{Cache, Entry, Key, Origin, Publisher, Workload};
 use crate::clock::Clock;
 use crate::credential::TokenFile;
@@ -157,6 +157,12 @@ pub struct WorkloadSource {
     metrics: Metrics,
 }
 
+/// A request that the CA may still answer, and its key.
+struct Unfinished {
+    key: SigningKey,
+    request: SigningRequest,
+}
+
 /// When the CA is to be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
@@ -190,19 +196,22 @@ impl WorkloadSource {
     pub async fn run(self) {
         let mut failures: u32 = 0;
         let mut repeats = Repeats::default();
+        let mut unfinished = None;
         loop {
             self.wait_until_due().await;
-            match self.renew().await {
+            match self.renew(&mut unfinished).await {
                 Ok(()) => {
                     failures = 0;
                     if repeats.recovered() {
                         tracing::info!(provider = self.ca.name(), "the CA signs again");
                     }
+                    self.tidy().await;
                 }
                 Err(error) => {
                     failures = failures.saturating_add(1);
                     let delay = retry_delay(error.class(), failures, self.validity(), fastrand::f64());
                     self.report(&error, delay, &mut repeats);
+                    self.tidy().await;
                     self.sleep_unless_files_take_over(delay).await;
                 }
             }
@@ -258,9 +267,9 @@ impl WorkloadSource {
         }
     }
 
-    async fn renew(&self) -> Result<(), CaError> {
+    async fn renew(&self, unfinished: &mut Option<Unfinished>) -> Result<(), CaError> {
         let started = Instant::now();
-        let outcome = self.issue().await;
+        let outcome = self.issue(unfinished).await;
         let provider = self.ca.name();
         let word = outcome.as_ref().map_or_else(CaError::label, |_| "ok");
         self.metrics.ca_requests.get_or_create(&ByOutcome { provider, outcome: word }).inc();
@@ -271,9 +280,35 @@ impl WorkloadSource {
         Ok(())
     }
 
-    async fn issue(&self) -> Result<(KeyPair, TrustBundle), CaError> {
-        let local = |error: rcgen::Error| CaError::Local(error.to_string());
+    async fn issue(&self, unfinished: &mut Option<Unfinished>) -> Result<(KeyPair, TrustBundle), CaError> {
         let identity = self.settings.identity.resolve(&self.clock).await;
+        let Unfinished { key, request } = match unfinished.take() {
+            // Another one would have to be approved anew.
+            Some(same) if identity.is_none() || same.request.identity == identity => same,
+            _ => self.request(identity).await?,
+        };
+        let timeout = call_timeout(self.settings.timeout, self.validity());
+        let answer = match self.sign(&request, timeout).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                *unfinished = self.ca.pending().map(|_| Unfinished { key, request });
+                return Err(error);
+            }
+        };
+        Ok(answer.check(key.to_private_key(), request.identity.as_ref(), self.clock.now())?)
+    }
+
+    async fn sign(&self, request: &SigningRequest, timeout: Duration) -> Result<Answer, CaError> {
+        let answer = tokio::time::timeout(timeout, self.ca.sign(request)).await;
+        answer.unwrap_or_else(|_| match self.ca.pending() {
+            Some(Pending { waits_for: Some(words) }) => Err(CaError::Pending(words)),
+            _ => Err(CaError::Timeout(timeout)),
+        })
+    }
+
+    /// A new request, with a key of its own.
+    async fn request(&self, identity: Option<SpiffeId>) -> Result<Unfinished, CaError> {
+        let local = |error: rcgen::Error| CaError::Local(error.to_string());
         let key_type = self.settings.key_type;
         let key = if key_type.is_slow() {
             let made = tokio::task::spawn_blocking(move || SigningKey::generate(key_type)).await;
@@ -283,11 +318,19 @@ impl WorkloadSource {
         };
         let key = key.map_err(local)?;
         let csr = csr::request(&key, identity.as_ref()).map_err(local)?;
-        let request = SigningRequest { csr, identity, ttl: self.settings.ttl };
+        Ok(Unfinished { key, request: SigningRequest { csr, identity, ttl: self.settings.ttl } })
+    }
+
+    /// A CA that hangs here keeps nobody waiting for long.
+    async fn tidy(&self) {
         let timeout = call_timeout(self.settings.timeout, self.validity());
-        let answer = tokio::time::timeout(timeout, self.ca.sign(&request)).await;
-        let answer = answer.map_err(|_| CaError::Timeout(timeout))??;
-        Ok(answer.check(key.to_private_key(), request.identity.as_ref(), self.clock.now())?)
+        if tokio::time::timeout(timeout, self.ca.tidy()).await.is_err() {
+            tracing::debug!(
+                provider = self.ca.name(),
+                ?timeout,
+                "what is left at the CA can't be removed in time"
+            );
+        }
     }
 
     fn publish(&self, pair: KeyPair, bundle: TrustBundle, took: Duration) {

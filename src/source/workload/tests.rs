@@ -755,3 +755,77 @@ async fn a_slow_kind_of_key_is_made_and_signed_too() {
     let Secret::KeyPair(pair) = &good.secret else { panic!("not a key pair") };
     assert_eq!(pair.leaf().key_type, "RSA 2048");
 }
+
+/// A CA that takes its time, as the test says.
+#[derive(Debug)]
+struct SlowCa {
+    office: ChannelCa,
+    pending: Arc<Mutex<Option<Pending>>>,
+    tidied: mpsc::UnboundedSender<()>,
+}
+
+#[tonic::async_trait]
+impl CertificateAuthority for SlowCa {
+    fn name(&self) -> &'static str {
+        "channel"
+    }
+
+    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+        self.office.sign(request).await
+    }
+
+    fn pending(&self) -> Option<Pending> {
+        self.pending.lock().unwrap().clone()
+    }
+
+    async fn tidy(&self) {
+        let _ = self.tidied.send(());
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_is_asked_again_with_the_same_key_until_it_is_settled() {
+    let (mut office, ca) = Office::new();
+    let pending: Arc<Mutex<Option<Pending>>> = Arc::default();
+    let (tidied, mut tidyings) = mpsc::unbounded_channel();
+    office.run(SlowCa { office: ca, pending: Arc::clone(&pending), tidied }, settings());
+    let set = |state: Option<Option<&str>>| {
+        let state = state.map(|words| Pending { waits_for: words.map(str::to_owned) });
+        *pending.lock().unwrap() = state;
+    };
+    let is_failure = |words: &'static str| {
+        move |entry: &Entry| entry.failure().is_some_and(|failure| failure.contains(words))
+    };
+    // Cut off while it waits, cut off without a word, and failed: it is the same request each time.
+    let first = office.call().await;
+    set(Some(Some("waits for approval")));
+    office.served(is_failure("waits for approval")).await;
+    let second = office.call().await;
+    assert_eq!(second.request, first.request);
+    set(Some(None));
+    office.served(is_failure("no answer within 10s")).await;
+    let third = office.call().await;
+    assert_eq!(third.request, first.request);
+    third.answer.send(Err(unavailable())).unwrap();
+    let fourth = office.call().await;
+    assert_eq!(fourth.request, first.request);
+    // Nothing is left of it: the next one is another.
+    set(None);
+    fourth.answer.send(Err(refused(tonic::Code::PermissionDenied))).unwrap();
+    let fifth = office.call().await;
+    assert_ne!(fifth.request, first.request);
+    // An answer that is not used settles it, whatever the CA thinks.
+    set(Some(None));
+    let stranger = office.answer(&first.request);
+    fifth.answer.send(Ok(stranger)).unwrap();
+    let sixth = office.call().await;
+    assert_ne!(sixth.request, first.request);
+    office.issue(sixth).await;
+    assert_eq!((office.count("pending"), office.count("timeout"), office.count("foreign_key")), (1, 1, 1));
+    // It is tidied up each time, and a CA that hangs then delays the next try by no more than a call's time.
+    for _ in 0..6 {
+        tidyings.recv().await.unwrap();
+    }
+    assert!(tidyings.try_recv().is_err());
+}
