@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 use crate::ca::CertificateAuthority;
 use crate::ca::citadel::Citadel;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
+use crate::ca::kubernetes::Kubernetes;
 use crate::ca::vault::Vault;
 use crate::cache::{Cache, Workload};
 use crate::clock::Clock;
@@ -164,6 +165,15 @@ fn certificate_authority(
             );
             Some(Box::new(Embedded(ca)))
         }
+        Provider::Kubernetes { endpoint, token, signer, roots, key_type } => Some(Box::new(Kubernetes {
+            endpoint,
+            token,
+            signer,
+            roots,
+            key_type,
+            clock: clock.clone(),
+            requests: Mutex::default(),
+        })),
         Provider::Citadel { endpoint, token, client_cert, cluster_id, headers } => Some(Box::new(Citadel {
             endpoint,
             token,

@@ -5,6 +5,7 @@ pub mod citadel;
 pub mod client_cert;
 pub mod embedded;
 pub mod endpoint;
+pub mod kubernetes;
 pub mod rest;
 pub mod server;
 mod tls;

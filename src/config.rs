@@ -20,6 +20,7 @@ use self::reader::{Level, Reader};
 use crate::ca::citadel::Header;
 use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::endpoint::{Address, Endpoint, Roots};
+use crate::ca::kubernetes::{SHORTEST_TTL, SignerName, SignerRoots};
 use crate::ca::vault as vault_ca;
 use crate::credential::TokenFile;
 use crate::generation::Place;
@@ -102,6 +103,19 @@ pub enum Provider {
         /// Further headers.
         headers: Vec<Header>,
     },
+    /// Kubernetes' API for certificates.
+    Kubernetes {
+        /// The API server.
+        endpoint: Endpoint,
+        /// A service account's token.
+        token: TokenFile,
+        /// Who is to sign.
+        signer: SignerName,
+        /// What its certificates chain to.
+        roots: SignerRoots,
+        /// The kind of key that is signed.
+        key_type: KeyType,
+    },
     /// The development CA.
     Embedded {
         /// Its folder.
@@ -116,6 +130,7 @@ pub enum Provider {
 enum ProviderName {
     Citadel,
     Vault,
+    Kubernetes,
     Embedded,
     None,
 }
@@ -123,19 +138,22 @@ enum ProviderName {
 impl ProviderName {
     /// Whether it is somewhere on the network.
     fn has_address(self) -> bool {
-        matches!(self, Self::Citadel | Self::Vault)
+        matches!(self, Self::Citadel | Self::Vault | Self::Kubernetes)
     }
 
     /// `text` as the address of such a CA.
     fn address(self, text: &str) -> Result<Address, String> {
         match self {
             Self::Vault => Address::with_ports(text, vault_ca::PORT, vault_ca::PORT),
+            Self::Kubernetes => Address::with_ports(text, 443, 80),
             _ => text.parse(),
         }
     }
 }
 
-const PROVIDERS: &str = "citadel (Istio's CA protocol; give --ca-address), vault (HashiCorp Vault or OpenBao), embedded (a CA of its own, for development), \
+const PROVIDERS: &str = "citadel (Istio's CA protocol; give --ca-address), vault (HashiCorp Vault or OpenBao), \
+                         kubernetes (its API for certificates; give --kubernetes-signer and --kubernetes-root), \
+                         embedded (a CA of its own, for development), \
                          none (files in --cert-dir alone)";
 
 impl Config {
@@ -162,9 +180,15 @@ impl Config {
         let files_alone = r.switch("file-mounted-certs", args.file_mounted_certs, &["FILE_MOUNTED_CERTS"]);
 
         let ca = r.parsed("ca", &args.ca, &["CA_PROVIDER"], parse_provider);
-        let address = r.parsed("ca-address", &args.ca_address, &["CA_ADDR"], |text| {
+        // Istio's variables tell of Istio's CA.
+        let is_kubernetes = ca.value == Some(ProviderName::Kubernetes);
+        let istios = |names: &'static [&'static str]| if is_kubernetes { &[] } else { names };
+        let mut address = r.parsed("ca-address", &args.ca_address, istios(&["CA_ADDR"]), |text| {
             ca.value.unwrap_or(ProviderName::Citadel).address(text)
         });
+        if is_kubernetes && address.value.is_none() && !address.was_wrong {
+            address.value = in_cluster(r);
+        }
         let ca_dir = r.text("ca-dir", &args.ca_dir, &[]);
         let cert_dir = r.text("cert-dir", &args.cert_dir, &[]);
         let client_cert = r.text("ca-client-cert-dir", &args.ca_client_cert_dir, &["PROV_CERT"]);
@@ -182,6 +206,7 @@ impl Config {
         let client_cert = client_cert_folder(r, client_cert, name, &address, &mut notes);
 
         let default_token = match r.variable("JWT_POLICY") {
+            _ if name == Some(ProviderName::Kubernetes) => format!("{SERVICE_ACCOUNT_FOLDER}/token"),
             Some("first-party-jwt") => format!("{SERVICE_ACCOUNT_FOLDER}/token"),
             _ => "/var/run/secrets/tokens/istio-token".to_owned(),
         };
@@ -210,8 +235,9 @@ impl Config {
             timeout: timeout.or(Duration::from_secs(10)),
         };
 
-        let server_name = r.text("ca-server-name", &args.ca_server_name, &["ISTIOD_SAN"]).value;
-        let roots = roots(r, args, &client_cert);
+        let server_name = r.text("ca-server-name", &args.ca_server_name, istios(&["ISTIOD_SAN"])).value;
+        let roots = roots(r, args, &client_cert, name);
+        let kubernetes = kubernetes(r, args, name, &workload, &mut notes);
         let headers = headers(r, args);
         let cluster_id = r
             .parsed("cluster-id", &args.cluster_id, &["ISTIO_META_CLUSTER_ID"], |text| {
@@ -234,6 +260,16 @@ impl Config {
                 // Without settings there are mistakes.
                 vault.map_or(Provider::None, |settings| Provider::Vault { endpoint, settings, headers })
             }
+            (Some(ProviderName::Kubernetes), Some(address)) => match kubernetes {
+                Some((signer, signer_roots)) => {
+                    if address.plaintext {
+                        notes.push(format!("the service account's token goes to {address} in plain text"));
+                    }
+                    let endpoint = Endpoint { address, roots, server_name };
+                    Provider::Kubernetes { endpoint, token, signer, roots: signer_roots, key_type }
+                }
+                None => Provider::None,
+            },
             (Some(ProviderName::Embedded), _) => {
                 Provider::Embedded { folder: ca_dir.or("./attache-ca").into() }
             }
@@ -495,11 +531,66 @@ fn identity(
     }
 }
 
-fn roots(r: &mut Reader<'_>, args: &RunArgs, client_cert: &Option<ClientCertFolder>) -> Roots {
-    match r.text("ca-root", &args.ca_root, &["CA_ROOT_CA"]).value {
+/// The API server as the kubelet tells it to each container.
+fn in_cluster(r: &Reader<'_>) -> Option<Address> {
+    let host = r.variable("KUBERNETES_SERVICE_HOST")?;
+    let port = r.variable("KUBERNETES_SERVICE_PORT").unwrap_or("443");
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    Address::with_ports(&format!("https://{host}:{port}"), 443, 80).ok()
+}
+
+/// The options of Kubernetes' API for certificates, if that is the provider.
+fn kubernetes(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    provider: Option<ProviderName>,
+    workload: &Settings,
+    notes: &mut Vec<String>,
+) -> Option<(SignerName, SignerRoots)> {
+    let signer = r.parsed("kubernetes-signer", &args.kubernetes_signer, &[], str::parse::<SignerName>);
+    let root = r.text("kubernetes-root", &args.kubernetes_root, &[]);
+    if provider != Some(ProviderName::Kubernetes) {
+        let typed = [(signer.level, &signer.from), (root.level, &root.from)];
+        for (_, from) in typed.into_iter().filter(|(level, _)| *level == Some(Level::Flag)) {
+            r.mistake(format!("{from} is for --ca kubernetes alone; drop it, or set --ca"));
+        }
+        return None;
+    }
+    if signer.value.is_none() && !signer.was_wrong {
+        r.mistake("kubernetes needs the signer's name: --kubernetes-signer example.com/name".to_owned());
+    }
+    if root.value.is_none() && !root.was_wrong {
+        r.mistake(
+            "kubernetes needs the signer's roots, which its API does not tell with a certificate: --kubernetes-root \
+             FILE, or --kubernetes-root cluster for its ClusterTrustBundles"
+                .to_owned(),
+        );
+    }
+    if workload.ttl < SHORTEST_TTL {
+        notes.push(format!(
+            "a certificate lifetime of {:?} is asked for as {SHORTEST_TTL:?}: Kubernetes takes no shorter one",
+            workload.ttl
+        ));
+    }
+    let root = match root.value? {
+        text if text == "cluster" => SignerRoots::Cluster,
+        path => SignerRoots::File(path.into()),
+    };
+    Some((signer.value?, root))
+}
+
+fn roots(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    client_cert: &Option<ClientCertFolder>,
+    provider: Option<ProviderName>,
+) -> Roots {
+    let is_kubernetes = provider == Some(ProviderName::Kubernetes);
+    let istios: &[&str] = if is_kubernetes { &[] } else { &["CA_ROOT_CA"] };
+    match r.text("ca-root", &args.ca_root, istios).value {
         Some(text) if text.eq_ignore_ascii_case("system") => Roots::System,
         Some(path) => Roots::File(path.into()),
-        None if r.variable("PILOT_CERT_PROVIDER") == Some("kubernetes") => {
+        None if is_kubernetes || r.variable("PILOT_CERT_PROVIDER") == Some("kubernetes") => {
             Roots::File(format!("{SERVICE_ACCOUNT_FOLDER}/ca.crt").into())
         }
         None => {
@@ -569,6 +660,7 @@ fn parse_provider(text: &str) -> Result<ProviderName, String> {
     match text.to_ascii_lowercase().as_str() {
         "citadel" => Ok(ProviderName::Citadel),
         "vault" => Ok(ProviderName::Vault),
+        "kubernetes" => Ok(ProviderName::Kubernetes),
         "embedded" => Ok(ProviderName::Embedded),
         "none" => Ok(ProviderName::None),
         _ => Err(format!("{text:?} is not a CA of this agent; choose one of {PROVIDERS}")),

@@ -20,8 +20,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "MODE", help_heading = "Socket")]
     pub socket_mode: Option<String>,
 
-    /// Who signs: citadel (Istio's CA protocol), vault (HashiCorp Vault, OpenBao), embedded (a CA of its own, for
-    /// development), none (mounted files alone) [default: citadel where there is an address; none with --file-mounted-certs, or where --cert-dir holds
+    /// Who signs: citadel (Istio's CA protocol), vault (HashiCorp Vault, OpenBao), kubernetes (CertificateSigningRequests,
+    /// see docs/ca-kubernetes.md), embedded (a CA of its own, for development), none (mounted files alone) [default: citadel
+    /// where there is an address; none with --file-mounted-certs, or where --cert-dir holds
     /// a key pair] [CA_PROVIDER]
     #[arg(long, value_name = "PROVIDER", help_heading = "CA")]
     pub ca: Option<String>,
@@ -77,6 +78,14 @@ pub struct RunArgs {
     /// A PEM file of the roots, read anew for each call [default: the roots that come with each certificate]
     #[arg(long, value_name = "FILE", help_heading = "Vault")]
     pub vault_root: Option<String>,
+
+    /// The signer, like example.com/spiffe; needed with --ca kubernetes
+    #[arg(long, value_name = "NAME", help_heading = "Kubernetes")]
+    pub kubernetes_signer: Option<String>,
+    /// The signer's roots, which become ROOTCA: a PEM file, read anew for each certificate, or cluster (the
+    /// ClusterTrustBundles that name the signer); needed with --ca kubernetes
+    #[arg(long, value_name = "FILE", help_heading = "Kubernetes")]
+    pub kubernetes_root: Option<String>,
 
     /// The whole identity, like spiffe://cluster.local/ns/default/sa/web, instead of the three below
     #[arg(long, value_name = "ID", help_heading = "Identity")]

@@ -123,6 +123,7 @@ fn the_provider_follows_from_what_is_there() {
     let provider = |line: &str, environment: &[_]| match config(line, environment).unwrap().provider {
         Provider::Citadel { .. } => "citadel",
         Provider::Vault { .. } => "vault",
+        Provider::Kubernetes { .. } => "kubernetes",
         Provider::Embedded { .. } => "embedded",
         Provider::None => "none",
     };
@@ -137,6 +138,50 @@ fn the_provider_follows_from_what_is_there() {
         std::fs::write(folder.path().join(name), "").unwrap();
     }
     assert_eq!(provider("", &[("ATTACHE_CERT_DIR", folder.path().to_str().unwrap())]), "none");
+}
+
+#[test]
+fn in_a_cluster_kubernetes_needs_no_more_than_signer_and_roots() {
+    let pod = [
+        ("KUBERNETES_SERVICE_HOST", "fd00::1"),
+        ("KUBERNETES_SERVICE_PORT", "6443"),
+        // What an injector for Istio leaves tells of another CA.
+        ("CA_ADDR", "istiod:15012"),
+        ("CA_ROOT_CA", "/istio.pem"),
+        ("ISTIOD_SAN", "istiod"),
+    ];
+    let fixed = "--ca kubernetes --kubernetes-signer example.com/spiffe --kubernetes-root";
+    let found = config(&format!("{fixed} /root.pem"), &pod).unwrap();
+    let Provider::Kubernetes { endpoint, token, signer, roots, .. } = found.provider else {
+        panic!("another CA")
+    };
+    let folder = Path::new("/var/run/secrets/kubernetes.io/serviceaccount");
+    assert_eq!(endpoint.address.to_string(), "https://[fd00::1]:6443");
+    assert_eq!((endpoint.roots, endpoint.server_name), (Roots::File(folder.join("ca.crt")), None));
+    assert_eq!(token.path(), folder.join("token"));
+    assert_eq!(signer, "example.com/spiffe".parse().unwrap());
+    assert_eq!(roots, SignerRoots::File("/root.pem".into()));
+    assert!(found.notes.is_empty(), "{:?}", found.notes);
+
+    let line =
+        format!("{fixed} cluster --ca-address api.example --ca-root system --token-file t --cert-ttl 5m");
+    let found = config(&line, &pod).unwrap();
+    let Provider::Kubernetes { endpoint, token, roots, .. } = found.provider else { panic!("another CA") };
+    assert_eq!(
+        (endpoint.address.to_string().as_str(), endpoint.roots),
+        ("https://api.example:443", Roots::System)
+    );
+    assert_eq!((token.path(), roots), (Path::new("t"), SignerRoots::Cluster));
+    assert!(found.notes.len() == 1 && found.notes[0].contains("asked for as 600s"), "{:?}", found.notes);
+
+    let all = mistakes("--ca kubernetes", &[("CA_ADDR", "istiod:15012")]);
+    for word in ["--ca-address", "--kubernetes-signer", "--kubernetes-root"] {
+        assert_eq!(all.iter().filter(|mistake| mistake.contains(word)).count(), 1, "{word}: {all:?}");
+    }
+    let all = mistakes("--ca kubernetes --kubernetes-signer spiffe --kubernetes-root cluster", &pod);
+    assert!(all.len() == 1 && all[0].contains("the shape is example.com/name"), "{all:?}");
+    let all = mistakes("--ca embedded --kubernetes-root cluster", &[("ATTACHE_KUBERNETES_SIGNER", "a.b/c")]);
+    assert!(all.len() == 1 && all[0].contains("--kubernetes-root is for --ca kubernetes alone"), "{all:?}");
 }
 
 #[test]

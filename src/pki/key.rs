@@ -41,6 +41,11 @@ impl KeyType {
 
     /// True where making a key takes so long (50 ms and more) that the runtime's thread must not do it.
     pub fn is_slow(self) -> bool {
+        self.is_rsa()
+    }
+
+    /// True for RSA of any size.
+    pub fn is_rsa(self) -> bool {
         matches!(self, Self::Rsa2048 | Self::Rsa3072 | Self::Rsa4096)
     }
 }

@@ -13,6 +13,7 @@ mod bad_clients;
 mod bootstrap;
 mod ca;
 mod ca_vault;
+mod ca_kubernetes;
 mod client_cert;
 mod crl;
 mod envoy_sds;

@@ -4,6 +4,7 @@ pub mod envoy;
 pub mod fake_ca;
 pub mod fake_vault;
 pub mod files;
+pub mod kube_api;
 pub mod mesh;
 pub mod nginx;
 pub mod process;

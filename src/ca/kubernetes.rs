@@ -1,0 +1,426 @@
+//! Kubernetes' API for certificates (`certificates.k8s.io/v1`): the API server keeps the request, somebody approves it, a
+//! signer signs it.
+//!
+//! That can take hours. A call that ends before leaves its request there, and the next one with the same CSR goes on
+//! with it. The request's name follows from the CSR, so none is ever made twice, whatever became of an answer.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::header::{AUTHORIZATION, HeaderMap, HeaderValue, USER_AGENT};
+use http::{Method, StatusCode};
+use rustls::pki_types::CertificateDer;
+use serde_json::{Value, json};
+use zeroize::Zeroizing;
+
+use super::endpoint::Endpoint;
+use super::rest::{self, Call, Reply};
+use super::{Answer, BadAnswer, CaError, CertificateAuthority, Pending, SigningRequest};
+use crate::backoff::Backoff;
+use crate::clock::Clock;
+use crate::credential::{Token, TokenFile};
+use crate::pki::key::KeyType;
+use crate::pki::{csr, pem};
+use crate::{limits, plain_file};
+
+/// The API takes no shorter one.
+pub const SHORTEST_TTL: Duration = Duration::from_secs(600);
+
+/// How often a request that waits is looked at. Where a controller approves it, it is signed within a second; for a
+/// person's approval many agents may wait at the same time.
+const PACE: Backoff = Backoff { base: Duration::from_millis(100), cap: Duration::from_secs(5) };
+
+const REQUESTS: Resource =
+    Resource { version: "v1", plural: "certificatesigningrequests", verbs: "create, get, delete" };
+const BUNDLES: Resource = Resource { version: "v1beta1", plural: "clustertrustbundles", verbs: "list" };
+
+/// A client of Kubernetes' API for certificates.
+#[derive(Debug)]
+pub struct Kubernetes {
+    /// The API server.
+    pub endpoint: Endpoint,
+    /// A service account's token.
+    pub token: TokenFile,
+    /// Who is to sign.
+    pub signer: SignerName,
+    /// What its certificates chain to: no request ever tells.
+    pub roots: SignerRoots,
+    /// The kind of key that is in the requests.
+    pub key_type: KeyType,
+    /// For telling whether a refused token has expired.
+    pub clock: Clock,
+    /// What is left at the API server.
+    pub requests: Mutex<Requests>,
+}
+
+/// A signer's name, like `example.com/spiffe`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignerName(String);
+
+impl std::str::FromStr for SignerName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is_part = |part: &str| {
+            let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+            !part.is_empty() && part.chars().all(known)
+        };
+        match text.split_once('/') {
+            Some((domain, path)) if is_part(domain) && is_part(path) => Ok(Self(text.to_owned())),
+            _ => Err(format!("{text:?} is not a signer's name; the shape is example.com/name")),
+        }
+    }
+}
+
+/// Where a signer's roots are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SignerRoots {
+    /// A PEM file, read anew for each certificate.
+    File(PathBuf),
+    /// The cluster's ClusterTrustBundles that name the signer.
+    Cluster,
+}
+
+/// The requests that this agent has made, as far as they matter.
+#[derive(Debug, Default)]
+pub struct Requests {
+    /// The one that is not settled.
+    open: Option<Open>,
+    /// The names of those that can be deleted.
+    settled: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+struct Open {
+    name: String,
+    /// None as long as this call has not heard of it.
+    stage: Option<Stage>,
+}
+
+/// What an open request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Approval,
+    Signature,
+}
+
+/// What the API server says of a request.
+#[derive(Debug, PartialEq, Eq)]
+enum Progress {
+    Waits(Stage),
+    /// PEM.
+    Signed(Vec<u8>),
+    /// `Denied` or `Failed`, with the reason.
+    Rejected(String),
+}
+
+#[tonic::async_trait]
+impl CertificateAuthority for Kubernetes {
+    fn name(&self) -> &'static str {
+        "kubernetes"
+    }
+
+    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+        let name = name_of(&request.csr);
+        let is_known = self.open(&name);
+        // First, because a person's approval must not be spent on what can't be used.
+        let roots = self.roots().await?;
+        let found = if is_known { self.look(&name).await? } else { None };
+        let mut object = match found {
+            Some(object) => object,
+            None => self.create(&name, request).await?,
+        };
+        let mut looks = 0;
+        loop {
+            match progress(&object, &name)? {
+                Progress::Signed(chain) => {
+                    self.settle(&name);
+                    let chain = pem::certificates(&chain)
+                        .map_err(|error| BadAnswer::Unreadable(format!("status.certificate: {error}")))?;
+                    let count = chain.len() + roots.len();
+                    if count > Answer::LONGEST {
+                        return Err(BadAnswer::TooLong(count).into());
+                    }
+                    return Ok(Answer { chain, roots });
+                }
+                Progress::Rejected(reason) => {
+                    self.settle(&name);
+                    return Err(CaError::Rejected { address: self.address(), reason });
+                }
+                Progress::Waits(stage) => self.note(&name, stage),
+            }
+            looks += 1;
+            tokio::time::sleep(PACE.delay(looks, fastrand::f64())).await;
+            object = self.look(&name).await?.ok_or_else(|| {
+                self.forget();
+                CaError::Pending(format!(
+                    "the certificate request {name} was deleted at {} before it was signed; the next try makes a new one",
+                    self.address()
+                ))
+            })?;
+        }
+    }
+
+    fn pending(&self) -> Option<Pending> {
+        let open = self.lock().open.clone()?;
+        let (name, SignerName(signer), address) = (&open.name, &self.signer, self.address());
+        let waits_for = open.stage.map(|stage| match stage {
+            Stage::Approval => format!(
+                "the certificate request {name} waits for approval at {address}: approve it with `kubectl certificate \
+                 approve {name}`, or see why whoever approves requests for the signer {signer} does not"
+            ),
+            Stage::Signature => format!(
+                "the certificate request {name} is approved at {address}, and waits for the signer {signer}: is it \
+                 running, and is this its name (--kubernetes-signer)?"
+            ),
+        });
+        Some(Pending { waits_for })
+    }
+
+    async fn tidy(&self) {
+        let settled = std::mem::take(&mut self.lock().settled);
+        for name in settled {
+            // Best effort: the cluster removes old requests itself.
+            let path = REQUESTS.path(Some(&name));
+            match self.call(&REQUESTS, Method::DELETE, &path, None).await {
+                Ok(_) => {}
+                Err(CaError::Status { status: StatusCode::NOT_FOUND, .. }) => {}
+                Err(error) => tracing::debug!(name, %error, "the certificate request is not deleted"),
+            }
+        }
+    }
+}
+
+impl Kubernetes {
+    fn address(&self) -> String {
+        self.endpoint.address.to_string()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a call for the request `name`; true if it may be at the API server already.
+    fn open(&self, name: &str) -> bool {
+        let mut requests = self.lock();
+        let open = Open { name: name.to_owned(), stage: None };
+        match requests.open.replace(open) {
+            Some(before) if before.name == name => true,
+            Some(before) => {
+                requests.settled.push(before.name);
+                false
+            }
+            None => false,
+        }
+    }
+
+    fn note(&self, name: &str, stage: Stage) {
+        self.lock().open = Some(Open { name: name.to_owned(), stage: Some(stage) });
+    }
+
+    fn settle(&self, name: &str) {
+        let mut requests = self.lock();
+        requests.open = None;
+        requests.settled.push(name.to_owned());
+    }
+
+    fn forget(&self) {
+        self.lock().open = None;
+    }
+
+    /// The request as it is now; none if it is not there.
+    async fn look(&self, name: &str) -> Result<Option<Value>, CaError> {
+        match self.call(&REQUESTS, Method::GET, &REQUESTS.path(Some(name)), None).await {
+            Ok(object) => Ok(Some(object)),
+            Err(CaError::Status { status: StatusCode::NOT_FOUND, .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn create(&self, name: &str, request: &SigningRequest) -> Result<Value, CaError> {
+        let body = self.body(name, request).to_string().into_bytes();
+        let created = self.call(&REQUESTS, Method::POST, &REQUESTS.path(None), Some(body)).await;
+        // After any other failure it may be there.
+        if matches!(&created, Err(CaError::Status { status, .. }) if status.is_client_error()) {
+            self.forget();
+        }
+        created
+    }
+
+    fn body(&self, name: &str, request: &SigningRequest) -> Value {
+        let mut usages = vec!["digital signature", "client auth", "server auth"];
+        if self.key_type.is_rsa() {
+            usages.push("key encipherment");
+        }
+        let SignerName(signer) = &self.signer;
+        let seconds = request.ttl.max(SHORTEST_TTL).as_secs();
+        json!({
+            "apiVersion": "certificates.k8s.io/v1",
+            "kind": "CertificateSigningRequest",
+            "metadata": {
+                "name": name,
+                // For whoever looks at it before approving.
+                "labels": { "app.kubernetes.io/managed-by": "attache" },
+                "annotations": request.identity.iter().map(|id| ("spiffe-id", id.as_str())).collect::<Value>(),
+            },
+            "spec": {
+                "request": STANDARD.encode(csr::to_pem(&request.csr)),
+                "signerName": signer,
+                "expirationSeconds": i32::try_from(seconds).unwrap_or(i32::MAX),
+                "usages": usages,
+            },
+        })
+    }
+
+    async fn roots(&self) -> Result<Vec<CertificateDer<'static>>, CaError> {
+        const WAY_OUT: &str = "name the file with the signer's roots with --kubernetes-root";
+        let SignerName(signer) = &self.signer;
+        let path = match &self.roots {
+            SignerRoots::File(path) => path,
+            SignerRoots::Cluster => {
+                let selector = format!("?fieldSelector=spec.signerName%3D{}", signer.replace('/', "%2F"));
+                let path = BUNDLES.path(None) + &selector;
+                let list = self.call(&BUNDLES, Method::GET, &path, None).await?;
+                let texts = bundles(&list, signer);
+                if texts.is_empty() {
+                    return Err(CaError::Roots(format!(
+                        "the cluster has no ClusterTrustBundle of the signer {signer}; make one, or {WAY_OUT}"
+                    )));
+                }
+                let roots = pem::certificates(texts.join("\n").as_bytes()).map_err(|error| {
+                    CaError::Roots(format!("the ClusterTrustBundles of the signer {signer}: {error}"))
+                });
+                return roots;
+            }
+        };
+        let unreadable = |error: String| CaError::Roots(format!("{}: {error}; {WAY_OUT}", path.display()));
+        let text =
+            plain_file::read(path, limits::FILE_BYTES).map_err(|error| unreadable(error.to_string()))?;
+        pem::certificates(&text).map_err(|error| unreadable(error.to_string()))
+    }
+
+    /// One call, and the object that came back.
+    async fn call(
+        &self,
+        resource: &Resource,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<Value, CaError> {
+        let token = self.token.read()?;
+        let bearer = Zeroizing::new(format!("Bearer {}", token.secret()));
+        let mut bearer = HeaderValue::from_str(&bearer)
+            .map_err(|_| CaError::Local("the token can't be sent in a header".to_owned()))?;
+        bearer.set_sensitive(true);
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, bearer);
+        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("attache/", env!("CARGO_PKG_VERSION"))));
+        let call = Call { method, path, headers, body: body.map(Zeroizing::new) };
+        let reply = rest::call(&self.endpoint, call).await?;
+        if !reply.status.is_success() {
+            return Err(self.refused(resource, reply, &token));
+        }
+        let value = serde_json::from_slice(&reply.body);
+        value.map_err(|error| BadAnswer::Unreadable(format!("it is not JSON ({error})")).into())
+    }
+
+    fn refused(&self, resource: &Resource, reply: Reply, token: &Token) -> CaError {
+        let said = serde_json::from_slice::<Value>(&reply.body).ok();
+        let said = said.as_ref().and_then(|status| status.get("message")?.as_str()).map(str::to_owned);
+        let said = said.unwrap_or_else(|| String::from_utf8_lossy(&reply.body).into_owned());
+        // Whoever answers may quote the token.
+        let said = limits::foreign(said.trim().replace(token.secret(), "(the token)").trim());
+        let Resource { version, plural, verbs } = resource;
+        let hint = match reply.status {
+            StatusCode::UNAUTHORIZED => {
+                let path = self.token.path().display();
+                format!(" ({}; it is read from {path})", token.describe(self.clock.now()))
+            }
+            // RBAC's own words; a webhook that refuses says something else.
+            StatusCode::FORBIDDEN if said.contains("cannot") => format!(
+                "; the service account needs a ClusterRole with {{apiGroups: [certificates.k8s.io], resources: \
+                 [{plural}], verbs: [{verbs}]}}"
+            ),
+            StatusCode::NOT_FOUND => format!(
+                "; is this an API server, and does it serve {plural} in certificates.k8s.io/{version}?"
+            ),
+            _ => String::new(),
+        };
+        CaError::Status {
+            address: self.address(),
+            status: reply.status,
+            message: said + &hint,
+            retry_after: reply.retry_after,
+        }
+    }
+}
+
+/// A kind of object.
+struct Resource {
+    version: &'static str,
+    plural: &'static str,
+    /// What is done to it, as RBAC calls that.
+    verbs: &'static str,
+}
+
+impl Resource {
+    fn path(&self, name: Option<&str>) -> String {
+        let Self { version, plural, .. } = self;
+        let all = format!("/apis/certificates.k8s.io/{version}/{plural}");
+        name.map_or(all.clone(), |name| format!("{all}/{name}"))
+    }
+}
+
+/// One CSR, one name: each has a key of its own.
+fn name_of(csr: &[u8]) -> String {
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, csr);
+    let digits: String = digest.as_ref().iter().take(10).map(|byte| format!("{byte:02x}")).collect();
+    format!("attache-{digits}")
+}
+
+fn progress(object: &Value, name: &str) -> Result<Progress, BadAnswer> {
+    let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default();
+    if text("/metadata/name") != name {
+        return Err(BadAnswer::Unreadable(format!("it is not the CertificateSigningRequest {name}")));
+    }
+    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+    let condition = |kind: &str| {
+        let text = |condition: &Value, field: &str| {
+            condition.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
+        };
+        let mut all = conditions.into_iter().flatten();
+        // The API server takes nothing but True for these; an old one may leave it out.
+        let found =
+            all.find(|condition| text(condition, "type") == kind && text(condition, "status") != "False");
+        found.map(|condition| (text(condition, "reason"), text(condition, "message")))
+    };
+    for (kind, who) in [("Denied", "it was denied"), ("Failed", "the signer failed")] {
+        if let Some((reason, message)) = condition(kind) {
+            let words = limits::foreign(&format!("{reason}: {message}"));
+            return Ok(Progress::Rejected(format!("{who} ({words})")));
+        }
+    }
+    if condition("Approved").is_none() {
+        return Ok(Progress::Waits(Stage::Approval));
+    }
+    match text("/status/certificate") {
+        "" => Ok(Progress::Waits(Stage::Signature)),
+        base64 => STANDARD.decode(base64).map(Progress::Signed).map_err(|error| {
+            BadAnswer::Unreadable(format!("its status.certificate is not base64 ({error})"))
+        }),
+    }
+}
+
+/// The texts of the bundles in `list` that are `signer`'s.
+fn bundles<'a>(list: &'a Value, signer: &str) -> Vec<&'a str> {
+    let items = list.get("items").and_then(Value::as_array).into_iter().flatten();
+    let text = |item: &'a Value, path: &str| item.pointer(path).and_then(Value::as_str);
+    let own = items.filter(|item| text(item, "/spec/signerName") == Some(signer));
+    own.filter_map(|item| text(item, "/spec/trustBundle")).collect()
+}
+
+#[cfg(test)]
+mod tests;

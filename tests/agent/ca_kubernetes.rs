@@ -1,0 +1,306 @@
+//! `--ca kubernetes`: what is asked of the API server, what is made of its answers, and how long a request may wait.
+
+use std::path::Path;
+
+use attache::pki::certificate::Certificate;
+use attache::pki::pem;
+use serde_json::json;
+
+use crate::support::files::{spiffe, token};
+use crate::support::kube_api::{Call, KubeApi, Mood, forbidden, response, status};
+use crate::support::process::Agent;
+use crate::support::sds::{Stream, certificates, on_connection};
+
+/// Options with which an agent renews three times a second, though its certificates are valid for ten minutes.
+const BUSY: [&str; 8] =
+    ["--cert-ttl", "600s", "--grace-ratio", "0.9995", "--grace-jitter", "0", "--ca-timeout", "700ms"];
+
+fn options(api: &KubeApi, more: &[&str]) -> Vec<String> {
+    api.client().into_iter().chain(more.iter().map(|text| (*text).to_owned())).collect()
+}
+
+fn start(folder: &Path, api: &KubeApi, more: &[&str]) -> Agent {
+    let options = options(api, more);
+    Agent::start(folder, "web", &options.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// What a stream that opens now gets as `name`.
+async fn served(agent: &Agent, name: &str) -> Vec<Certificate> {
+    let text = on_connection(&agent.socket, async |client| {
+        let mut stream = Stream::open(&client, &[name]).await.unwrap();
+        certificates(&stream.next().await.unwrap())
+    });
+    let ders = pem::certificates(text.await.as_bytes()).unwrap();
+    ders.iter().map(|der| Certificate::parse(der).unwrap()).collect()
+}
+
+fn posts(calls: &[Call]) -> usize {
+    calls.iter().filter(|call| call.method == "POST").count()
+}
+
+fn root(api: &KubeApi, name: &str) -> Certificate {
+    let text = std::fs::read(api.folder.join(name).join("root-cert.pem")).unwrap();
+    Certificate::parse(&pem::certificates(&text).unwrap()[0]).unwrap()
+}
+
+#[tokio::test]
+async fn a_request_is_made_signed_served_and_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let api = KubeApi::start(folder.path()).await;
+    let mut agent = start(folder.path(), &api, &["--cert-ttl", "60s"]);
+    agent.process.wait_log("ready").await;
+    let chain = served(&agent, "default").await;
+    assert_eq!((chain.len(), chain[0].uris.as_slice()), (2, &[spiffe("web")][..]));
+    let lifetime = chain[0].not_after.duration_since(chain[0].not_before).unwrap().as_secs();
+    assert!((600..=721).contains(&lifetime), "{lifetime}");
+    let roots = served(&agent, "ROOTCA").await;
+    assert_eq!((roots.len(), &roots[0].serial), (1, &root(&api, "signer").serial));
+    assert_eq!(agent.process.count("is asked for as 600s: Kubernetes takes no shorter one"), 1);
+
+    api.wait_call(0, |call| call.method == "DELETE").await;
+    let methods: Vec<_> = api.calls().into_iter().map(|call| call.method).collect();
+    assert_eq!(methods, ["POST", "GET", "DELETE"]);
+    assert_eq!(api.names(), Vec::<String>::new());
+    let log = agent.process.log();
+    let token = std::fs::read_to_string(folder.path().join("token")).unwrap();
+    assert!(token.split('.').all(|part| !log.contains(part)), "a token is in the log:\n{log}");
+}
+
+#[tokio::test]
+async fn the_roots_may_be_the_clusters_and_the_key_rsa() {
+    let folder = tempfile::tempdir().unwrap();
+    let api = KubeApi::start(folder.path()).await;
+    let mut options = options(&api, &["--key-type", "rsa-2048"]);
+    let file = options.iter().position(|option| option == "--kubernetes-root").unwrap() + 1;
+    options[file] = "cluster".to_owned();
+    let options: Vec<_> = options.iter().map(String::as_str).collect();
+    let agent = Agent::ready(folder.path(), "web", &options).await;
+    let mut serials: Vec<_> = served(&agent, "ROOTCA").await.into_iter().map(|root| root.serial).collect();
+    let mut expected = ["signer", "stranger"].map(|name| root(&api, name).serial);
+    serials.sort();
+    expected.sort();
+    assert_eq!(serials, expected);
+    let body = &api.calls()[1].body;
+    assert_eq!(body["spec"]["expirationSeconds"], 24 * 3600);
+    assert_eq!(body["spec"]["usages"][3], "key encipherment");
+}
+
+#[tokio::test]
+async fn one_request_waits_for_approval_and_signer_whatever_becomes_of_calls() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut api = KubeApi::start(folder.path()).await;
+    // The first answer is lost: nobody knows whether the request was taken.
+    api.set(Mood::LoseAnswers);
+    let mut agent = start(folder.path(), &api, &["--ca-timeout", "700ms"]);
+    agent.process.wait_log("connecting to the CA").await;
+    api.set(Mood::Unapproved);
+    let (_, line) = agent.process.wait_log("waits for approval").await;
+    let [name] = &api.names()[..] else { panic!("{:?}", api.names()) };
+    assert!(
+        line.contains("WARN") && line.contains(&format!("kubectl certificate approve {name}`")),
+        "{line}"
+    );
+    assert!(
+        line.contains("signer example.com/spiffe") && line.contains("there is no certificate yet"),
+        "{line}"
+    );
+    let (code, body) = agent.status("/readyz").await;
+    assert!(code == 503 && body.contains("waits for approval"), "{body}");
+
+    api.stop().await;
+    agent.process.wait_log("Connection refused").await;
+    api.resume().await;
+    api.set(Mood::Hang);
+    agent.process.wait_log("no answer within 700ms").await;
+    api.set(Mood::Unsigned);
+    let (_, line) = agent.process.wait_log("waits for the signer example.com/spiffe").await;
+    assert!(line.contains(name) && line.contains("--kubernetes-signer"), "{line}");
+    assert_eq!(posts(&api.calls()), 1, "one request, one approval");
+    assert!(
+        agent.metric("attache_ca_requests_total{provider=\"kubernetes\",outcome=\"pending\"}").await >= 2.0
+    );
+
+    api.set(Mood::Good);
+    agent.process.wait_log("ready").await;
+    assert_eq!((posts(&api.calls()), agent.process.count("certificate issued")), (1, 1));
+}
+
+#[tokio::test]
+async fn a_request_that_somebody_deletes_is_made_again_with_another_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let api = KubeApi::start(folder.path()).await;
+    api.set(Mood::Unapproved);
+    let mut agent = start(folder.path(), &api, &["--ca-timeout", "700ms"]);
+    agent.process.wait_log("waits for approval").await;
+    let first = api.names();
+    let known = api.calls().len();
+    api.wait_call(known, |call| call.method == "GET").await;
+    api.delete_all();
+    agent.process.wait_log("was deleted at https://127.0.0.1").await;
+    api.wait_call(known, |call| call.method == "POST").await;
+    assert_ne!(api.names(), first);
+    api.set(Mood::Good);
+    agent.process.wait_log("ready").await;
+}
+
+#[tokio::test]
+async fn an_api_server_that_is_down_at_the_start_is_used_when_it_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut api = KubeApi::start(folder.path()).await;
+    api.stop().await;
+    let mut agent = start(folder.path(), &api, &[]);
+    let (_, line) = agent.process.wait_log("no new certificate").await;
+    assert!(line.contains("Connection refused") && line.contains("--ca-address"), "{line}");
+    api.resume().await;
+    agent.process.wait_log("ready").await;
+}
+
+/// An agent whose renewals meet each of `cases`, with the good certificate served and a line of the log each time,
+/// and a renewal that succeeds after each.
+async fn survives(cases: Vec<(Mood, Vec<&str>, &str)>) {
+    let folder = tempfile::tempdir().unwrap();
+    let api = KubeApi::start(folder.path()).await;
+    let mut agent = start(folder.path(), &api, &BUSY);
+    agent.process.wait_log("ready").await;
+    for (mood, words, label) in cases {
+        let metric = format!("attache_ca_requests_total{{provider=\"kubernetes\",outcome=\"{label}\"}}");
+        let before = agent.metric(&metric).await;
+        api.set(mood.clone());
+        let (_, line) = agent.process.wait_next_log("no new certificate").await;
+        assert!(line.contains("WARN") && line.contains("is served is valid until"), "{mood:?}: {line}");
+        for word in words {
+            assert!(line.contains(word), "{mood:?}: {word:?} is not in {line}");
+        }
+        assert!(agent.metric(&metric).await > before, "{mood:?}: {label}");
+        let good = agent.serials().last().unwrap().clone();
+        assert_eq!(served(&agent, "default").await[0].serial, good, "{mood:?}");
+        assert_eq!(agent.status("/readyz").await.0, 200, "{mood:?}");
+        api.set(Mood::Good);
+        agent.process.wait_next_log("the CA signs again").await;
+        assert_ne!(agent.serials().last().unwrap(), &good, "{mood:?}");
+    }
+    let log = agent.process.log();
+    let token = std::fs::read_to_string(folder.path().join("token")).unwrap();
+    assert!(token.split('.').all(|part| !log.contains(part)), "a token is in the log:\n{log}");
+}
+
+#[tokio::test]
+async fn a_refusal_says_what_to_do_and_takes_nothing_away() {
+    let answer = |code, body: serde_json::Value| Mood::Answer(code, "", body.to_string());
+    let invalid =
+        "CertificateSigningRequest.certificates.k8s.io \"x\" is invalid: spec.signerName: Invalid value";
+    let webhook = "admission webhook \"policy.example.com\" denied the request: no";
+    survives(vec![
+        (
+            answer(401, status(401, "Unauthorized", "Unauthorized")),
+            vec!["401 Unauthorized: Unauthorized (the token is for system:serviceaccount:default:web", "/token"],
+            "refused",
+        ),
+        (
+            answer(403, forbidden("create")),
+            vec![
+                "cannot create resource",
+                "a ClusterRole with {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests], \
+                 verbs: [create, get, delete]}",
+            ],
+            "refused",
+        ),
+        (answer(403, status(403, "Forbidden", webhook)), vec!["403 Forbidden: admission webhook"], "refused"),
+        (
+            Mood::Answer(404, "", "404 page not found\n".to_owned()),
+            vec!["404 page not found; is this an API server, and does it serve certificatesigningrequests"],
+            "refused",
+        ),
+        (answer(409, status(409, "AlreadyExists", "it already exists")), vec!["409 Conflict"], "refused"),
+        (answer(422, status(422, "Invalid", invalid)), vec!["422 Unprocessable Entity: Certificate"], "refused"),
+        (
+            Mood::Answer(429, "retry-after: 1\r\n", status(429, "TooManyRequests", "slow down").to_string()),
+            vec!["429 Too Many Requests: slow down"],
+            "refused",
+        ),
+        (answer(500, json!({ "message": 7 })), vec!["500 Internal Server Error: {"], "refused"),
+        (Mood::Denied, vec!["rejects the request: it was denied (KubectlDeny: This CSR was"], "refused"),
+        (Mood::Failed, vec!["the signer failed (SignerValidationFailure: the signer knows no"], "refused"),
+        (Mood::Unapproved, vec!["waits for approval"], "pending"),
+        (Mood::Hang, vec!["no answer within 700ms"], "timeout"),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn lies_and_junk_are_told_and_not_served() {
+    let cut = response(200, "", "{}").into_iter().map(|byte| if byte == b'2' { b'9' } else { byte });
+    let huge = response(200, "", &"x".repeat(3 << 20));
+    let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(1 << 20)).into_bytes();
+    survives(vec![
+        (Mood::ForeignKey, vec!["for another key"], "foreign_key"),
+        (Mood::Expired, vec!["expired at"], "expired"),
+        (Mood::OtherIdentity, vec!["names spiffe://cluster.local/ns/x/sa/thief, not"], "wrong_identity"),
+        (Mood::Unchained, vec!["does not chain to a root"], "unchained"),
+        (Mood::JunkCertificate, vec!["status.certificate: it holds no PEM certificate"], "junk"),
+        (Mood::Raw(response(200, "", "<html>")), vec!["it is not JSON"], "junk"),
+        (
+            Mood::Raw(response(200, "", "{}")),
+            vec!["it is not the CertificateSigningRequest attache-"],
+            "junk",
+        ),
+        (
+            Mood::Raw(b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{}".to_vec()),
+            vec!["the answer was cut off"],
+            "unreachable",
+        ),
+        (Mood::Raw(b"SSH-2.0-OpenSSH_9\r\n".to_vec()), vec![], "unreachable"),
+        (
+            Mood::Raw(Vec::new()),
+            vec!["connecting to the CA at https://127.0.0.1:", "failed: connection"],
+            "unreachable",
+        ),
+        (Mood::Raw(cut.collect()), vec![], "unreachable"),
+        (Mood::Raw(huge), vec!["it is longer than 1048576 bytes"], "junk"),
+        (Mood::Raw(endless), vec![], "unreachable"),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn a_token_that_was_rotated_is_used_and_one_that_is_refused_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let api = KubeApi::start(folder.path()).await;
+    let other = folder.path().join("other-token");
+    std::fs::write(&other, token("web", "istio-ca", -60)).unwrap();
+    let mut options = options(&api, &[]);
+    let file = options.iter().position(|option| option == "--token-file").unwrap() + 1;
+    options[file] = other.display().to_string();
+    let options: Vec<_> = options.iter().map(String::as_str).collect();
+    let mut agent = Agent::start(folder.path(), "web", &options);
+    let (_, line) = agent.process.wait_log("no new certificate").await;
+    assert!(line.contains("audience [istio-ca], EXPIRED at") && line.contains("other-token"), "{line}");
+    std::fs::copy(folder.path().join("token"), &other).unwrap();
+    agent.process.wait_log("ready").await;
+}
+
+#[tokio::test]
+async fn a_request_that_may_not_be_deleted_is_left_to_the_cluster() {
+    let folder = tempfile::tempdir().unwrap();
+    let api = KubeApi::start(folder.path()).await;
+    api.set(Mood::KeepAll);
+    let mut agent = start(folder.path(), &api, &["--log-level", "attache=debug"]);
+    let (_, line) = agent.process.wait_log("the certificate request is not deleted").await;
+    assert!(line.contains("DEBUG") && line.contains("cannot delete resource"), "{line}");
+    assert_eq!((api.names().len(), agent.process.count("WARN")), (1, 0));
+}
+
+#[tokio::test]
+async fn roots_that_are_missing_cost_nobodys_approval() {
+    let folder = tempfile::tempdir().unwrap();
+    let api = KubeApi::start(folder.path()).await;
+    let file = folder.path().join("signer/root-cert.pem");
+    let aside = folder.path().join("aside.pem");
+    std::fs::rename(&file, &aside).unwrap();
+    let mut agent = start(folder.path(), &api, &[]);
+    let (_, line) = agent.process.wait_log("no new certificate").await;
+    assert!(line.contains(file.to_str().unwrap()) && line.contains("--kubernetes-root"), "{line}");
+    assert_eq!(api.calls().len(), 0);
+    std::fs::rename(&aside, &file).unwrap();
+    agent.process.wait_log("ready").await;
+}
