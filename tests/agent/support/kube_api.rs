@@ -101,11 +101,7 @@ impl Drop for KubeApi {
 impl KubeApi {
     /// An API server with TLS, whose files are in `folder`: the token, and both roots (of TLS, and the signer's).
     pub async fn start(folder: &Path) -> Self {
-        Self::start_at(folder, "127.0.0.1:0".parse().unwrap()).await
-    }
-
-    pub async fn start_at(folder: &Path, address: SocketAddr) -> Self {
-        let listener = TcpListener::bind(address).await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let open = |name: &str, clock| DevelopmentCa::open(&folder.join(name), clock).unwrap();
         #[expect(clippy::disallowed_methods, reason = "before the agent's own clock")]
