@@ -422,7 +422,7 @@ impl Model {
                 match &seen {
                     Seen::Good(expected) => version == Some(expected) && reason.is_none(),
                     Seen::Absent if version.is_some() => tells(GONE),
-                    Seen::Absent if name.is_alone => tells("not there"),
+                    Seen::Absent if name.is_alone => tells("not there") || tells("there is none of"),
                     Seen::Absent => reason.is_none(),
                     Seen::Half => tells(", but "),
                     Seen::Bad => reason.is_some() && !tells(GONE) && !tells(", but "),
