@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 use crate::ca::CertificateAuthority;
 use crate::ca::citadel::Citadel;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
+use crate::ca::exec::Exec;
 use crate::ca::kubernetes::Kubernetes;
 use crate::ca::vault::Vault;
 use crate::cache::{Cache, Workload};
@@ -174,6 +175,7 @@ fn certificate_authority(
             clock: clock.clone(),
             requests: Mutex::default(),
         })),
+        Provider::Exec { sign, roots } => Some(Box::new(Exec::new(sign, roots))),
         Provider::Citadel { endpoint, token, client_cert, cluster_id, headers } => Some(Box::new(Citadel {
             endpoint,
             token,

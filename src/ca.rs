@@ -6,6 +6,7 @@ pub mod client_cert;
 pub mod embedded;
 pub mod endpoint;
 pub mod kubernetes;
+pub mod exec;
 pub mod rest;
 pub mod server;
 mod tls;
@@ -27,6 +28,11 @@ pub trait CertificateAuthority: fmt::Debug + Send + Sync {
 
     /// Has `request` signed. The caller sets the deadline, and checks the answer.
     async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError>;
+
+    /// What to do about an answer that did not pass the check, where that depends on the provider.
+    fn remedy(&self, _answer: &BadAnswer) -> Option<&'static str> {
+        None
+    }
 
     /// What is left of the last request at a CA that takes its time: after a call that failed or was cut off,
     /// `sign` goes on with it when it is given the same one again.
@@ -85,8 +91,12 @@ pub enum CaError {
     Credential(#[from] CredentialError),
     #[error("the client certificate can't be used: {certificate}; and instead of it, {token}")]
     NoCredential { certificate: Box<NoClientCert>, token: CredentialError },
+    #[error("the command of {option} {failure}{said}")]
+    Command { option: &'static str, failure: exec::Failure, said: String },
     #[error("the CA's answer is not used: {0}")]
     Answer(#[from] BadAnswer),
+    #[error("the CA's answer is not used: {answer}; {remedy}")]
+    AnswerWithRemedy { answer: BadAnswer, remedy: &'static str },
     #[error("making a key or a request failed: {0}")]
     Local(String),
 }
@@ -128,11 +138,13 @@ impl CaError {
                 307 | 401 | 408 | 412 | 425 | 429 | 472 | 473 => Class::Transient,
                 _ => Class::Lasting,
             },
+            Self::Command { failure, .. } => failure.class(),
             Self::Tls { .. }
             | Self::Rejected { .. }
             | Self::ClientCertificate { .. }
             | Self::Roots(_)
             | Self::Answer(_)
+            | Self::AnswerWithRemedy { .. }
             | Self::Local(_) => Class::Lasting,
         }
     }
@@ -156,7 +168,8 @@ impl CaError {
             Self::Refused { .. } | Self::Status { .. } | Self::Rejected { .. } => "refused",
             Self::ClientCertificate { .. } => "client_certificate",
             Self::Credential(_) | Self::NoCredential { .. } => "credential",
-            Self::Answer(answer) => answer.label(),
+            Self::Command { .. } => "command",
+            Self::Answer(answer) | Self::AnswerWithRemedy { answer, .. } => answer.label(),
             Self::Local(_) => "local",
         }
     }

@@ -48,7 +48,7 @@ impl fmt::Debug for ShellCommand {
 
 impl ShellCommand {
     /// Starts it with the agent's environment, less the agent's own options, and with what `prepare` adds: variables,
-    /// pipes. `turn` is kept until all its processes are gone, whatever ends them.
+    /// pipes. `turn` is kept until the shell has ended.
     pub fn start(
         &self,
         prepare: impl FnOnce(&mut Command),
@@ -67,7 +67,7 @@ impl ShellCommand {
         prepare(&mut command);
         let child = command.spawn()?;
         let group = Group::of(&child);
-        Ok(Running(Some(Processes { child, group, _turn: turn })))
+        Ok(Running(Some(Processes { child, group, turn })))
     }
 }
 
@@ -80,7 +80,7 @@ pub struct Running(Option<Processes>);
 struct Processes {
     child: Child,
     group: Group,
-    _turn: Option<OwnedSemaphorePermit>,
+    turn: Option<OwnedSemaphorePermit>,
 }
 
 impl Running {
@@ -124,6 +124,8 @@ impl Processes {
         let Group(Some(pid)) = self.group else { return Ok(()) };
         let all_gone = async {
             let _ = self.child.wait().await;
+            // What is left of the others may be a zombie that nobody buries.
+            self.turn = None;
             while test_kill_process_group(pid).is_ok() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }

@@ -22,6 +22,7 @@ use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::endpoint::{Address, Endpoint, Roots};
 use crate::ca::kubernetes::{SHORTEST_TTL, SignerName, SignerRoots};
 use crate::ca::vault as vault_ca;
+use crate::command::ShellCommand;
 use crate::credential::TokenFile;
 use crate::generation::Place;
 use crate::identity::SpiffeId;
@@ -116,6 +117,13 @@ pub enum Provider {
         /// The kind of key that is signed.
         key_type: KeyType,
     },
+    /// A command.
+    Exec {
+        /// Reads a CSR, prints a chain.
+        sign: ShellCommand,
+        /// Prints the roots, where the chain does not end in them.
+        roots: Option<ShellCommand>,
+    },
     /// The development CA.
     Embedded {
         /// Its folder.
@@ -131,6 +139,7 @@ enum ProviderName {
     Citadel,
     Vault,
     Kubernetes,
+    Exec,
     Embedded,
     None,
 }
@@ -153,6 +162,7 @@ impl ProviderName {
 
 const PROVIDERS: &str = "citadel (Istio's CA protocol; give --ca-address), vault (HashiCorp Vault or OpenBao), \
                          kubernetes (its API for certificates; give --kubernetes-signer and --kubernetes-root), \
+                         exec (a command; give --ca-exec), \
                          embedded (a CA of its own, for development), \
                          none (files in --cert-dir alone)";
 
@@ -201,9 +211,11 @@ impl Config {
             own.push((Path::new(folder), "they are the client certificate for calls to the CA"));
         }
         let mounted = mounted(&cert_dir, &own, &mut notes);
+        let ca_level = ca.level;
         let (name, provider_reason) =
             choose(r, ca.clone(), &files_alone, &address, &ca_dir, &client_cert, &mounted).unzip();
         let client_cert = client_cert_folder(r, client_cert, name, &address, &mut notes);
+        let exec = exec(r, args, name, ca_level);
 
         let default_token = match r.variable("JWT_POLICY") {
             _ if name == Some(ProviderName::Kubernetes) => format!("{SERVICE_ACCOUNT_FOLDER}/token"),
@@ -270,6 +282,7 @@ impl Config {
                 }
                 None => Provider::None,
             },
+            (Some(ProviderName::Exec), _) => exec.unwrap_or(Provider::None),
             (Some(ProviderName::Embedded), _) => {
                 Provider::Embedded { folder: ca_dir.or("./attache-ca").into() }
             }
@@ -430,6 +443,30 @@ fn choose(
         r.mistake(format!("{} needs the CA's address: --ca-address HOST:PORT", ca.from));
     }
     Some((name, ca.from))
+}
+
+/// The commands of --ca exec. They are a mistake with another CA, unless that comes from a higher level.
+fn exec(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    provider: Option<ProviderName>,
+    ca_level: Option<Level>,
+) -> Option<Provider> {
+    let sign = r.text("ca-exec", &args.ca_exec, &[]);
+    let roots = r.text("ca-exec-roots", &args.ca_exec_roots, &[]);
+    if provider != Some(ProviderName::Exec) {
+        for option in [sign, roots] {
+            // Where there is no provider, the report says so already.
+            if provider.is_some() && option.level.is_some() && option.level >= ca_level {
+                r.mistake(format!("{} is for --ca exec alone: add that, or drop it", option.from));
+            }
+        }
+        return None;
+    }
+    if sign.value.is_none() && !sign.was_wrong {
+        r.mistake("--ca exec needs a command that signs: --ca-exec COMMAND".to_owned());
+    }
+    Some(Provider::Exec { sign: sign.value?.into(), roots: roots.value.map(ShellCommand::from) })
 }
 
 /// Where mounted files are looked for. A folder of the agent's own files, links resolved, is none of these places: what
@@ -661,6 +698,7 @@ fn parse_provider(text: &str) -> Result<ProviderName, String> {
         "citadel" => Ok(ProviderName::Citadel),
         "vault" => Ok(ProviderName::Vault),
         "kubernetes" => Ok(ProviderName::Kubernetes),
+        "exec" => Ok(ProviderName::Exec),
         "embedded" => Ok(ProviderName::Embedded),
         "none" => Ok(ProviderName::None),
         _ => Err(format!("{text:?} is not a CA of this agent; choose one of {PROVIDERS}")),

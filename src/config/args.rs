@@ -21,8 +21,8 @@ pub struct RunArgs {
     pub socket_mode: Option<String>,
 
     /// Who signs: citadel (Istio's CA protocol), vault (HashiCorp Vault, OpenBao), kubernetes (CertificateSigningRequests,
-    /// see docs/ca-kubernetes.md), embedded (a CA of its own, for development), none (mounted files alone) [default: citadel
-    /// where there is an address; none with --file-mounted-certs, or where --cert-dir holds
+    /// see docs/ca-kubernetes.md), exec (a command), embedded (a CA of its own, for development), none (mounted files alone)
+    /// [default: citadel where there is an address; none with --file-mounted-certs, or where --cert-dir holds
     /// a key pair] [CA_PROVIDER]
     #[arg(long, value_name = "PROVIDER", help_heading = "CA")]
     pub ca: Option<String>,
@@ -86,6 +86,14 @@ pub struct RunArgs {
     /// ClusterTrustBundles that name the signer); needed with --ca kubernetes
     #[arg(long, value_name = "FILE", help_heading = "Kubernetes")]
     pub kubernetes_root: Option<String>,
+
+    /// The command that signs, run by /bin/sh: a PEM CSR on its standard input, the PEM chain on its standard output,
+    /// leaf first. ATTACHE_SPIFFE_ID and ATTACHE_TTL_SECONDS say what to ask for. After --ca-timeout it is ended
+    #[arg(long, value_name = "COMMAND", help_heading = "exec")]
+    pub ca_exec: Option<String>,
+    /// A command that prints the roots, run after the other [default: the self-signed certificates of the chain]
+    #[arg(long, value_name = "COMMAND", help_heading = "exec")]
+    pub ca_exec_roots: Option<String>,
 
     /// The whole identity, like spiffe://cluster.local/ns/default/sa/web, instead of the three below
     #[arg(long, value_name = "ID", help_heading = "Identity")]

@@ -89,7 +89,13 @@ fn no_ca_at_all_lists_the_choices() {
 fn contradictions_are_judged_within_one_level() {
     let mounted = ("FILE_MOUNTED_CERTS", "true");
     type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], Option<&'a str>);
-    let cases: [Case<'_>; 18] = [
+    let cases: [Case<'_>; 24] = [
+        ("--ca exec", &[], Some("needs a command that signs: --ca-exec COMMAND")),
+        ("--ca exec --ca-exec-roots x", &[], Some("needs a command that signs")),
+        ("--ca exec", &[("ATTACHE_CA_EXEC", "x"), ("CA_ADDR", "ca:1")], None),
+        ("--ca exec --ca-exec x --ca-address ca:1", &[], Some("the first has no address")),
+        ("--ca-exec x", &[("CA_ADDR", "ca:1")], Some("--ca-exec is for --ca exec alone")),
+        ("--ca embedded", &[("ATTACHE_CA_EXEC", "x")], None),
         ("--ca embedded --ca-address ca:1", &[], Some("the first has no address")),
         ("--ca none --ca-address ca:1", &[], Some("the first has no address")),
         ("--ca embedded", &[("CA_ADDR", "ca:1")], None),
@@ -125,6 +131,7 @@ fn the_provider_follows_from_what_is_there() {
         Provider::Vault { .. } => "vault",
         Provider::Kubernetes { .. } => "kubernetes",
         Provider::Embedded { .. } => "embedded",
+        Provider::Exec { .. } => "exec",
         Provider::None => "none",
     };
     assert_eq!(provider("--ca-address istiod:15012", &[]), "citadel");

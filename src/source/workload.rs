@@ -295,7 +295,11 @@ impl WorkloadSource {
                 return Err(error);
             }
         };
-        Ok(answer.check(key.to_private_key(), request.identity.as_ref(), self.clock.now())?)
+        let checked = answer.check(key.to_private_key(), request.identity.as_ref(), self.clock.now());
+        checked.map_err(|answer| match self.ca.remedy(&answer) {
+            Some(remedy) => CaError::AnswerWithRemedy { answer, remedy },
+            None => answer.into(),
+        })
     }
 
     async fn sign(&self, request: &SigningRequest, timeout: Duration) -> Result<Answer, CaError> {

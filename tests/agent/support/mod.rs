@@ -5,6 +5,7 @@ pub mod fake_ca;
 pub mod fake_vault;
 pub mod files;
 pub mod kube_api;
+pub mod issuer;
 pub mod mesh;
 pub mod nginx;
 pub mod process;

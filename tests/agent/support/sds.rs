@@ -172,3 +172,13 @@ pub fn content(secret: Secret) -> (String, Option<String>) {
         Type::ValidationContext(context) => (text(context.trusted_ca), None),
     }
 }
+
+/// The serial number of the leaf that a stream is sent that opens now.
+pub async fn served_serial(socket: &Path) -> String {
+    let pem = on_connection(socket, async |client| {
+        let mut stream = Stream::open(&client, &["default"]).await.unwrap();
+        certificates(&stream.next().await.unwrap())
+    });
+    let ders = attache::pki::pem::certificates(pem.await.as_bytes()).unwrap();
+    attache::pki::certificate::Certificate::parse(&ders[0]).unwrap().serial
+}
