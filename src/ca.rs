@@ -69,6 +69,8 @@ pub struct SigningRequest {
 pub enum CaError {
     #[error("connecting to the CA at {address} failed: {source}; is it running, and is --ca-address right?")]
     Unreachable { address: String, source: std::io::Error },
+    #[error("the connection to the CA at {address} broke before it had answered: {source}")]
+    Broken { address: String, source: std::io::Error },
     #[error("the TLS handshake with the CA at {address} failed: {reason}")]
     Tls { address: String, reason: String },
     #[error("the CA's roots can't be read: {0}")]
@@ -116,6 +118,7 @@ impl CaError {
         use tonic::Code;
         match self {
             Self::Unreachable { .. }
+            | Self::Broken { .. }
             | Self::Timeout(_)
             | Self::Pending(_)
             | Self::Credential(_)
@@ -160,7 +163,7 @@ impl CaError {
     /// The one word for it in metrics.
     pub fn label(&self) -> &'static str {
         match self {
-            Self::Unreachable { .. } => "unreachable",
+            Self::Unreachable { .. } | Self::Broken { .. } => "unreachable",
             Self::Tls { .. } => "tls",
             Self::Roots(_) => "roots",
             Self::Timeout(_) => "timeout",

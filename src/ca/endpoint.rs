@@ -237,8 +237,11 @@ fn explain(error: &io::Error, roots: &str, name: &str) -> String {
         Some(Error::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
         )) => format!("its certificate is not for the name {name}; set --ca-server-name to the name it has"),
+        // A server that answers a handshake in plain text.
+        Some(Error::InvalidMessage(_)) | None => {
+            format!("{error}; is this a TLS port? Plaintext needs http:// in --ca-address")
+        }
         Some(other) => other.to_string(),
-        None => format!("{error}; is this a TLS port? Plaintext needs http:// in --ca-address"),
     }
 }
 

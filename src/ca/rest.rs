@@ -46,8 +46,8 @@ pub async fn call(endpoint: &Endpoint, call: Call<'_>) -> Result<Reply, CaError>
     let address = endpoint.address.to_string();
     let Connected { io, alert, .. } = endpoint.connect(None, Protocol::Http1).await?;
     let broken = |error: &dyn Error| {
-        let source = std::io::Error::other(format!("no whole answer came: {}", with_causes(error)));
-        alert.explain(&address, None).unwrap_or(CaError::Unreachable { address: address.clone(), source })
+        let source = std::io::Error::other(with_causes(error));
+        alert.explain(&address, None).unwrap_or(CaError::Broken { address: address.clone(), source })
     };
     let host = HeaderValue::from_str(&endpoint.address.authority());
     let mut request = Request::new(Full::new(call.body.map(Bytes::from_owner).unwrap_or_default()));

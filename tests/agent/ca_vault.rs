@@ -129,8 +129,8 @@ async fn whether_it_breaks_off_or_refuses_the_good_certificate_stays_and_a_good_
     let cases = [
         (Mood::Hang, "gave no answer within 1s", "timeout"),
         (Mood::Slow, "gave no answer within 1s", "timeout"),
-        (Mood::Cut, "failed: no whole answer came: ", "unreachable"),
-        (Mood::Short, "failed: no whole answer came: ", "unreachable"),
+        (Mood::Cut, "broke before it had answered: ", "unreachable"),
+        (Mood::Short, "broke before it had answered: ", "unreachable"),
         (Mood::Refuse(400, uri), "its allowed_uri_sans must allow", "refused"),
         (Mood::Refuse(403, "permission denied"), policy, "refused"),
         (Mood::Refuse(429, "rate limit quota exceeded"), "it is called too often", "refused"),
@@ -361,8 +361,8 @@ async fn whatever_a_login_comes_to_it_is_said_and_the_next_one_succeeds() {
     let vault = FakeVault::start(folder.path()).await;
     let (client, _) = client(&vault, folder.path());
     let cases = [
-        (Mood::Cut, "no whole answer came", Class::Transient),
-        (Mood::Short, "no whole answer came", Class::Transient),
+        (Mood::Cut, "broke before it had answered", Class::Transient),
+        (Mood::Short, "broke before it had answered", Class::Transient),
         (Mood::Huge, "longer than", Class::Lasting),
         (Mood::Html, "it is not JSON", Class::Lasting),
         (Mood::OtherJson, "it has no auth.client_token", Class::Lasting),
