@@ -106,6 +106,32 @@ impl Answer {
         Ok(Self { chain, roots })
     }
 
+    /// A chain, and certificates that came by another way: roots, and intermediates that complete the chain. Only the
+    /// self-issued of these are roots: Envoy refuses every chain that ends in another. What is self-issued in the
+    /// chain is left out, but for the leaf.
+    pub fn with_others(
+        chain: Vec<CertificateDer<'static>>,
+        others: Vec<CertificateDer<'static>>,
+    ) -> Result<Self, BadAnswer> {
+        let count = chain.len() + others.len();
+        if count > Self::LONGEST {
+            return Err(BadAnswer::TooLong(count));
+        }
+        let is_root = |certificate: &CertificateDer<'_>| -> Result<bool, BadAnswer> {
+            Ok(Certificate::parse(certificate)?.is_self_issued)
+        };
+        let (mut kept, mut roots) = (Vec::new(), Vec::new());
+        for certificate in chain {
+            if kept.is_empty() || !is_root(&certificate)? {
+                kept.push(certificate);
+            }
+        }
+        for certificate in others {
+            if is_root(&certificate)? { roots.push(certificate) } else { kept.push(certificate) }
+        }
+        Ok(Self { chain: kept, roots })
+    }
+
     /// Makes what can be published of it: parses, carries our key, names the identity asked for, is valid at
     /// `now`, and chains to a root of the same answer.
     pub fn check(

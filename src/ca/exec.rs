@@ -13,7 +13,6 @@ use tokio::sync::Semaphore;
 use super::{Answer, BadAnswer, CaError, CertificateAuthority, Class, SigningRequest};
 use crate::command::{SHELL, Said, ShellCommand};
 use crate::limits;
-use crate::pki::certificate::Certificate;
 use crate::pki::{csr, pem};
 
 /// The option of the command that signs.
@@ -87,17 +86,11 @@ impl CertificateAuthority for Exec {
 
     async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
         let text = csr::to_pem(&request.csr);
-        let mut chain = self.certificates(SIGN, &self.sign, request, Some(text)).await?;
+        let chain = self.certificates(SIGN, &self.sign, request, Some(text)).await?;
         let Some(roots) = &self.roots else { return Ok(Answer::from_groups(vec![chain])?) };
         let roots = self.certificates(ROOTS, roots, request, None).await?;
-        // Who has a command say what the roots are means these, and no others. The first is the leaf.
-        let mut is_first = true;
-        let mut is_kept = |certificate: &CertificateDer<'_>| {
-            let is_root = || Certificate::parse(certificate).is_ok_and(|facts| facts.is_self_issued);
-            std::mem::take(&mut is_first) || !is_root()
-        };
-        chain.retain(|certificate| is_kept(certificate));
-        Ok(Answer::from_groups(vec![chain, roots])?)
+        // Who has a command say what the roots are means these, and no others.
+        Ok(Answer::with_others(chain, roots)?)
     }
 
     fn remedy(&self, answer: &BadAnswer) -> Option<&'static str> {

@@ -96,10 +96,8 @@ async fn whatever_a_command_does_the_good_certificate_stays_and_a_good_answer_re
     let failures = [
         ("echo 'not for you' >&2; exit 77", "exit status: 77; it said: not for you", "command"),
         ("no-such-ca", "found no such program", "command"),
-        ("kill -9 $$", "signal: 9", "command"),
         ("sleep 1000", "gave no answer within 1s", "timeout"),
         ("echo '<html>'", "no PEM certificate", "junk"),
-        ("cat > /dev/null", "printed nothing", "command"),
         ("yes", "printed more than 1048576 bytes", "command"),
     ];
     let failures = failures.into_iter().map(|(script, words, label)| (script, Lie::None, words, label));

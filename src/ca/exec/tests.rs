@@ -59,7 +59,7 @@ async fn where_a_command_prints_the_roots_these_are_the_roots_and_no_others() {
     let request = signed(folder.path());
     let certificates = |names: &str| -> Vec<_> {
         let read = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
-        names.split(' ').flat_map(|name| pem::certificates(&read(name)).unwrap()).collect()
+        names.split_whitespace().flat_map(|name| pem::certificates(&read(name)).unwrap()).collect()
     };
     let cases = [
         ("leaf ca", "root", "leaf ca", "root"),
@@ -68,6 +68,8 @@ async fn where_a_command_prints_the_roots_these_are_the_roots_and_no_others() {
         ("leaf ca root", "other root", "leaf ca", "other root"),
         // A bundle of both.
         ("leaf", "ca root", "leaf ca", "root"),
+        // Nobody could trust an intermediate.
+        ("leaf", "ca", "leaf ca", ""),
     ];
     for (printed, roots, chain, expected) in cases {
         // The CSR is not read: that is the command's own business.
