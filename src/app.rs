@@ -11,12 +11,13 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::ca::CertificateAuthority;
+use crate::ca::cfssl::Cfssl;
 use crate::ca::citadel::Citadel;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
 use crate::ca::exec::Exec;
 use crate::ca::kubernetes::Kubernetes;
 use crate::ca::vault::Vault;
+use crate::ca::{CertificateAuthority, rest};
 use crate::cache::{Cache, Workload};
 use crate::clock::Clock;
 use crate::config::{Config, Provider};
@@ -174,6 +175,14 @@ fn certificate_authority(
             key_type,
             clock: clock.clone(),
             requests: Mutex::default(),
+        })),
+        Provider::Cfssl { endpoint, profile, label, auth_key, bundle, headers } => Some(Box::new(Cfssl {
+            endpoint,
+            profile,
+            label,
+            auth_key,
+            bundle,
+            headers: rest::headers(&headers),
         })),
         Provider::Exec { sign, roots } => Some(Box::new(Exec::new(sign, roots))),
         Provider::Citadel { endpoint, token, client_cert, cluster_id, headers } => Some(Box::new(Citadel {

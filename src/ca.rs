@@ -1,6 +1,7 @@
 //! What the agent knows of a CA: it signs, or it says why not.
 
 mod answer;
+pub mod cfssl;
 pub mod citadel;
 pub mod client_cert;
 pub mod embedded;
@@ -93,6 +94,10 @@ pub enum CaError {
     Credential(#[from] CredentialError),
     #[error("the client certificate can't be used: {certificate}; and instead of it, {token}")]
     NoCredential { certificate: Box<NoClientCert>, token: CredentialError },
+    #[error("the CA at {address} answered {status}: {message}")]
+    Api { address: String, status: http::StatusCode, message: String, class: Class },
+    #[error("{path}, which {option} names, can't be used: {reason}")]
+    File { option: &'static str, path: std::path::PathBuf, reason: String },
     #[error("the command of {option} {failure}{said}")]
     Command { option: &'static str, failure: exec::Failure, said: String },
     #[error("the CA's answer is not used: {0}")]
@@ -122,7 +127,10 @@ impl CaError {
             | Self::Timeout(_)
             | Self::Pending(_)
             | Self::Credential(_)
-            | Self::NoCredential { .. } => Class::Transient,
+            | Self::NoCredential { .. }
+            // Somebody may be about to put it there.
+            | Self::File { .. } => Class::Transient,
+            Self::Api { class, .. } => *class,
             Self::Refused { code, .. } => match code {
                 Code::Unavailable
                 | Code::DeadlineExceeded
@@ -168,7 +176,10 @@ impl CaError {
             Self::Roots(_) => "roots",
             Self::Timeout(_) => "timeout",
             Self::Pending(_) => "pending",
-            Self::Refused { .. } | Self::Status { .. } | Self::Rejected { .. } => "refused",
+            Self::Refused { .. } | Self::Status { .. } | Self::Api { .. } | Self::Rejected { .. } => {
+                "refused"
+            }
+            Self::File { .. } => "file",
             Self::ClientCertificate { .. } => "client_certificate",
             Self::Credential(_) | Self::NoCredential { .. } => "credential",
             Self::Command { .. } => "command",

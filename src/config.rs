@@ -17,6 +17,7 @@ use tracing_subscriber::filter::Targets;
 pub use self::args::RunArgs;
 pub use self::reader::{Environment, Mistakes, parse_duration};
 use self::reader::{Level, Reader};
+use crate::ca::cfssl;
 use crate::ca::citadel::Header;
 use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::endpoint::{Address, Endpoint, Roots};
@@ -117,6 +118,21 @@ pub enum Provider {
         /// The kind of key that is signed.
         key_type: KeyType,
     },
+    /// cfssl.
+    Cfssl {
+        /// Where it is.
+        endpoint: Endpoint,
+        /// Which of its profiles.
+        profile: Option<String>,
+        /// Which of its signers.
+        label: Option<String>,
+        /// The file with the key for requests.
+        auth_key: Option<PathBuf>,
+        /// The file with its roots.
+        bundle: Option<PathBuf>,
+        /// Further headers.
+        headers: Vec<Header>,
+    },
     /// A command.
     Exec {
         /// Reads a CSR, prints a chain.
@@ -139,6 +155,7 @@ enum ProviderName {
     Citadel,
     Vault,
     Kubernetes,
+    Cfssl,
     Exec,
     Embedded,
     None,
@@ -147,7 +164,7 @@ enum ProviderName {
 impl ProviderName {
     /// Whether it is somewhere on the network.
     fn has_address(self) -> bool {
-        matches!(self, Self::Citadel | Self::Vault | Self::Kubernetes)
+        matches!(self, Self::Citadel | Self::Vault | Self::Kubernetes | Self::Cfssl)
     }
 
     /// `text` as the address of such a CA.
@@ -155,6 +172,7 @@ impl ProviderName {
         match self {
             Self::Vault => Address::with_ports(text, vault_ca::PORT, vault_ca::PORT),
             Self::Kubernetes => Address::with_ports(text, 443, 80),
+            Self::Cfssl => Address::with_ports(text, cfssl::PORT, cfssl::PORT),
             _ => text.parse(),
         }
     }
@@ -162,6 +180,7 @@ impl ProviderName {
 
 const PROVIDERS: &str = "citadel (Istio's CA protocol; give --ca-address), vault (HashiCorp Vault or OpenBao), \
                          kubernetes (its API for certificates; give --kubernetes-signer and --kubernetes-root), \
+                         cfssl (give --ca-address), \
                          exec (a command; give --ca-exec), \
                          embedded (a CA of its own, for development), \
                          none (files in --cert-dir alone)";
@@ -216,6 +235,7 @@ impl Config {
             choose(r, ca.clone(), &files_alone, &address, &ca_dir, &client_cert, &mounted).unzip();
         let client_cert = client_cert_folder(r, client_cert, name, &address, &mut notes);
         let exec = exec(r, args, name, ca_level);
+        let cfssl = CfsslOptions::new(r, args, name, ca_level);
 
         let default_token = match r.variable("JWT_POLICY") {
             _ if name == Some(ProviderName::Kubernetes) => format!("{SERVICE_ACCOUNT_FOLDER}/token"),
@@ -234,6 +254,9 @@ impl Config {
         };
         let second = Duration::from_secs(1);
         let ttl = r.duration("cert-ttl", &args.cert_ttl, &["SECRET_TTL"], second);
+        if name == Some(ProviderName::Cfssl) && ttl.level > Some(Level::Istio) {
+            notes.push(format!("{} is not used: the profile of cfssl decides on lifetimes", ttl.from));
+        }
         let timeout = r.duration("ca-timeout", &args.ca_timeout, &[], Duration::from_millis(100));
         let ratio = r.parsed("grace-ratio", &args.grace_ratio, &["SECRET_GRACE_PERIOD_RATIO"], parse_ratio);
         let jitter =
@@ -282,6 +305,16 @@ impl Config {
                 }
                 None => Provider::None,
             },
+            (Some(ProviderName::Cfssl), Some(address)) => {
+                let CfsslOptions { profile, label, auth_key, bundle } = cfssl;
+                if address.plaintext && bundle.is_none() {
+                    notes.push(format!(
+                        "what {address} says in plain text is trusted: whoever is on the way there can be anybody's CA; use https://, or name the roots with --cfssl-bundle"
+                    ));
+                }
+                let endpoint = Endpoint { address, roots, server_name };
+                Provider::Cfssl { endpoint, profile, label, auth_key, bundle, headers }
+            }
             (Some(ProviderName::Exec), _) => exec.unwrap_or(Provider::None),
             (Some(ProviderName::Embedded), _) => {
                 Provider::Embedded { folder: ca_dir.or("./attache-ca").into() }
@@ -445,22 +478,60 @@ fn choose(
     Some((name, ca.from))
 }
 
-/// The commands of --ca exec. They are a mistake with another CA, unless that comes from a higher level.
+/// An option that is for one CA alone. It is a mistake with another, unless that comes from a higher level.
+fn only_for(
+    r: &mut Reader<'_>,
+    own: (ProviderName, &str),
+    option: (&str, &Option<String>),
+    provider: Option<ProviderName>,
+    ca_level: Option<Level>,
+) -> reader::Found<String> {
+    let found = r.text(option.0, option.1, &[]);
+    // Where there is no provider, the report says so already.
+    let is_others = provider.is_some_and(|provider| provider != own.0);
+    if is_others && found.level.is_some() && found.level >= ca_level {
+        r.mistake(format!("{} is for --ca {} alone: add that, or drop it", found.from, own.1));
+    }
+    found
+}
+
+/// What --ca cfssl is told beside the address.
+struct CfsslOptions {
+    profile: Option<String>,
+    label: Option<String>,
+    auth_key: Option<PathBuf>,
+    bundle: Option<PathBuf>,
+}
+
+impl CfsslOptions {
+    fn new(
+        r: &mut Reader<'_>,
+        args: &RunArgs,
+        provider: Option<ProviderName>,
+        ca_level: Option<Level>,
+    ) -> Self {
+        let own = (ProviderName::Cfssl, "cfssl");
+        let mut option = |flag, typed| only_for(r, own, (flag, typed), provider, ca_level).value;
+        Self {
+            profile: option("cfssl-profile", &args.cfssl_profile),
+            label: option("cfssl-label", &args.cfssl_label),
+            auth_key: option("cfssl-auth-key-file", &args.cfssl_auth_key_file).map(PathBuf::from),
+            bundle: option("cfssl-bundle", &args.cfssl_bundle).map(PathBuf::from),
+        }
+    }
+}
+
+/// The commands of --ca exec.
 fn exec(
     r: &mut Reader<'_>,
     args: &RunArgs,
     provider: Option<ProviderName>,
     ca_level: Option<Level>,
 ) -> Option<Provider> {
-    let sign = r.text("ca-exec", &args.ca_exec, &[]);
-    let roots = r.text("ca-exec-roots", &args.ca_exec_roots, &[]);
+    let own = (ProviderName::Exec, "exec");
+    let sign = only_for(r, own, ("ca-exec", &args.ca_exec), provider, ca_level);
+    let roots = only_for(r, own, ("ca-exec-roots", &args.ca_exec_roots), provider, ca_level);
     if provider != Some(ProviderName::Exec) {
-        for option in [sign, roots] {
-            // Where there is no provider, the report says so already.
-            if provider.is_some() && option.level.is_some() && option.level >= ca_level {
-                r.mistake(format!("{} is for --ca exec alone: add that, or drop it", option.from));
-            }
-        }
         return None;
     }
     if sign.value.is_none() && !sign.was_wrong {
@@ -698,6 +769,7 @@ fn parse_provider(text: &str) -> Result<ProviderName, String> {
         "citadel" => Ok(ProviderName::Citadel),
         "vault" => Ok(ProviderName::Vault),
         "kubernetes" => Ok(ProviderName::Kubernetes),
+        "cfssl" => Ok(ProviderName::Cfssl),
         "exec" => Ok(ProviderName::Exec),
         "embedded" => Ok(ProviderName::Embedded),
         "none" => Ok(ProviderName::None),

@@ -21,8 +21,8 @@ pub struct RunArgs {
     pub socket_mode: Option<String>,
 
     /// Who signs: citadel (Istio's CA protocol), vault (HashiCorp Vault, OpenBao), kubernetes (CertificateSigningRequests,
-    /// see docs/ca-kubernetes.md), exec (a command), embedded (a CA of its own, for development), none (mounted files alone)
-    /// [default: citadel where there is an address; none with --file-mounted-certs, or where --cert-dir holds
+    /// see docs/ca-kubernetes.md), cfssl, exec (a command), embedded (a CA of its own, for development), none (mounted files
+    /// alone) [default: citadel where there is an address; none with --file-mounted-certs, or where --cert-dir holds
     /// a key pair] [CA_PROVIDER]
     #[arg(long, value_name = "PROVIDER", help_heading = "CA")]
     pub ca: Option<String>,
@@ -86,6 +86,20 @@ pub struct RunArgs {
     /// ClusterTrustBundles that name the signer); needed with --ca kubernetes
     #[arg(long, value_name = "FILE", help_heading = "Kubernetes")]
     pub kubernetes_root: Option<String>,
+
+    /// The profile that decides what is in the certificate, its lifetime included [default: cfssl's default]
+    #[arg(long, value_name = "NAME", help_heading = "cfssl")]
+    pub cfssl_profile: Option<String>,
+    /// Which of several signers is to sign (multirootca)
+    #[arg(long, value_name = "NAME", help_heading = "cfssl")]
+    pub cfssl_label: Option<String>,
+    /// A file with the profile's auth_key, hexadecimal, read anew for each call; requests go to authsign then
+    #[arg(long, value_name = "FILE", help_heading = "cfssl")]
+    pub cfssl_auth_key_file: Option<String>,
+    /// A PEM file with the roots, and with intermediates between them and the signer, read anew for each call
+    /// [default: cfssl's own certificate is the root]
+    #[arg(long, value_name = "FILE", help_heading = "cfssl")]
+    pub cfssl_bundle: Option<String>,
 
     /// The command that signs, run by /bin/sh: a PEM CSR on its standard input, the PEM chain on its standard output,
     /// leaf first. ATTACHE_SPIFFE_ID and ATTACHE_TTL_SECONDS say what to ask for. After --ca-timeout it is ended

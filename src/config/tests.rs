@@ -89,13 +89,17 @@ fn no_ca_at_all_lists_the_choices() {
 fn contradictions_are_judged_within_one_level() {
     let mounted = ("FILE_MOUNTED_CERTS", "true");
     type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], Option<&'a str>);
-    let cases: [Case<'_>; 24] = [
+    let cases: [Case<'_>; 28] = [
         ("--ca exec", &[], Some("needs a command that signs: --ca-exec COMMAND")),
         ("--ca exec --ca-exec-roots x", &[], Some("needs a command that signs")),
         ("--ca exec", &[("ATTACHE_CA_EXEC", "x"), ("CA_ADDR", "ca:1")], None),
         ("--ca exec --ca-exec x --ca-address ca:1", &[], Some("the first has no address")),
         ("--ca-exec x", &[("CA_ADDR", "ca:1")], Some("--ca-exec is for --ca exec alone")),
         ("--ca embedded", &[("ATTACHE_CA_EXEC", "x")], None),
+        ("--ca cfssl", &[], Some("--ca cfssl needs the CA's address")),
+        ("--ca cfssl --ca-address ca --cfssl-profile x", &[("ATTACHE_CA_EXEC", "x")], None),
+        ("--ca-address ca --cfssl-profile x", &[], Some("--cfssl-profile is for --ca cfssl alone")),
+        ("--ca embedded --cfssl-bundle x", &[], Some("--cfssl-bundle is for --ca cfssl alone")),
         ("--ca embedded --ca-address ca:1", &[], Some("the first has no address")),
         ("--ca none --ca-address ca:1", &[], Some("the first has no address")),
         ("--ca embedded", &[("CA_ADDR", "ca:1")], None),
@@ -125,12 +129,31 @@ fn contradictions_are_judged_within_one_level() {
 }
 
 #[test]
+fn cfssl_and_what_it_needs() {
+    let found = |line: &str| {
+        let config = config(&format!("--ca cfssl {line}"), &[("SECRET_TTL", "1h")]).unwrap();
+        let Provider::Cfssl { endpoint, profile, .. } = config.provider else { panic!("{line}") };
+        (endpoint.address.to_string(), profile, config.notes)
+    };
+    let (address, profile, notes) = found("--ca-address ca --cfssl-profile mesh");
+    assert_eq!((address.as_str(), profile.as_deref(), notes.len()), ("https://ca:8888", Some("mesh"), 0));
+    let (address, _, notes) = found("--ca-address http://ca --cert-ttl 2h");
+    assert_eq!(address, "http://ca:8888");
+    assert!(
+        notes[0].contains("--cert-ttl 2h is not used") && notes[1].contains("--cfssl-bundle"),
+        "{notes:?}"
+    );
+    assert_eq!(found("--ca-address http://ca:1 --cfssl-bundle x").2.len(), 0);
+}
+
+#[test]
 fn the_provider_follows_from_what_is_there() {
     let provider = |line: &str, environment: &[_]| match config(line, environment).unwrap().provider {
         Provider::Citadel { .. } => "citadel",
         Provider::Vault { .. } => "vault",
         Provider::Kubernetes { .. } => "kubernetes",
         Provider::Embedded { .. } => "embedded",
+        Provider::Cfssl { .. } => "cfssl",
         Provider::Exec { .. } => "exec",
         Provider::None => "none",
     };

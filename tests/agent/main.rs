@@ -14,6 +14,7 @@ mod bootstrap;
 mod ca;
 mod ca_vault;
 mod ca_kubernetes;
+mod ca_cfssl;
 mod ca_exec;
 mod client_cert;
 mod crl;

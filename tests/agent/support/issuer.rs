@@ -1,13 +1,16 @@
 //! What the fakes of CAs answer with: certificates that are good, or lie in one way.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use attache::ca::embedded::DevelopmentCa;
 use attache::clock::Clock;
-use attache::pki::csr;
 use attache::pki::key::{KeyType, SigningKey};
-use rcgen::{CertificateSigningRequestParams, SanType};
+use attache::pki::{csr, pem};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, IsCa, KeyUsagePurpose,
+    SanType,
+};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 
@@ -33,6 +36,23 @@ pub const LIES: [(Lie, &str, &str); 4] = [
     (Lie::Unchained, "does not chain to a root", "unchained"),
 ];
 
+/// Files of a CA whose root signs, without an intermediate, in a new folder of `folder`: those of a development CA.
+pub fn root_alone(folder: &Path) -> PathBuf {
+    let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, "Root alone");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let root = pem::of_certificates([params.self_signed(&key).unwrap().der()]);
+    let folder = folder.join("root-alone");
+    std::fs::create_dir(&folder).unwrap();
+    for name in ["root-cert.pem", "ca-cert.pem"] {
+        std::fs::write(folder.join(name), &root).unwrap();
+    }
+    std::fs::write(folder.join("ca-key.pem"), key.to_private_key().to_pem()).unwrap();
+    folder
+}
+
 /// A CA that takes the identity from the CSR.
 pub struct Issuer {
     ca: DevelopmentCa,
@@ -42,15 +62,20 @@ pub struct Issuer {
 }
 
 impl Issuer {
-    /// A CA with its files in `folder`.
+    /// A CA with its files in `folder/issuer`.
     pub fn new(folder: &Path) -> Self {
-        let open = |name: &str, clock| DevelopmentCa::open(&folder.join(name), clock).unwrap();
+        Self::of(folder, &folder.join("issuer"))
+    }
+
+    /// A CA with its files in `ca`, and a stranger's in `folder`.
+    pub fn of(folder: &Path, ca: &Path) -> Self {
+        let open = |folder: &Path, clock| DevelopmentCa::open(folder, clock).unwrap();
         #[expect(clippy::disallowed_methods, reason = "an hour before the agent's own clock")]
         let past = SystemTime::now() - Duration::from_secs(2 * 3600);
         Self {
-            ca: open("issuer", Clock::system()),
-            past: open("issuer", Clock::starting_at(past)),
-            stranger: open("stranger", Clock::system()),
+            ca: open(ca, Clock::system()),
+            past: open(ca, Clock::starting_at(past)),
+            stranger: open(&folder.join("stranger"), Clock::system()),
         }
     }
 
@@ -74,6 +99,13 @@ impl Issuer {
             Lie::None | Lie::Unchained => self.ca.issue(&asked, &identity, ttl),
         };
         issued.unwrap()
+    }
+
+    /// One that another CA has signed.
+    pub fn by_a_stranger(&self, request: &str, ttl: Duration) -> CertificateDer<'static> {
+        let asked = CertificateSigningRequestDer::from_pem_slice(request.as_bytes()).unwrap();
+        let identity = super::files::spiffe("web").parse().unwrap();
+        self.stranger.issue(&asked, &identity, ttl).unwrap()
     }
 
     /// Intermediate and root.

@@ -1,5 +1,6 @@
 //! What the tests talk to: real proxies and servers, not mocks of the agent's own traits.
 
+pub mod cfssl;
 pub mod envoy;
 pub mod fake_ca;
 pub mod fake_vault;

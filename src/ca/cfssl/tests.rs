@@ -1,0 +1,103 @@
+//! What is sent, and what refusals mean. `tests/agent/ca_cfssl.rs` talks to servers.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::*;
+use crate::ca::endpoint::{Address, Roots};
+
+fn cfssl(auth_key: Option<PathBuf>) -> Cfssl {
+    let address = Address::with_ports("http://127.0.0.1", PORT, PORT).unwrap();
+    Cfssl {
+        endpoint: Endpoint { address, roots: Roots::System, server_name: None },
+        profile: Some("mesh".to_owned()),
+        label: None,
+        auth_key,
+        bundle: None,
+        headers: HeaderMap::new(),
+    }
+}
+
+fn request(identity: Option<&str>) -> SigningRequest {
+    let identity = identity.map(|identity| identity.parse().unwrap());
+    SigningRequest { csr: vec![1, 2, 3], identity, ttl: Duration::from_secs(60) }
+}
+
+fn key_file(folder: &Path, content: &str) -> PathBuf {
+    let path = folder.join("key");
+    std::fs::write(&path, content).unwrap();
+    path
+}
+
+#[test]
+fn a_request_names_the_identity_and_never_an_empty_list() {
+    let (path, body) = cfssl(None).request(&request(Some("spiffe://td/web"))).unwrap();
+    let expected = json!({
+        "label": "",
+        "profile": "mesh",
+        "certificate_request": csr::to_pem(&[1, 2, 3]),
+        "hosts": ["spiffe://td/web"],
+    });
+    assert_eq!((path, Value::Object(body)), ("sign", expected));
+    let (_, body) = cfssl(None).request(&request(None)).unwrap();
+    assert!(!body.contains_key("hosts"), "{body:?}");
+}
+
+#[test]
+fn with_a_key_the_request_is_authenticated() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = key_file(folder.path(), "0b0b0b0b0b0b0B0B0b0b0b0b0b0b0b0b0b0b0b0b\n");
+    // RFC 4231, test case 1.
+    let key = hmac::Key::new(hmac::HMAC_SHA256, &read_key(&path).unwrap());
+    let token = STANDARD.encode(hmac::sign(&key, b"Hi There"));
+    assert_eq!(token, "sDRMYdjbOFNcqK/OrwvxK4gdwgDJgz2nJuk3bC4yz/c=");
+    let (path, body) = cfssl(Some(path)).request(&request(Some("spiffe://td/web"))).unwrap();
+    assert_eq!((path, body.len()), ("authsign", 2));
+    let bytes = |name: &str| STANDARD.decode(body[name].as_str().unwrap()).unwrap();
+    assert_eq!(bytes("token"), hmac::sign(&key, &bytes("request")).as_ref());
+    let inner: Value = serde_json::from_slice(&bytes("request")).unwrap();
+    assert_eq!(inner["hosts"], json!(["spiffe://td/web"]));
+}
+
+#[test]
+fn a_bad_key_file_is_named_without_its_content() {
+    let folder = tempfile::tempdir().unwrap();
+    for (content, words) in
+        [("", "empty"), (" \n", "empty"), ("abc", "even number"), ("s3cret", "hexadecimal")]
+    {
+        let error = read_key(&key_file(folder.path(), content)).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains("--cfssl-auth-key-file"), "{error}");
+        assert!(!error.contains("s3cret"), "{error}");
+    }
+    let error = read_key(Path::new("/nowhere")).unwrap_err();
+    assert!(error.to_string().contains("/nowhere") && error.class() == Class::Transient, "{error}");
+}
+
+#[test]
+fn a_refusal_has_cfssls_words_what_to_do_and_a_class() {
+    let cases = [
+        (400, 400, "authentication required", Class::Lasting, "--cfssl-auth-key-file"),
+        (400, 400, "invalid token", Class::Lasting, "is not the auth_key"),
+        (400, 400, "no authentication provider", Class::Lasting, "drop --cfssl-auth-key-file"),
+        (400, 5500, "Request does not match policy whitelist", Class::Lasting, "name_whitelist"),
+        (400, 9300, "x509: cannot verify signature: algorithm unimplemented", Class::Lasting, "--key-type"),
+        (400, 9002, "CSR Decode failed", Class::Lasting, "(code 9002)"),
+        (400, 7500, "Server request failed", Class::Transient, "(code 7500)"),
+        (400, 11000, "no data base", Class::Transient, "(code 11000)"),
+        (500, 0, "whatever", Class::Transient, "500 Internal Server Error"),
+    ];
+    for (status, code, message, class, words) in cases {
+        let envelope =
+            json!({"success": false, "result": null, "errors": [{"code": code, "message": message}]});
+        let error = cfssl(None).refused(StatusCode::from_u16(status).unwrap(), &envelope);
+        let text = error.to_string();
+        assert_eq!(error.class(), class, "{text}");
+        assert!(text.contains(message) && text.contains(words), "{text}");
+    }
+    let odd = json!({"success": false, "errors": "none"});
+    let error = cfssl(None).refused(StatusCode::BAD_REQUEST, &odd).to_string();
+    assert!(error.ends_with("it gave no reason; see its log"), "{error}");
+    let long = json!({"success": false, "errors": [{"code": 1, "message": "x\n".repeat(10_000)}]});
+    let error = cfssl(None).refused(StatusCode::BAD_REQUEST, &long).to_string();
+    assert!(error.len() < 1000 && !error.contains('\n'), "{error}");
+}
