@@ -109,7 +109,10 @@ impl Reply {
 fn with_causes(error: &dyn Error) -> String {
     let (mut text, mut cause) = (error.to_string(), error.source());
     while let Some(error) = cause {
-        text = format!("{text}: {error}");
+        // rustls explains this one at length, with a link.
+        let is_closed = error.to_string().contains("close_notify");
+        let words = if is_closed { "the server closed it".to_owned() } else { error.to_string() };
+        text = format!("{text}: {words}");
         cause = error.source();
     }
     text

@@ -65,7 +65,7 @@ async fn whatever_cfssl_answers_the_good_certificate_stays_and_a_good_answer_rec
         (Mood::Hang, "gave no answer within 1s", "timeout"),
         (Mood::CutOff, "broke before it had answered", "unreachable"),
         (Mood::TooShort, "no JSON with success and result", "junk"),
-        (Mood::Huge, "it has more than 1048576 bytes", "junk"),
+        (Mood::Huge, "it is longer than 1048576 bytes", "junk"),
         (said("<html>"), "no JSON with success and result, in what sign answered; is it cfssl?", "junk"),
         (said(r#"{"success":true,"result":null}"#), "there is no result.certificate", "junk"),
         (said(no_pem), "no PEM certificate", "junk"),

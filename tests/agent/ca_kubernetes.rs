@@ -92,7 +92,7 @@ async fn one_request_waits_for_approval_and_signer_whatever_becomes_of_calls() {
     // The first answer is lost: nobody knows whether the request was taken.
     api.set(Mood::LoseAnswers);
     let mut agent = start(folder.path(), &api, &["--ca-timeout", "700ms"]);
-    agent.process.wait_log("connecting to the CA").await;
+    agent.process.wait_log("the connection to the CA").await;
     api.set(Mood::Unapproved);
     let (_, line) = agent.process.wait_log("waits for approval").await;
     let [name] = &api.names()[..] else { panic!("{:?}", api.names()) };
@@ -244,13 +244,13 @@ async fn lies_and_junk_are_told_and_not_served() {
         ),
         (
             Mood::Raw(b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{}".to_vec()),
-            vec!["the answer was cut off"],
+            vec!["broke before it had answered"],
             "unreachable",
         ),
         (Mood::Raw(b"SSH-2.0-OpenSSH_9\r\n".to_vec()), vec![], "unreachable"),
         (
             Mood::Raw(Vec::new()),
-            vec!["connecting to the CA at https://127.0.0.1:", "failed: connection"],
+            vec!["the connection to the CA at https://127.0.0.1:", "broke before it had answered"],
             "unreachable",
         ),
         (Mood::Raw(huge), vec!["it is longer than 1048576 bytes"], "junk"),
