@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::io::{self, PipeWriter};
 use std::process::ExitStatus;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
@@ -48,10 +49,11 @@ impl fmt::Debug for ShellCommand {
 
 impl ShellCommand {
     /// Starts it with the agent's environment, less the agent's own options, and with what `prepare` adds: variables,
-    /// pipes. `turn` is kept until the shell has ended.
+    /// pipes. `heard` is what it writes into; `turn` is kept until the shell has ended.
     pub fn start(
         &self,
         prepare: impl FnOnce(&mut Command),
+        heard: &[&Said],
         turn: Option<OwnedSemaphorePermit>,
     ) -> io::Result<Running> {
         let Self(text) = self;
@@ -67,7 +69,8 @@ impl ShellCommand {
         prepare(&mut command);
         let child = command.spawn()?;
         let group = Group::of(&child);
-        Ok(Running(Some(Processes { child, group, turn })))
+        let pipes = heard.iter().filter_map(|said| said.pipe.clone()).collect();
+        Ok(Running(Some(Processes { child, group, turn, _pipes: pipes })))
     }
 }
 
@@ -81,6 +84,9 @@ struct Processes {
     child: Child,
     group: Group,
     turn: Option<OwnedSemaphorePermit>,
+    /// Open until all are gone. A shell that tells of the end of its children into a pipe that nobody holds any more
+    /// dies of that, instead of putting things in order.
+    _pipes: Vec<Arc<pipe::Receiver>>,
 }
 
 impl Running {
@@ -171,7 +177,7 @@ impl Drop for Group {
 #[derive(Debug)]
 pub struct Said {
     /// None after its end.
-    pipe: Option<pipe::Receiver>,
+    pipe: Option<Arc<pipe::Receiver>>,
     kept: Vec<u8>,
     most: usize,
     is_more: bool,
@@ -181,7 +187,7 @@ impl Said {
     /// A pipe of which `most` bytes are kept, and the end of it for the command.
     pub fn pipe(most: usize) -> io::Result<(Self, PipeWriter)> {
         let (reader, writer) = io::pipe()?;
-        let pipe = Some(pipe::Receiver::from_owned_fd(reader.into())?);
+        let pipe = Some(Arc::new(pipe::Receiver::from_owned_fd(reader.into())?));
         Ok((Self { pipe, kept: Vec::new(), most, is_more: false }, writer))
     }
 

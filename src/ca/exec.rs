@@ -156,7 +156,7 @@ impl Exec {
         };
         // One that was given up on may take a moment to go away. The semaphore is never closed.
         let turn = Arc::clone(&self.turn).acquire_owned().await.ok();
-        let mut running = command.start(prepare, turn)?;
+        let mut running = command.start(prepare, &[&printed, &words.said], turn)?;
         let input = running.stdin().zip(input);
         let status = tokio::select! {
             status = running.wait() => status?,

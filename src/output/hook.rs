@@ -56,7 +56,7 @@ impl Hook {
         let prepare = |command: &mut tokio::process::Command| {
             command.env("ATTACHE_OUTPUT_DIR", folder).stdin(Stdio::null()).stdout(stdout).stderr(writer);
         };
-        let mut running = self.command.start(prepare, None)?;
+        let mut running = self.command.start(prepare, &[&words], None)?;
         let ended = tokio::select! {
             ended = timeout(self.timeout, running.wait()) => ended,
             never = words.listen() => match never {},
