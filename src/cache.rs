@@ -12,7 +12,8 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_stream::wrappers::WatchStream;
 
 use crate::limits;
-use crate::secret::{Resource, Revocation, Secret, SecretName, Version};
+use crate::pki::crl::Crl;
+use crate::secret::{KeyPair, Resource, Revocation, Secret, SecretName, Uncovered, Version};
 
 /// How long a value that was asked for is kept fresh after the last stream has left: an Envoy that starts anew gets it
 /// even if its files have become bad meanwhile.
@@ -115,6 +116,15 @@ pub enum Published {
     Outranked,
 }
 
+/// What became of CRLs in a trust bundle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Amended {
+    /// How many it is served with, or what keeps them out.
+    pub covered: Result<usize, Uncovered>,
+    /// When that may be otherwise.
+    pub next_change: Option<SystemTime>,
+}
+
 /// How streams stand to an entry.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
@@ -187,7 +197,7 @@ struct Slot {
     entry: watch::Sender<Entry>,
     observed: Mutex<Observed>,
     /// What goes into trust bundles beside the roots, whoever publishes them. Locked while the entry is written.
-    revocation: Mutex<Arc<Revocation>>,
+    revocation: Mutex<Revocation>,
     /// The last stream has left.
     deserted: Notify,
 }
@@ -201,7 +211,7 @@ impl Cache {
     /// The right to write the entry of `key` as `origin`. Makes the entry.
     pub fn publisher(&self, key: Key, origin: Origin) -> Publisher {
         let slot = Arc::clone(lock(&self.0).by_key.entry(key.clone()).or_default());
-        Publisher { slot, key, origin }
+        Publisher { cache: self.clone(), slot, key, origin }
     }
 
     /// The names that somebody asks for and nobody publishes, from now on. Whoever takes one makes its publisher, and
@@ -240,27 +250,13 @@ impl Cache {
 
     /// Follows the entry of `key` without counting as a stream.
     pub fn watch(&self, key: &Key) -> Option<watch::Receiver<Entry>> {
-        Some(lock(&self.0).by_key.get(key)?.entry.subscribe())
+        Some(self.slot(key)?.entry.subscribe())
     }
 
-    /// Puts what `revocation` has for them at `now` into the trust bundle of `key` and into those that come after it.
-    /// New roots are never served with CRLs that are not enough for them.
-    pub fn amend(&self, key: &Key, revocation: &Arc<Revocation>, now: SystemTime) {
-        let Some(slot) = lock(&self.0).by_key.get(key).cloned() else { return };
-        let mut current = lock(&slot.revocation);
-        *current = Arc::clone(revocation);
-        slot.entry.send_if_modified(|entry| {
-            let Some(good) = &entry.good else { return false };
-            let Secret::TrustBundle(bundle) = &good.secret else { return false };
-            let secret = Secret::TrustBundle(bundle.with_revocation(revocation, now));
-            let resource = Resource::encode(&key.name, &secret);
-            let is_new = resource.version != good.resource.version;
-            if is_new {
-                let Good { origin, received, renews, .. } = **good;
-                entry.good = Some(Arc::new(Good { secret, resource, origin, received, renews }));
-            }
-            is_new
-        });
+    /// Puts `crls` into the trust bundle of `key` and into those that come after it, as long as they are enough: new
+    /// roots are never served with CRLs that are not enough for them. None where there is no trust bundle yet.
+    pub fn amend(&self, key: &Key, crls: &[Arc<Crl>], now: SystemTime) -> Option<Amended> {
+        self.slot(key)?.amend(&key.name, now, |revocation| revocation.set_crls(crls))
     }
 
     /// Every entry as it is now.
@@ -272,6 +268,39 @@ impl Cache {
             observed: lock(&slot.observed).clone(),
         };
         slots.by_key.iter().map(view).collect()
+    }
+
+    fn slot(&self, key: &Key) -> Option<Arc<Slot>> {
+        lock(&self.0).by_key.get(key).cloned()
+    }
+}
+
+impl Slot {
+    /// Changes what there is beside the roots, and has the trust bundle follow.
+    fn amend(
+        &self,
+        name: &SecretName,
+        now: SystemTime,
+        change: impl FnOnce(&mut Revocation),
+    ) -> Option<Amended> {
+        let mut revocation = lock(&self.revocation);
+        change(&mut revocation);
+        let mut amended = None;
+        self.entry.send_if_modified(|entry| {
+            let Some(good) = &entry.good else { return false };
+            let Secret::TrustBundle(before) = &good.secret else { return false };
+            let (bundle, covered) = before.with_revocation(&revocation, now);
+            amended = Some(Amended { covered, next_change: revocation.next_change(now) });
+            let is_new = bundle.crls() != before.crls();
+            if is_new {
+                let secret = Secret::TrustBundle(bundle);
+                let resource = Resource::encode(name, &secret);
+                let Good { origin, received, renews, .. } = **good;
+                entry.good = Some(Arc::new(Good { secret, resource, origin, received, renews }));
+            }
+            is_new
+        });
+        amended
     }
 }
 
@@ -290,14 +319,31 @@ impl Slots {
 /// The right of one source to write one entry.
 #[derive(Debug)]
 pub struct Publisher {
+    cache: Cache,
     slot: Arc<Slot>,
     key: Key,
     origin: Origin,
 }
 
 impl Publisher {
+    /// Says which key pair is published next: roots that go out before it are served with CRLs only if these are
+    /// enough for its chain. A pair that is outranked changes nothing.
+    pub fn announce(&self, pair: &KeyPair, now: SystemTime) {
+        let is_outranked = self.slot.entry.borrow().holder > Some(self.origin);
+        if self.key.name != SecretName::Workload || is_outranked {
+            return;
+        }
+        let roots = Key { workload: self.key.workload, name: SecretName::Roots };
+        if let Some(slot) = self.cache.slot(&roots) {
+            slot.amend(&roots.name, now, |revocation| revocation.set_chain(pair));
+        }
+    }
+
     /// Makes `secret` the value that is served, and ends this source's failure.
     pub fn publish(&self, secret: Secret, received: SystemTime, renews: Option<SystemTime>) -> Published {
+        if let Secret::KeyPair(pair) = &secret {
+            self.announce(pair, received);
+        }
         let revocation = lock(&self.slot.revocation);
         let secret = secret.with_revocation(&revocation, received);
         let resource = Resource::encode(&self.key.name, &secret);

@@ -42,7 +42,7 @@ impl Secret {
     pub fn with_revocation(self, revocation: &Revocation, now: SystemTime) -> Self {
         match self {
             Self::KeyPair(_) => self,
-            Self::TrustBundle(bundle) => Self::TrustBundle(bundle.with_revocation(revocation, now)),
+            Self::TrustBundle(bundle) => Self::TrustBundle(bundle.with_revocation(revocation, now).0),
         }
     }
 }
@@ -205,10 +205,18 @@ impl TrustBundle {
         &self.crls
     }
 
-    /// The same roots with the CRLs of `revocation` that are of use at `now`, instead of those that it has.
-    pub fn with_revocation(&self, revocation: &Revocation, now: SystemTime) -> Self {
-        let crls = revocation.cover(&self.roots, now).unwrap_or_default();
-        Self { roots: self.roots.clone(), crls, not_after: self.not_after }
+    /// The same roots with the CRLs of `revocation` that are of use at `now`, instead of those that it has; how many
+    /// these are, or what keeps them out.
+    pub fn with_revocation(
+        &self,
+        revocation: &Revocation,
+        now: SystemTime,
+    ) -> (Self, Result<usize, Uncovered>) {
+        let (crls, covered) = match revocation.cover(&self.roots, now) {
+            Ok(crls) => (crls.clone(), Ok(crls.len())),
+            Err(gaps) => (Vec::new(), Err(gaps)),
+        };
+        (Self { roots: self.roots.clone(), crls, not_after: self.not_after }, covered)
     }
 
     /// When the last of the roots ends.

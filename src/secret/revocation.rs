@@ -22,13 +22,16 @@ const MARGIN: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revocation {
     crls: Vec<Arc<Crl>>,
-    intermediates: Vec<Certificate>,
+    /// The CAs of our own chain: peers hold chains like ours. None as long as there is no chain.
+    intermediates: Option<Vec<Certificate>>,
 }
 
 /// An issuer in use without a CRL that Envoy could use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant's message is its documentation")]
 pub enum Gap {
+    #[error("there is no key pair yet, whose chain shows which CAs are in use")]
+    NoKeyPair,
     #[error("there is no CRL of {issuer}: add it")]
     Missing { issuer: String },
     #[error(
@@ -68,11 +71,15 @@ impl fmt::Display for Uncovered {
 }
 
 impl Revocation {
-    /// `crls`, beside the CAs of `pair`'s chain: peers hold chains like ours.
-    pub fn new(crls: &[Arc<Crl>], pair: Option<&KeyPair>) -> Self {
-        let chain = pair.map_or(&[][..], KeyPair::chain).iter().skip(1);
-        let intermediates = chain.filter_map(|one| Certificate::parse(one).ok()).filter(|one| one.is_ca);
-        Self { crls: crls.to_vec(), intermediates: intermediates.collect() }
+    /// These CRLs, instead of those before.
+    pub fn set_crls(&mut self, crls: &[Arc<Crl>]) {
+        self.crls = crls.to_vec();
+    }
+
+    /// The CAs of this pair's chain, instead of those before.
+    pub fn set_chain(&mut self, pair: &KeyPair) {
+        let above = pair.chain().iter().skip(1).filter_map(|one| Certificate::parse(one).ok());
+        self.intermediates = Some(above.filter(|one| one.is_ca).collect());
     }
 
     /// What goes into a bundle of `roots` at `now`: of every issuer in use its newest CRL, and so of every other
@@ -86,6 +93,9 @@ impl Revocation {
         if self.crls.is_empty() {
             return Ok(chosen);
         }
+        let Some(intermediates) = &self.intermediates else {
+            return Err(Uncovered(vec![Gap::NoKeyPair]));
+        };
         let mut known = Vec::new();
         for root in roots {
             match Certificate::parse(root) {
@@ -101,7 +111,7 @@ impl Revocation {
                 .filter(|one| !has_root(one, &known))
                 .map(|one| Gap::Rootless { name: one.subject.clone() }),
         );
-        known.extend(self.intermediates.iter().cloned());
+        known.extend(intermediates.iter().cloned());
         for (index, one) in known.iter().enumerate() {
             let mut before = known.iter().take(index);
             if before.any(|other| is_namesake(one, other)) {
@@ -208,15 +218,23 @@ mod tests {
         crls.map(Arc::new).collect()
     }
 
+    fn revocation(crls: &[Arc<Crl>], below: Option<&Authority>) -> Revocation {
+        let mut revocation = Revocation::default();
+        revocation.set_crls(crls);
+        if let Some(issuer) = below {
+            revocation.set_chain(&issuer.key_pair());
+        }
+        revocation
+    }
+
     /// The issuers of what a bundle gets, or what is missing.
     fn cover(
         texts: &[String],
         below: Option<&Authority>,
         roots: &[&Authority],
     ) -> Result<Vec<String>, String> {
-        let pair = below.map(Authority::key_pair);
         let roots: Vec<_> = roots.iter().map(|root| root.certificate.clone()).collect();
-        let covered = Revocation::new(&parse(texts), pair.as_ref()).cover(&roots, now());
+        let covered = revocation(&parse(texts), below).cover(&roots, now());
         let mut names = covered.map_err(|gaps| gaps.to_string())?;
         names.sort_by(|a, b| a.issuer.cmp(&b.issuer));
         Ok(names.iter().map(|crl| crl.issuer.rsplit("CN=").next().unwrap().to_owned()).collect())
@@ -249,7 +267,9 @@ mod tests {
         let cases: Vec<Case<'_>> = vec![
             ("no file", vec![], Some(&middle), vec![&root], Ok("")),
             ("all of it", both.to_vec(), Some(&middle), vec![&root], Ok("middle root")),
-            ("no intermediate is known", both.to_vec(), None, vec![&root], Ok("middle root")),
+            ("there is no intermediate", both.to_vec(), Some(&root), vec![&root], Ok("middle root")),
+            ("nobody knows yet", both.to_vec(), None, vec![&root], Err("there is no key pair yet")),
+            ("nothing to know", vec![], None, vec![&root], Ok("")),
             ("the root's alone", vec![good(&root)], Some(&middle), vec![&root], Err("no CRL of CN=middle")),
             (
                 "the intermediate's alone",
@@ -325,7 +345,13 @@ mod tests {
                 vec![&root],
                 Err("CN=elsewhere was to be replaced by"),
             ),
-            ("no root", both.to_vec(), None, vec![&middle], Err("CN=middle is trusted without being a root")),
+            (
+                "no root",
+                both.to_vec(),
+                Some(&root),
+                vec![&middle],
+                Err("CN=middle is trusted without being a root"),
+            ),
             (
                 "the old form",
                 vec![forged(&root), forged(&middle)],
@@ -350,7 +376,7 @@ mod tests {
         let old = root.crl(now() - 2 * HOUR, now() + HOUR, &[1]);
         let new = root.crl(now() - HOUR, now() + HOUR, &[1, 2]);
         for texts in [[old.clone(), new.clone()], [new, old]] {
-            let revocation = Revocation::new(&parse(&texts), None);
+            let revocation = revocation(&parse(&texts), Some(&root));
             let crls = revocation.cover(std::slice::from_ref(&root.certificate), now()).unwrap();
             assert_eq!(crls.iter().map(|crl| crl.revoked).collect::<Vec<_>>(), [2]);
         }
@@ -360,7 +386,7 @@ mod tests {
     fn what_is_to_be_done_again_when_is_known() {
         let root = Authority::root("root");
         let crls = parse(&[ended(&root), good(&root), root.crl(now() + HOUR / 2, now() + 3 * HOUR, &[])]);
-        let revocation = Revocation::new(&crls, None);
+        let revocation = revocation(&crls, Some(&root));
         let mut moments = vec![now()];
         while let Some(moment) = moments.last().and_then(|last| revocation.next_change(*last)) {
             moments.push(moment);

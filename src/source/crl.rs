@@ -9,11 +9,11 @@ use tokio::time::Instant;
 
 use super::watch::{Watch, Watcher};
 use crate::backoff::Repeats;
-use crate::cache::{Cache, Entry, Key, Workload};
+use crate::cache::{Cache, Key, Workload};
 use crate::clock::Clock;
 use crate::metrics::{BySource, Metrics};
 use crate::pki::crl::{self, Crl, NotCrls};
-use crate::secret::{Revocation, Secret, SecretName, Version};
+use crate::secret::{Gap, SecretName, Uncovered, Version};
 use crate::{limits, plain_file};
 
 /// A file that is longer takes more than a millisecond to parse.
@@ -53,6 +53,7 @@ impl CrlError {
 #[derive(Debug, PartialEq, Eq)]
 enum Told {
     Served(usize),
+    Waiting,
     LeftOut(String),
 }
 
@@ -214,36 +215,26 @@ impl CrlSource {
         if self.crls.is_empty() {
             return None;
         }
-        let now = self.clock.now();
-        let key_pair = self.entry(&self.key_pair).good;
-        let key_pair = match key_pair.as_ref().map(|good| &good.secret) {
-            Some(Secret::KeyPair(pair)) => Some(pair),
-            _ => None,
-        };
-        let revocation = Arc::new(Revocation::new(&self.crls, key_pair));
-        self.cache.amend(&self.roots, &revocation, now);
-        if let Some(good) = self.entry(&self.roots).good
-            && let Secret::TrustBundle(bundle) = &good.secret
-        {
-            self.tell(match bundle.crls() {
-                [] => revocation
-                    .cover(bundle.roots(), now)
-                    .map(|crls| crls.len())
-                    .map_err(|gaps| gaps.to_string()),
-                crls => Ok(crls.len()),
-            });
-        }
-        revocation.next_change(now)
+        let amended = self.cache.amend(&self.roots, &self.crls, self.clock.now())?;
+        self.tell(amended.covered);
+        amended.next_change
     }
 
-    fn tell(&mut self, outcome: Result<usize, String>) {
-        let told = Some(outcome.map_or_else(Told::LeftOut, Told::Served));
+    fn tell(&mut self, covered: Result<usize, Uncovered>) {
+        let told = Some(match covered {
+            Ok(crls) => Told::Served(crls),
+            Err(Uncovered(gaps)) if gaps == [Gap::NoKeyPair] => Told::Waiting,
+            Err(gaps) => Told::LeftOut(gaps.to_string()),
+        });
         if self.told == told {
             return;
         }
         let file = self.file.path.display();
         match &told {
             Some(Told::Served(crls)) => tracing::info!(%file, crls, "the trust bundle is served with CRLs"),
+            Some(Told::Waiting) => {
+                tracing::info!(%file, "the CRLs wait for a key pair: its chain shows which CAs are in use");
+            }
             Some(Told::LeftOut(reason)) => {
                 self.count("not_covered");
                 tracing::warn!(
@@ -260,10 +251,6 @@ impl CrlSource {
 
     fn count(&self, reason: &'static str) {
         self.metrics.source_failures.get_or_create(&BySource { source: "crl", reason }).inc();
-    }
-
-    fn entry(&self, key: &Key) -> Entry {
-        self.cache.watch(key).map(|entry| entry.borrow().clone()).unwrap_or_default()
     }
 }
 

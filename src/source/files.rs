@@ -306,6 +306,9 @@ impl Set {
         let Generation { key_pair, roots } = generation;
         let mut is_news = false;
         // Roots first, as with a CA's answer.
+        if let (Some(feed), Some(pair)) = (&self.key_pair, key_pair.good()) {
+            feed.publisher.announce(pair, now);
+        }
         if let Some(feed) = &mut self.roots {
             is_news |= feed.take(roots.map(Secret::TrustBundle), now, &self.places, &self.tools.metrics);
         }

@@ -353,7 +353,9 @@ impl WorkloadSource {
             took = ?took,
             "certificate issued"
         );
-        // Roots first: a peer with a new root must not meet an Envoy that does not know it yet.
+        // Roots first: a peer with a new root must not meet an Envoy that does not know it yet. But its CRLs must be
+        // enough for the new chain already.
+        self.key_pair.announce(&pair, now);
         self.roots.publish(Secret::TrustBundle(bundle), now, Some(renews));
         self.key_pair.publish(Secret::KeyPair(pair), now, Some(renews));
     }

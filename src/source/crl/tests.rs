@@ -8,9 +8,9 @@ use rustls::pki_types::CertificateDer;
 use tempfile::TempDir;
 
 use super::*;
-use crate::cache::{Origin, Published, Publisher};
+use crate::cache::{Entry, Origin, Published, Publisher};
 use crate::pki::crl::testing::Authority;
-use crate::secret::TrustBundle;
+use crate::secret::{KeyPair, Secret, TrustBundle};
 
 const DEBOUNCE: Duration = Duration::from_millis(20);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -32,23 +32,38 @@ struct Mount {
 impl Mount {
     /// With secrets in the cache, and nothing in the file.
     fn new(clock: Clock) -> Self {
+        let mount = Self::empty(clock);
+        mount.publish(&[&mount.root], &mount.middle);
+        mount
+    }
+
+    fn empty(clock: Clock) -> Self {
         let cache = Cache::default();
         let publisher = |name| cache.publisher(Key { workload: Workload(0), name }, Origin::Ca);
         let (roots, key_pair) = (publisher(SecretName::Roots), publisher(SecretName::Workload));
         let root = Authority::root("root");
         let middle = Authority::new("middle", Some(&root), |_| {});
         let (temp, metrics) = (tempfile::tempdir().unwrap(), Metrics::default());
-        let mount = Self { temp, root, middle, cache, roots, key_pair, clock, metrics };
-        mount.publish(&[&mount.root], &mount.middle);
-        mount
+        Self { temp, root, middle, cache, roots, key_pair, clock, metrics }
     }
 
+    /// As sources do.
     fn publish(&self, roots: &[&Authority], issuer: &Authority) -> Published {
+        let pair = issuer.key_pair();
+        self.key_pair.announce(&pair, self.clock.now());
+        let published = self.publish_roots(roots);
+        self.publish_pair(pair);
+        published
+    }
+
+    fn publish_roots(&self, roots: &[&Authority]) -> Published {
         let roots = roots.iter().map(|root| root.certificate.clone()).collect();
         let bundle = TrustBundle::new(roots).unwrap();
-        let published = self.roots.publish(Secret::TrustBundle(bundle), self.clock.now(), None);
-        self.key_pair.publish(Secret::KeyPair(issuer.key_pair()), self.clock.now(), None);
-        published
+        self.roots.publish(Secret::TrustBundle(bundle), self.clock.now(), None)
+    }
+
+    fn publish_pair(&self, pair: KeyPair) {
+        self.key_pair.publish(Secret::KeyPair(pair), self.clock.now(), None);
     }
 
     fn file(&self) -> PathBuf {
@@ -137,7 +152,7 @@ fn whatever_the_file_holds_the_roots_are_served() {
         assert_eq!(mount.roots.entry().failure(), None);
         assert_ne!(mount.publish(&[&mount.root], &mount.middle), Published::Outranked);
         // Nothing is left for the next one.
-        mount.cache.amend(&mount.source().roots, &Arc::default(), now);
+        mount.cache.amend(&mount.source().roots, &[], now);
     }
     assert!(["unreadable", "not_parsed", "not_covered"].iter().all(|reason| mount.failures(reason) > 0));
 }
@@ -175,6 +190,55 @@ fn new_roots_are_never_served_with_crls_that_are_not_enough_for_them() {
     assert_eq!(mount.publish(&[&mount.root], &mount.middle), Published::Changed);
     assert_eq!(mount.served().1, [0, 1]);
     assert_eq!(mount.publish(&[&mount.root], &mount.middle), Published::Same);
+}
+
+#[test]
+fn crls_are_judged_by_the_chain_that_comes_with_the_roots_before_these_go_out() {
+    let mount = Mount::empty(Clock::system());
+    let now = mount.clock.now();
+    let next = Authority::new("next", Some(&mount.root), |_| {});
+    fs::write(mount.file(), mount.good(&[1])).unwrap();
+    mount.source().amend_once();
+    // Nobody but the publishers acts from here on.
+    mount.publish_roots(&[&mount.root]);
+    assert_eq!(mount.served().1, [0; 0], "there is no key pair yet");
+    let pair = mount.middle.key_pair();
+    mount.key_pair.announce(&pair, now);
+    assert_eq!(mount.served().1, [0, 1], "it is about to come");
+    mount.publish_pair(pair);
+    assert_eq!(mount.served().1, [0, 1]);
+
+    // A renewal by an intermediate that has no CRL: the roots come first, and are the same or new ones.
+    let another = Authority::new("another", None, |params| params.not_after = (now - HOUR).into());
+    for roots in [&[&mount.root][..], &[&mount.root, &another]] {
+        mount.publish(&[&mount.root], &mount.middle);
+        assert_eq!(mount.served().1, [0, 1]);
+        let pair = next.key_pair();
+        mount.key_pair.announce(&pair, now);
+        mount.publish_roots(roots);
+        assert_eq!(mount.served().1, [0; 0], "{} roots", roots.len());
+        mount.publish_pair(pair);
+        assert_eq!(mount.served().1, [0; 0], "{} roots", roots.len());
+    }
+    mount.publish(&[&mount.root], &mount.middle);
+    mount.publish_pair(next.key_pair());
+    assert_eq!(mount.served().1, [0; 0], "a pair that comes alone counts too");
+}
+
+#[test]
+fn a_pair_that_is_outranked_decides_nothing() {
+    let mount = Mount::new(Clock::system());
+    let now = mount.clock.now();
+    fs::write(mount.file(), mount.good(&[1])).unwrap();
+    mount.source().amend_once();
+    let key = Key { workload: Workload(0), name: SecretName::Workload };
+    let files = mount.cache.publisher(key, Origin::Files);
+    files.publish(Secret::KeyPair(mount.middle.key_pair()), now, None);
+    let next = Authority::new("next", Some(&mount.root), |_| {});
+    mount.publish(&[&mount.root], &next);
+    assert_eq!(mount.served().1, [0, 1]);
+    files.publish(Secret::KeyPair(next.key_pair()), now, None);
+    assert_eq!(mount.served().1, [0; 0]);
 }
 
 #[test]
@@ -218,10 +282,10 @@ async fn an_intermediate_without_a_crl_takes_them_out_until_it_has_one() {
     let next = Authority::new("next", Some(&mount.root), |_| {});
     mount.publish(&[&mount.root], &next);
     mount.until("they are left out", <[usize]>::is_empty).await;
-    assert_eq!(mount.failures("not_covered"), 1);
     let now = mount.clock.now();
     fs::write(mount.file(), mount.good(&[1]) + &next.crl(now - HOUR, now + HOUR, &[7, 8])).unwrap();
     mount.until("they are back", |crls| crls == [0, 1, 2]).await;
+    assert_eq!(mount.failures("not_covered"), 1);
 }
 
 #[tokio::test(start_paused = true)]
