@@ -190,6 +190,7 @@ fn certificate_authority(
             token,
             client_cert,
             repeats: Mutex::default(),
+            refused: Mutex::default(),
             cluster_id,
             headers,
             clock: clock.clone(),

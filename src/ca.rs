@@ -87,7 +87,7 @@ pub enum CaError {
     #[error("the CA at {address} answered {status}: {message}")]
     Status { address: String, status: http::StatusCode, message: String, retry_after: Option<Duration> },
     #[error(
-        "the CA at {address} refuses the client certificate {certificate}: {reason}; replace it, or take it away, and the token is used"
+        "the CA at {address} refuses the client certificate {certificate}: {reason}; replace it: until then the token is used, if there is one"
     )]
     ClientCertificate { address: String, certificate: String, reason: String },
     #[error(transparent)]

@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use rustls::pki_types::CertificateDer;
 use tonic::metadata::{Ascii, MetadataKey, MetadataValue};
 use tonic::{Code, Request, Status};
 
@@ -32,6 +33,8 @@ pub struct Citadel {
     pub client_cert: Option<ClientCertFolder>,
     /// What was said last of a client certificate that is not used.
     pub repeats: Mutex<Repeats>,
+    /// The client certificate that the CA refused last. Where there is a token, it is not presented again.
+    pub refused: Mutex<Option<CertificateDer<'static>>>,
     /// Sent as `clusterid`; istiod refuses a cluster that it does not know.
     pub cluster_id: MetadataValue<Ascii>,
     /// Further headers.
@@ -64,6 +67,7 @@ impl CertificateAuthority for Citadel {
         let origin = self.endpoint.address.origin().parse();
         let origin: http::Uri = origin.map_err(|_| CaError::Local(format!("{address} is no URI")))?;
         let (Connected { io, alert, .. }, credential) = self.connect().await?;
+        let certificate = credential.certificate();
         let call = self.call(message, &credential)?;
         let answered = rpc::with_connection(io, async |connection| {
             IstioCertificateServiceClient::with_origin(connection, origin)
@@ -71,8 +75,9 @@ impl CertificateAuthority for Citadel {
                 .create_certificate(call)
                 .await
         });
-        let failed =
-            |otherwise: CaError| alert.explain(&address, credential.certificate()).unwrap_or(otherwise);
+        let failed = |otherwise: CaError| {
+            self.noted(alert.explain(&address, certificate).unwrap_or(otherwise), certificate)
+        };
         let answered = answered.await.map_err(|error| {
             let hint = credential.hint();
             let source = std::io::Error::other(format!("{error}{hint}"));
@@ -92,19 +97,22 @@ impl Citadel {
     async fn connect(&self) -> Result<(Connected, Credential), CaError> {
         let certificate = match &self.client_cert {
             Some(folder) => folder.read(&self.clock).await,
-            None => {
-                let token = self.token.read()?;
-                return Ok((self.endpoint.connect(None, Protocol::Http2).await?, Credential::Token(token)));
-            }
+            None => return self.connect_with(self.token.read()?).await,
         };
         let certificate = match certificate {
-            Ok(certificate) => certificate,
-            Err(why) => {
-                let token = self.token_instead(why)?;
-                return Ok((self.endpoint.connect(None, Protocol::Http2).await?, Credential::Token(token)));
+            Ok(certificate) if self.was_refused(&certificate) => {
+                let why = NoClientCert::Refused { certificate: certificate.to_string() };
+                match self.token_instead(why) {
+                    Ok(token) => return self.connect_with(token).await,
+                    // There is nothing else to call with, and the CA may have been mended.
+                    Err(_) => certificate,
+                }
             }
+            Ok(certificate) => certificate,
+            Err(why) => return self.connect_with(self.token_instead(why)?).await,
         };
-        let connected = self.endpoint.connect(Some(&certificate), Protocol::Http2).await?;
+        let connected = self.endpoint.connect(Some(&certificate), Protocol::Http2).await;
+        let connected = connected.map_err(|error| self.noted(error, Some(&certificate)))?;
         if !connected.has_presented {
             let token = self.token_instead(NoClientCert::NotAsked)?;
             return Ok((connected, Credential::Token(token)));
@@ -113,6 +121,30 @@ impl Citadel {
             tracing::info!(%certificate, "the CA is called with the client certificate, and without the token");
         }
         Ok((connected, Credential::Certificate(certificate)))
+    }
+
+    async fn connect_with(&self, token: Token) -> Result<(Connected, Credential), CaError> {
+        let connected = self.endpoint.connect(None, Protocol::Http2).await;
+        Ok((connected.map_err(|error| self.noted(error, None))?, Credential::Token(token)))
+    }
+
+    fn was_refused(&self, certificate: &ClientCertificate) -> bool {
+        self.refused.lock().is_ok_and(|refused| refused.is_some() && refused.as_ref() == certificate.leaf())
+    }
+
+    /// Remembers from a failed call that the CA refuses what was presented. Where it does not take the token
+    /// either, it gets both by turns: one of them may be good again.
+    fn noted(&self, error: CaError, presented: Option<&ClientCertificate>) -> CaError {
+        let refused = match (&error, presented) {
+            (CaError::ClientCertificate { .. }, Some(certificate)) => certificate.leaf().cloned(),
+            (CaError::Tls { .. }, None) => None,
+            (CaError::Refused { code: Code::Unauthenticated | Code::PermissionDenied, .. }, None) => None,
+            _ => return error,
+        };
+        if let Ok(mut known) = self.refused.lock() {
+            *known = refused;
+        }
+        error
     }
 
     fn token_instead(&self, why: NoClientCert) -> Result<Token, CaError> {

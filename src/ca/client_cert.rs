@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustls::pki_types::CertificateDer;
+
 use crate::clock::Clock;
 use crate::generation::{FileError, Place, Places};
 use crate::secret::KeyPair;
@@ -41,6 +43,8 @@ pub enum NoClientCert {
     Files(#[from] FileError),
     #[error("the CA asks for no client certificate")]
     NotAsked,
+    #[error("the CA refused it: {certificate}; another one there is used at once")]
+    Refused { certificate: String },
 }
 
 impl ClientCertFolder {
@@ -75,6 +79,13 @@ impl ClientCertFolder {
         }
         let pair = looked?.ok_or_else(|| NoClientCert::Missing { folder: self.path.clone() })?;
         Ok(ClientCertificate { pair, folder: self.path.clone() })
+    }
+}
+
+impl ClientCertificate {
+    /// The first of its chain.
+    pub fn leaf(&self) -> Option<&CertificateDer<'static>> {
+        self.pair.chain().first()
     }
 }
 

@@ -92,16 +92,23 @@ pub(super) fn explain(
     let address = address.to_owned();
     let refused = match alert {
         A::CertificateExpired => "by its clock it has expired".to_owned(),
-        A::UnknownCA => "it does not know who issued it".to_owned(),
-        A::BadCertificate
-        | A::UnsupportedCertificate
-        | A::CertificateRevoked
-        | A::CertificateUnknown
-        | A::AccessDenied
-        | A::DecryptError => format!("alert {alert:?}"),
+        A::CertificateRevoked => "it has been revoked".to_owned(),
+        // A bad signature: the CA knows one of the issuer's name, with another key.
+        A::UnknownCA | A::DecryptError => {
+            format!("it does not accept who issued it (alert {alert:?}); is it of another CA?")
+        }
+        // Many servers say no more than this.
+        A::BadCertificate | A::CertificateUnknown => {
+            format!("it does not accept it, perhaps because of who issued it (alert {alert:?})")
+        }
+        A::UnsupportedCertificate => {
+            format!("its key or its use is none that it takes (alert {alert:?})")
+        }
+        A::AccessDenied => format!("whoever it names has no access (alert {alert:?})"),
         A::CertificateRequired if presented.is_none() => {
             let reason =
-                "it wants a client certificate; name its folder with --ca-client-cert-dir".to_owned();
+                "it wants a client certificate that it accepts; name its folder with --ca-client-cert-dir"
+                    .to_owned();
             return CaError::Tls { address, reason };
         }
         _ => return CaError::Tls { address, reason: format!("the CA ended it with the alert {alert:?}") },

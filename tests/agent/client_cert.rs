@@ -304,11 +304,46 @@ async fn a_ca_that_refuses_the_certificate_is_told_with_the_reason_and_the_way_o
         for words in ["refuses the client certificate", &client, &web, &serial, "the token is used"] {
             assert!(line.contains(words), "{name}: {line}");
         }
+        // Both CAs have the name of the one that issued it.
+        assert!(line.contains("it does not accept who issued it"), "{name}: {line}");
+        let (_, line) = agent.process.wait_log("called with the token").await;
+        assert!(line.contains(" WARN ") && line.contains("the CA refused it"), "{name}: {line}");
+        agent.process.wait_log("certificate issued").await;
         assert_no_key(&agent.process.log(), &foreign);
     }
     let (_, line) = ca.process.wait_log("a client certificate is refused").await;
     assert!(line.contains("does not chain to this CA's root") && line.contains("peer=127.0.0.1"), "{line}");
-    assert_eq!(ca.process.count("certificate issued"), 0);
+}
+
+#[tokio::test]
+async fn a_certificate_that_was_refused_is_not_presented_again_while_there_is_a_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
+    let ca_dir = folder.join("fake-ca");
+    let root = ca_dir.join("root-cert.pem").display().to_string();
+    let client = folder.join("client");
+    let foreign = Mounted::new(&folder.join("elsewhere"), "web");
+    foreign.write(&client);
+    let mut agent = busy_agent(folder, &ca, &client, &["--ca-root", &root]);
+    let with_certificate = |call: &Call| call.client.is_some() && !call.has_token();
+    let with_token = |call: &Call| call.client.is_none() && call.has_token();
+    wait_calls(&ca, 5, with_token).await;
+    assert_eq!(agent.process.count("no new certificate"), 1, "{}", agent.process.log());
+    assert_eq!(agent.process.count("called with the token"), 1, "{}", agent.process.log());
+
+    Mounted::new(&ca_dir, "web").write(&client);
+    wait_calls(&ca, 2, with_certificate).await;
+    assert_eq!(agent.process.count("no new certificate"), 1, "{}", agent.process.log());
+
+    // A refused token is no better: what is there is tried by turns, until the CA takes one of them.
+    foreign.write(&client);
+    agent.process.wait_log_times("called with the token", 2).await;
+    ca.set(Mood::Refuse(Code::Unauthenticated));
+    agent.process.wait_log_times("refuses the client certificate", 3).await;
+    ca.set(Mood::Good);
+    wait_calls(&ca, 5, with_token).await;
+    assert_no_key(&agent.process.log(), &foreign);
 }
 
 #[tokio::test]
@@ -344,7 +379,7 @@ async fn a_refusal_says_what_the_call_was_made_with() {
     // Nobody is let in without a certificate.
     std::fs::remove_file(client.join("cert-chain.pem")).unwrap();
     std::fs::remove_file(client.join("key.pem")).unwrap();
-    let (_, line) = agent.process.wait_log("wants a client certificate").await;
+    let (_, line) = agent.process.wait_log("wants a client certificate that it accepts").await;
     assert!(line.contains("--ca-client-cert-dir"), "{line}");
 }
 
@@ -369,6 +404,7 @@ async fn attache_ca_refuses_a_certificate_that_has_expired() {
         token: TokenFile::new(folder.join("no-token")),
         client_cert: Some(ClientCertFolder::new(client)),
         repeats: Mutex::default(),
+        refused: Mutex::default(),
         cluster_id: MetadataValue::from_static("Kubernetes"),
         headers: Vec::new(),
         clock,
