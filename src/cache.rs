@@ -256,7 +256,10 @@ impl Cache {
     /// Puts `crls` into the trust bundle of `key` and into those that come after it, as long as they are enough: new
     /// roots are never served with CRLs that are not enough for them. None where there is no trust bundle yet.
     pub fn amend(&self, key: &Key, crls: &[Arc<Crl>], now: SystemTime) -> Option<Amended> {
-        self.slot(key)?.amend(&key.name, now, |revocation| revocation.set_crls(crls))
+        self.slot(key)?.amend(&key.name, now, |revocation| {
+            revocation.set_crls(crls);
+            true
+        })
     }
 
     /// Every entry as it is now.
@@ -276,15 +279,17 @@ impl Cache {
 }
 
 impl Slot {
-    /// Changes what there is beside the roots, and has the trust bundle follow.
+    /// Changes what there is beside the roots, and has the trust bundle follow if `change` says so.
     fn amend(
         &self,
         name: &SecretName,
         now: SystemTime,
-        change: impl FnOnce(&mut Revocation),
+        change: impl FnOnce(&mut Revocation) -> bool,
     ) -> Option<Amended> {
         let mut revocation = lock(&self.revocation);
-        change(&mut revocation);
+        if !change(&mut revocation) {
+            return None;
+        }
         let mut amended = None;
         self.entry.send_if_modified(|entry| {
             let Some(good) = &entry.good else { return false };

@@ -14,6 +14,8 @@ pub const PATH_BYTES: usize = 4095;
 pub const FOREIGN_TEXT: usize = 400;
 /// Bytes of one mounted file.
 pub const FILE_BYTES: u64 = 1 << 20;
+/// Certificates in one file. Operating systems trust about 150 roots; each costs parsing and the check of a signature.
+pub const CERTIFICATES: usize = 500;
 /// CRLs in one file.
 pub const CRLS: usize = 100;
 /// Bytes of a token file.

@@ -5,7 +5,7 @@ mod revocation;
 mod wire;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
@@ -53,7 +53,7 @@ impl fmt::Display for Secret {
             Self::KeyPair(pair) => {
                 write!(f, "key pair of {}, serial {}", pair.leaf.names(), pair.leaf.serial)
             }
-            Self::TrustBundle(bundle) => write!(f, "trust bundle of {} root(s)", bundle.roots.len()),
+            Self::TrustBundle(bundle) => write!(f, "trust bundle of {} root(s)", bundle.roots().len()),
         }
     }
 }
@@ -166,9 +166,16 @@ impl fmt::Debug for KeyPair {
 
 /// The roots that peers' certificates are checked against, never empty and without duplicates, and CRLs that fit them.
 pub struct TrustBundle {
-    roots: Vec<CertificateDer<'static>>,
+    roots: Arc<Roots>,
     crls: Vec<Arc<Crl>>,
     not_after: SystemTime,
+}
+
+/// Shared by the bundles that differ in CRLs alone.
+struct Roots {
+    ders: Vec<CertificateDer<'static>>,
+    /// What they say. Few bundles get CRLs, and only these keep it.
+    facts: OnceLock<Vec<Certificate>>,
 }
 
 /// Why certificates are not a trust bundle.
@@ -192,12 +199,19 @@ impl TrustBundle {
             not_after = not_after.max(Some(Certificate::parse(root)?.not_after));
         }
         let not_after = not_after.ok_or(NotATrustBundle::Empty)?;
+        let roots = Arc::new(Roots { ders: roots, facts: OnceLock::new() });
         Ok(Self { roots, crls: Vec::new(), not_after })
     }
 
     /// The roots.
     pub fn roots(&self) -> &[CertificateDer<'static>] {
-        &self.roots
+        &self.roots.ders
+    }
+
+    /// What the roots say, in the same order.
+    pub fn facts(&self) -> &[Certificate] {
+        let parse = || self.roots().iter().filter_map(|root| Certificate::parse(root).ok()).collect();
+        self.roots.facts.get_or_init(parse)
     }
 
     /// The CRLs: a usable one of every issuer in use, or none at all.
@@ -212,11 +226,13 @@ impl TrustBundle {
         revocation: &Revocation,
         now: SystemTime,
     ) -> (Self, Result<usize, Uncovered>) {
-        let (crls, covered) = match revocation.cover(&self.roots, now) {
+        let covered =
+            if revocation.is_empty() { Ok(Vec::new()) } else { revocation.cover(self.facts(), now) };
+        let (crls, covered) = match covered {
             Ok(crls) => (crls.clone(), Ok(crls.len())),
             Err(gaps) => (Vec::new(), Err(gaps)),
         };
-        (Self { roots: self.roots.clone(), crls, not_after: self.not_after }, covered)
+        (Self { roots: Arc::clone(&self.roots), crls, not_after: self.not_after }, covered)
     }
 
     /// When the last of the roots ends.
@@ -232,7 +248,7 @@ impl TrustBundle {
             reason: error.to_string(),
         };
         let anchors = self
-            .roots
+            .roots()
             .iter()
             .map(webpki::anchor_from_trusted_cert)
             .collect::<Result<Vec<TrustAnchor<'_>>, _>>()
@@ -251,7 +267,7 @@ impl TrustBundle {
     }
 
     fn subjects(&self) -> String {
-        let roots = self.roots.iter().filter_map(|root| Certificate::parse(root).ok());
+        let roots = self.roots().iter().filter_map(|root| Certificate::parse(root).ok());
         roots.map(|root| root.subject).collect::<Vec<_>>().join("; ")
     }
 }
@@ -269,7 +285,7 @@ pub struct Unchained {
 
 impl fmt::Debug for TrustBundle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TrustBundle({} roots, {} CRLs)", self.roots.len(), self.crls.len())
+        write!(f, "TrustBundle({} roots, {} CRLs)", self.roots().len(), self.crls.len())
     }
 }
 

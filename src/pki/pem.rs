@@ -6,6 +6,8 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::{self, PemObject};
 use zeroize::Zeroizing;
 
+use crate::limits;
+
 /// Why a text gives no certificates.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotPem {
@@ -18,6 +20,12 @@ pub enum NotPem {
     /// A block is damaged.
     #[error("its PEM is damaged: {0}")]
     Damaged(&'static str),
+    /// More blocks than anybody needs.
+    #[error(
+        "it holds more than {max} certificates: leave out those that are not needed",
+        max = limits::CERTIFICATES
+    )]
+    TooMany,
 }
 
 /// What is wrong with a PEM text, without a word of the text: it may be anybody's file.
@@ -35,10 +43,11 @@ pub fn damage(error: &pem::Error) -> &'static str {
 /// Every certificate of `text`, in order; other blocks and text between blocks are passed over.
 pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, NotPem> {
     let found = CertificateDer::pem_slice_iter(text)
+        .take(limits::CERTIFICATES + 1)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| NotPem::Damaged(damage(&error)))?;
     match found.is_empty() {
-        false => Ok(found),
+        false => bounded(found),
         true if looks_like_der(text) => Err(NotPem::Der),
         true => Err(NotPem::NoCertificate),
     }
@@ -46,8 +55,13 @@ pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, NotPem>
 
 /// Those certificates of `text` that can be read, if there are any: damaged blocks are passed over too.
 pub fn readable_certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, NotPem> {
-    let found: Vec<_> = CertificateDer::pem_slice_iter(text).filter_map(Result::ok).collect();
-    if found.is_empty() { certificates(text) } else { Ok(found) }
+    let readable = CertificateDer::pem_slice_iter(text).filter_map(Result::ok);
+    let found: Vec<_> = readable.take(limits::CERTIFICATES + 1).collect();
+    if found.is_empty() { certificates(text) } else { bounded(found) }
+}
+
+fn bounded(found: Vec<CertificateDer<'static>>) -> Result<Vec<CertificateDer<'static>>, NotPem> {
+    if found.len() > limits::CERTIFICATES { Err(NotPem::TooMany) } else { Ok(found) }
 }
 
 /// True if `bytes` start as a DER certificate or key does: a SEQUENCE of more than 127 bytes.
@@ -107,6 +121,16 @@ mod tests {
         assert_eq!(readable_certificates(&texts.concat()).unwrap(), [one, other]);
         assert!(matches!(readable_certificates(&damaged), Err(NotPem::Damaged(_))));
         assert_eq!(readable_certificates(b"words"), Err(NotPem::NoCertificate));
+    }
+
+    #[test]
+    fn the_number_of_certificates_is_bounded() {
+        let one = of_certificates([&CertificateDer::from(vec![1, 2, 3])]);
+        let (enough, too_many) = (one.repeat(limits::CERTIFICATES), one.repeat(limits::CERTIFICATES + 1));
+        for read in [certificates, readable_certificates] {
+            assert_eq!(read(&enough).map(|found| found.len()), Ok(limits::CERTIFICATES));
+            assert_eq!(read(&too_many), Err(NotPem::TooMany));
+        }
     }
 
     #[test]

@@ -9,10 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustls::pki_types::CertificateDer;
-
 use super::KeyPair;
-use crate::pki::certificate::{Certificate, NotACertificate, folded};
+use crate::pki::certificate::{Certificate, folded};
 use crate::pki::crl::Crl;
 
 /// A CRL is out of use so long before its end: at the end Envoy must have the bundle without it already.
@@ -54,8 +52,6 @@ pub enum Gap {
     SameName { name: String },
     #[error("{name} is trusted without being a root: put the root above it into the trust bundle too")]
     Rootless { name: String },
-    #[error(transparent)]
-    Certificate(#[from] NotACertificate),
 }
 
 /// Everything that keeps CRLs out of a bundle.
@@ -76,67 +72,48 @@ impl Revocation {
         self.crls = crls.to_vec();
     }
 
-    /// The CAs of this pair's chain, instead of those before.
-    pub fn set_chain(&mut self, pair: &KeyPair) {
+    /// The CAs of this pair's chain, instead of those before. True if they are others.
+    pub fn set_chain(&mut self, pair: &KeyPair) -> bool {
         let above = pair.chain().iter().skip(1).filter_map(|one| Certificate::parse(one).ok());
-        self.intermediates = Some(above.filter(|one| one.is_ca).collect());
+        let intermediates = Some(above.filter(|one| one.is_ca).collect());
+        let is_new = self.intermediates != intermediates;
+        self.intermediates = intermediates;
+        is_new
+    }
+
+    /// Whether there are no CRLs.
+    pub fn is_empty(&self) -> bool {
+        self.crls.is_empty()
     }
 
     /// What goes into a bundle of `roots` at `now`: of every issuer in use its newest CRL, and so of every other
     /// issuer that has one here, because some peer may come from there.
-    pub fn cover(
-        &self,
-        roots: &[CertificateDer<'static>],
-        now: SystemTime,
-    ) -> Result<Vec<Arc<Crl>>, Uncovered> {
-        let (mut chosen, mut gaps) = (Vec::new(), Vec::new());
-        if self.crls.is_empty() {
-            return Ok(chosen);
+    pub fn cover(&self, roots: &[Certificate], now: SystemTime) -> Result<Vec<Arc<Crl>>, Uncovered> {
+        if self.is_empty() {
+            return Ok(Vec::new());
         }
         let Some(intermediates) = &self.intermediates else {
             return Err(Uncovered(vec![Gap::NoKeyPair]));
         };
-        let mut known = Vec::new();
-        for root in roots {
-            match Certificate::parse(root) {
-                // Nobody gets through by an expired one, whatever its CRL.
-                Ok(root) if root.not_after <= now => {}
-                Ok(root) => known.push(root),
-                Err(error) => gaps.push(error.into()),
-            }
+        let mut by_name: BTreeMap<String, Namesakes<'_>> = BTreeMap::new();
+        // Nobody gets through by an expired root, whatever its CRL.
+        let roots = || roots.iter().filter(|root| root.not_after > now);
+        for one in roots().chain(intermediates) {
+            by_name.entry(folded(&one.subject)).or_default().known.push(one);
         }
-        gaps.extend(
-            known
-                .iter()
-                .filter(|one| !has_root(one, &known))
-                .map(|one| Gap::Rootless { name: one.subject.clone() }),
-        );
-        known.extend(intermediates.iter().cloned());
-        for (index, one) in known.iter().enumerate() {
-            let mut before = known.iter().take(index);
-            if before.any(|other| is_namesake(one, other)) {
-                gaps.push(Gap::SameName { name: one.subject.clone() });
-            }
-            match self.of_known(one, now) {
-                Ok(crl) => chosen.push(crl),
-                Err(gap) => gaps.push(gap),
-            }
-        }
-        let mut others: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for crl in &self.crls {
-            let mut namesakes = known.iter().filter(|one| crl.names(one)).peekable();
-            if namesakes.peek().is_none() {
-                others.entry(crl.issuer_id()).or_default().push(crl);
-            } else if !namesakes.any(|one| crl.is_signed_by(one)) {
-                gaps.push(Gap::Unsigned { issuer: crl.issuer.clone() });
+            by_name.entry(folded(&crl.issuer)).or_default().crls.push(crl);
+        }
+        let mut covered = Covered { now, chosen: Vec::new(), gaps: Vec::new() };
+        // Envoy looks for a CRL of every certificate's issuer: the chain must go on to one that is its own.
+        for one in roots().filter(|one| !one.is_self_issued) {
+            let above = by_name.get(&folded(&one.issuer));
+            if !above.is_some_and(|above| above.known.iter().any(|root| root.is_self_issued)) {
+                covered.gaps.push(Gap::Rootless { name: one.subject.clone() });
             }
         }
-        for crls in others.into_values() {
-            match newest_in_time(&crls, now) {
-                Ok(crl) => chosen.push(crl),
-                Err(gap) => gaps.extend(gap),
-            }
-        }
+        by_name.values().for_each(|namesakes| covered.judge(namesakes));
+        let Covered { mut chosen, mut gaps, .. } = covered;
         if !gaps.is_empty() {
             gaps.dedup();
             return Err(Uncovered(gaps));
@@ -151,15 +128,59 @@ impl Revocation {
         let moments = self.crls.iter().flat_map(|crl| [Some(crl.this_update), end(crl)]);
         moments.flatten().filter(|moment| *moment > now).min()
     }
+}
 
-    fn of_known(&self, issuer: &Certificate, now: SystemTime) -> Result<Arc<Crl>, Gap> {
-        let name = || issuer.subject.clone();
-        if !issuer.signs_crls {
-            return Err(Gap::MayNotSign { issuer: name() });
+/// The known CAs of one name, as Envoy compares names, and the CRLs that carry it.
+#[derive(Debug, Default)]
+struct Namesakes<'a> {
+    known: Vec<&'a Certificate>,
+    crls: Vec<&'a Arc<Crl>>,
+}
+
+/// What there is for a bundle, and what is not.
+#[derive(Debug)]
+struct Covered {
+    now: SystemTime,
+    chosen: Vec<Arc<Crl>>,
+    gaps: Vec<Gap>,
+}
+
+impl Covered {
+    fn judge(&mut self, Namesakes { known, crls }: &Namesakes<'_>) {
+        // The same CA may have several certificates. Of several CAs no signature is looked at: it would not help.
+        let mut signed = Vec::new();
+        if let Some((one, others)) = known.split_first() {
+            if others.iter().any(|other| other.public_key != one.public_key) {
+                return self.gaps.push(Gap::SameName { name: one.subject.clone() });
+            }
+            signed = crls.iter().map(|crl| crl.is_signed_by(one)).collect();
         }
-        let is_its = |crl: &&Arc<Crl>| crl.names(issuer) && crl.is_signed_by(issuer);
-        let its: Vec<_> = self.crls.iter().filter(is_its).collect();
-        newest_in_time(&its, now).map_err(|gap| gap.unwrap_or_else(|| Gap::Missing { issuer: name() }))
+        for one in known {
+            if !one.signs_crls {
+                self.gaps.push(Gap::MayNotSign { issuer: one.subject.clone() });
+                continue;
+            }
+            let its = crls.iter().zip(&signed).filter(|(crl, is_signed)| **is_signed && crl.may_be_of(one));
+            let its: Vec<_> = its.map(|(crl, _)| *crl).collect();
+            self.choose(&its, || Some(Gap::Missing { issuer: one.subject.clone() }));
+        }
+        let mut others: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (index, crl) in crls.iter().enumerate() {
+            if !known.iter().any(|one| crl.may_be_of(one)) {
+                others.entry(crl.authority()).or_default().push(*crl);
+            } else if signed.get(index) != Some(&true) {
+                self.gaps.push(Gap::Unsigned { issuer: crl.issuer.clone() });
+            }
+        }
+        others.into_values().for_each(|crls| self.choose(&crls, || None));
+    }
+
+    /// Takes the one of an issuer's CRLs that Envoy would use.
+    fn choose(&mut self, crls: &[&Arc<Crl>], without: impl FnOnce() -> Option<Gap>) {
+        match newest_in_time(crls, self.now) {
+            Ok(crl) => self.chosen.push(crl),
+            Err(gap) => self.gaps.extend(gap.or_else(without)),
+        }
     }
 }
 
@@ -184,17 +205,6 @@ fn newest_in_time(crls: &[&Arc<Crl>], now: SystemTime) -> Result<Arc<Crl>, Optio
         Some(at) if has_begun(newest) => Gap::Expired { issuer, at: show(at) },
         _ => Gap::NotYetValid { issuer, at: show(newest.this_update) },
     }))
-}
-
-/// Two that Envoy confuses. The same CA with several certificates is none of these.
-fn is_namesake(one: &Certificate, other: &Certificate) -> bool {
-    folded(&one.subject) == folded(&other.subject) && one.public_key != other.public_key
-}
-
-/// Envoy looks for a CRL of every certificate's issuer: the chain must go on to one that is its own.
-fn has_root(one: &Certificate, roots: &[Certificate]) -> bool {
-    let is_above = |root: &Certificate| root.is_self_issued && folded(&root.subject) == folded(&one.issuer);
-    one.is_self_issued || roots.iter().any(is_above)
 }
 
 #[cfg(test)]
@@ -227,14 +237,17 @@ mod tests {
         revocation
     }
 
+    fn facts(roots: &[&Authority]) -> Vec<Certificate> {
+        roots.iter().map(|root| Certificate::parse(&root.certificate).unwrap()).collect()
+    }
+
     /// The issuers of what a bundle gets, or what is missing.
     fn cover(
         texts: &[String],
         below: Option<&Authority>,
         roots: &[&Authority],
     ) -> Result<Vec<String>, String> {
-        let roots: Vec<_> = roots.iter().map(|root| root.certificate.clone()).collect();
-        let covered = revocation(&parse(texts), below).cover(&roots, now());
+        let covered = revocation(&parse(texts), below).cover(&facts(roots), now());
         let mut names = covered.map_err(|gaps| gaps.to_string())?;
         names.sort_by(|a, b| a.issuer.cmp(&b.issuer));
         Ok(names.iter().map(|crl| crl.issuer.rsplit("CN=").next().unwrap().to_owned()).collect())
@@ -377,7 +390,7 @@ mod tests {
         let new = root.crl(now() - HOUR, now() + HOUR, &[1, 2]);
         for texts in [[old.clone(), new.clone()], [new, old]] {
             let revocation = revocation(&parse(&texts), Some(&root));
-            let crls = revocation.cover(std::slice::from_ref(&root.certificate), now()).unwrap();
+            let crls = revocation.cover(&facts(&[&root]), now()).unwrap();
             assert_eq!(crls.iter().map(|crl| crl.revoked).collect::<Vec<_>>(), [2]);
         }
     }
@@ -394,7 +407,7 @@ mod tests {
         let ends = [now() + HOUR / 2, now() + HOUR - MARGIN, now() + 3 * HOUR - MARGIN];
         assert_eq!(moments[1..], ends);
         // Out of use at that moment, not after it.
-        let roots = [root.certificate.clone()];
+        let roots = facts(&[&root]);
         assert!(revocation.cover(&roots, ends[2] - Duration::from_millis(1)).is_ok());
         assert!(revocation.cover(&roots, ends[2]).is_err());
     }
