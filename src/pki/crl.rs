@@ -69,6 +69,12 @@ pub fn from_pem(text: &[u8]) -> Result<Vec<Crl>, NotCrls> {
     }
 }
 
+/// Whether there is nothing in `text` but spaces, empty lines, and lines that begin with "#": a list of no CRLs.
+pub fn is_blank(text: &[u8]) -> bool {
+    let mut lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    lines.all(|line| line.is_empty() || line.starts_with(b"#"))
+}
+
 /// `crls` as one PEM text.
 pub fn to_pem<'a>(crls: impl IntoIterator<Item = &'a Crl>) -> Vec<u8> {
     crls.into_iter().flat_map(|crl| pem::encode("X509 CRL", &crl.der).to_vec()).collect()
@@ -331,6 +337,15 @@ mod tests {
         let behind = pem::encode("X509 CRL", &[der.as_slice(), &[0]].concat());
         let error = from_pem(&[good.as_bytes(), &behind].concat()).unwrap_err().to_string();
         assert_eq!(error, "CRL 2 of it can't be used: 1 bytes behind it");
+    }
+
+    #[test]
+    fn a_list_of_none_is_not_junk() {
+        for (text, is_blank) in
+            [("", true), ("\n \t\r\n", true), ("# none\n\n  # yet", true), ("none", false)]
+        {
+            assert_eq!(super::is_blank(text.as_bytes()), is_blank, "{text:?}");
+        }
     }
 
     #[test]

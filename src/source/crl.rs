@@ -18,6 +18,8 @@ use crate::{limits, plain_file};
 
 /// A file that is longer takes more than a millisecond to parse.
 const LONG: usize = 64 << 10;
+/// How long an empty file is waited for that somebody has written to and keeps open.
+const OPEN_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where CRLs may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,8 +71,8 @@ pub struct CrlSource {
     key_pair: Key,
     clock: Clock,
     metrics: Metrics,
-    /// The last good ones.
-    crls: Vec<Arc<Crl>>,
+    /// The last good ones, if there ever were any. A file that is empty on purpose holds good ones: none.
+    crls: Option<Vec<Arc<Crl>>>,
     /// The content that was read last, good or not.
     seen: Option<Version>,
     is_first_look: bool,
@@ -98,7 +100,7 @@ impl CrlSource {
             key_pair: Key { workload, name: SecretName::Workload },
             clock,
             metrics,
-            crls: Vec::new(),
+            crls: None,
             seen: None,
             is_first_look: true,
             repeats: Repeats::default(),
@@ -121,22 +123,20 @@ impl CrlSource {
             // Nobody publishes a trust bundle: there is nothing to put CRLs into.
             return std::future::pending().await;
         };
-        // When the first of some changes came, and when the file is to be read for them.
-        let mut changes: Option<(Instant, Instant)> = Some((Instant::now(), Instant::now()));
+        let mut changes = Some(Changes::now());
         let mut next_change = None;
         loop {
             tokio::select! {
                 () = self.watch.changed() => {
-                    // Half of a file may be a whole list of fewer CRLs: it is read when it rests, or never does.
-                    let now = Instant::now();
-                    let since = changes.map_or(now, |(since, _)| since);
-                    changes = Some((since, (now + self.debounce).min(since + 10 * self.debounce)));
+                    changes = Some(Changes::after(changes, self.debounce));
                     continue;
                 }
-                () = at(changes.map(|(_, due)| due)) => {
-                    changes = None;
+                () = at(changes.as_ref().map(|changes| changes.due)) => {
                     self.watch.arm();
-                    self.read().await;
+                    let now = changes.take().unwrap_or_else(Changes::now);
+                    if self.read(&now).await == Read::TooSoon {
+                        changes = Some(Changes { due: Instant::now() + self.debounce, ..now });
+                    }
                 }
                 // The senders live as long as `self.cache`, so `changed` does not fail.
                 _ = roots.changed() => {}
@@ -150,8 +150,14 @@ impl CrlSource {
     }
 
     /// Reads the file, where it is not as it was.
-    async fn read(&mut self) {
-        let Some(content) = self.look() else { return };
+    async fn read(&mut self, changes: &Changes) -> Read {
+        let Some(content) = self.look() else { return Read::Done };
+        // Whoever writes a file anew empties it first.
+        let is_loss = self.holds_crls() && crl::is_blank(&content);
+        if is_loss && !changes.are_over(self.debounce, self.watch.is_still()) {
+            self.seen = None;
+            return Read::TooSoon;
+        }
         let file = self.file.clone();
         let crls = if content.len() < LONG {
             parse(&file, &content)
@@ -161,6 +167,11 @@ impl CrlSource {
             parsed.unwrap_or(Err(CrlError::Stopped { path }))
         };
         self.take(crls);
+        Read::Done
+    }
+
+    fn holds_crls(&self) -> bool {
+        self.crls.as_ref().is_some_and(|crls| !crls.is_empty())
     }
 
     /// The file's content, where it is there and not known yet.
@@ -175,8 +186,11 @@ impl CrlSource {
                 is_new.then_some(content)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                if self.seen.take().is_some() {
+                let was_there = self.seen.take().is_some();
+                if was_there && self.holds_crls() {
                     tracing::warn!(%file, "the CRL file is gone; what it held is used until it expires");
+                } else if was_there {
+                    tracing::warn!(%file, "the CRL file is gone; revoked certificates are accepted");
                 } else if is_first_look && self.file.is_named {
                     tracing::warn!(%file, "there is no CRL file; one that appears there is used");
                 } else if is_first_look {
@@ -198,13 +212,19 @@ impl CrlSource {
                 if self.repeats.recovered() {
                     tracing::info!(file = %self.file.path.display(), "the CRL file can be used again");
                 }
-                self.crls = crls;
+                self.crls = Some(crls);
             }
             Err(error) => {
                 self.count(error.label());
                 let reason = error.to_string();
+                let what = match self.holds_crls() {
+                    true => "the CRL file is not used; the CRLs that were good before stay",
+                    false => {
+                        "the CRL file is not used, and there are no CRLs from before: revoked certificates are accepted"
+                    }
+                };
                 if self.repeats.is_news(&reason) {
-                    tracing::warn!(reason, "the CRL file is not used; the CRLs that were good before stay");
+                    tracing::warn!(reason, "{what}");
                 }
             }
         }
@@ -212,10 +232,7 @@ impl CrlSource {
 
     /// Puts the CRLs into the trust bundle that is served, or takes them out; returns when that is to be done again.
     fn amend(&mut self) -> Option<SystemTime> {
-        if self.crls.is_empty() {
-            return None;
-        }
-        let amended = self.cache.amend(&self.roots, &self.crls, self.clock.now())?;
+        let amended = self.cache.amend(&self.roots, self.crls.as_ref()?, self.clock.now())?;
         self.tell(amended.covered);
         amended.next_change
     }
@@ -231,6 +248,9 @@ impl CrlSource {
         }
         let file = self.file.path.display();
         match &told {
+            Some(Told::Served(0)) => {
+                tracing::info!(%file, "the CRL file holds no CRLs: revoked certificates are accepted");
+            }
             Some(Told::Served(crls)) => tracing::info!(%file, crls, "the trust bundle is served with CRLs"),
             Some(Told::Waiting) => {
                 tracing::info!(%file, "the CRLs wait for a key pair: its chain shows which CAs are in use");
@@ -254,6 +274,42 @@ impl CrlSource {
     }
 }
 
+/// Changes of the file that are not looked at yet.
+#[derive(Debug)]
+struct Changes {
+    since: Instant,
+    last: Instant,
+    /// When the file is to be read for them.
+    due: Instant,
+}
+
+impl Changes {
+    fn now() -> Self {
+        let now = Instant::now();
+        Self { since: now, last: now, due: now }
+    }
+
+    /// One more. Half of a file may be a whole list of fewer CRLs: it is read when it rests, or never does.
+    fn after(before: Option<Self>, debounce: Duration) -> Self {
+        let last = Instant::now();
+        let since = before.map_or(last, |before| before.since);
+        Self { since, last, due: (last + debounce).min(since + 10 * debounce) }
+    }
+
+    /// Whether the file has come to rest, and nobody is about to write to it.
+    fn are_over(&self, debounce: Duration, is_still: bool) -> bool {
+        self.last.elapsed() >= debounce && (is_still || self.since.elapsed() > OPEN_PATIENCE)
+    }
+}
+
+/// What came of reading the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Read {
+    Done,
+    /// It may be half of a change: it is to be read again.
+    TooSoon,
+}
+
 async fn at(moment: Option<Instant>) {
     match moment {
         Some(moment) => tokio::time::sleep(moment.saturating_duration_since(Instant::now())).await,
@@ -269,6 +325,9 @@ async fn at_time(clock: &Clock, moment: Option<SystemTime>) {
 }
 
 fn parse(file: &CrlFile, content: &[u8]) -> Result<Vec<Arc<Crl>>, CrlError> {
+    if crl::is_blank(content) {
+        return Ok(Vec::new());
+    }
     let crls =
         crl::from_pem(content).map_err(|source| CrlError::NotCrls { path: file.path.clone(), source })?;
     Ok(crls.into_iter().map(Arc::new).collect())

@@ -405,5 +405,10 @@ async fn a_crl_that_is_missing_or_ends_costs_nobody_anything() {
     world.wait_revoked(503).await;
     let failures = "attache_source_failures_total{source=\"crl\",reason=\"not_covered\"}";
     assert_eq!(world.api.metric(failures).await, 2.0);
+
+    world.swap(&["# none any more\n".to_owned()]);
+    world.wait_revoked(200).await;
+    world.api.process.wait_log("the CRL file holds no CRLs: revoked certificates are accepted").await;
+    assert_eq!(world.api.metric("attache_crls{name=\"ROOTCA\"}").await, 0.0);
     no_failure(&world, traffic).await;
 }

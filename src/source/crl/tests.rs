@@ -176,6 +176,30 @@ fn the_last_good_crls_stay_when_the_file_turns_bad_or_goes() {
     fs::write(mount.file(), mount.good(&[1, 2])).unwrap();
     source.amend_once();
     assert_eq!(mount.served().1, [0, 2]);
+    fs::write(mount.file(), "# none any more\n").unwrap();
+    source.amend_once();
+    assert_eq!(mount.served().1, [0; 0], "a file that is empty on purpose is a good one");
+}
+
+#[tokio::test]
+async fn a_file_that_is_written_anew_is_not_empty_meanwhile() {
+    let mount = Mount::new(Clock::system());
+    fs::write(mount.file(), mount.good(&[1])).unwrap();
+    tokio::spawn(mount.source().run());
+    mount.until("they are served", |crls| crls == [0, 1]).await;
+    let mut entries = mount.roots.watch();
+    entries.mark_unchanged();
+    let mut file = fs::File::create(mount.file()).unwrap();
+    // Far longer than it takes to see it empty.
+    let seen = tokio::time::timeout(10 * DEBOUNCE, entries.changed()).await;
+    assert!(seen.is_err(), "it is open for writing");
+    std::io::Write::write_all(&mut file, mount.good(&[1, 2]).as_bytes()).unwrap();
+    drop(file);
+    mount.until("they are replaced", |crls| crls == [0, 2]).await;
+    drop(fs::File::create(mount.file()).unwrap());
+    mount.until("they are gone", <[usize]>::is_empty).await;
+    fs::write(mount.file(), mount.good(&[])).unwrap();
+    mount.until("they are back", |crls| crls == [0, 0]).await;
 }
 
 #[test]
