@@ -123,10 +123,14 @@ impl Revocation {
         Ok(chosen)
     }
 
-    /// The next moment at which a CRL comes into use or goes out of it.
-    pub fn next_change(&self, now: SystemTime) -> Option<SystemTime> {
-        let moments = self.crls.iter().flat_map(|crl| [Some(crl.this_update), end(crl)]);
-        moments.flatten().filter(|moment| *moment > now).min()
+    /// The next moment at which a CRL comes into use or goes out of it, or one of `roots` needs none any more.
+    pub fn next_change(&self, roots: &[Certificate], now: SystemTime) -> Option<SystemTime> {
+        if self.is_empty() {
+            return None;
+        }
+        let moments = self.crls.iter().flat_map(|crl| [Some(crl.this_update), end(crl)]).flatten();
+        let ends = roots.iter().map(|root| root.not_after);
+        moments.chain(ends).filter(|moment| *moment > now).min()
     }
 }
 
@@ -401,14 +405,22 @@ mod tests {
         let crls = parse(&[ended(&root), good(&root), root.crl(now() + HOUR / 2, now() + 3 * HOUR, &[])]);
         let revocation = revocation(&crls, Some(&root));
         let mut moments = vec![now()];
-        while let Some(moment) = moments.last().and_then(|last| revocation.next_change(*last)) {
+        let gone = Authority::new("gone", None, |params| params.not_after = (now() + 2 * HOUR).into());
+        let roots = &facts(&[&root, &gone])[..];
+        assert_eq!(Revocation::default().next_change(roots, now()), None);
+        // The root itself ends in the year 4096.
+        let soon = |moment: &SystemTime| *moment < now() + 1000 * HOUR;
+        let next = |last: &SystemTime| revocation.next_change(roots, *last).filter(soon);
+        while let Some(moment) = moments.last().and_then(next) {
             moments.push(moment);
         }
-        let ends = [now() + HOUR / 2, now() + HOUR - MARGIN, now() + 3 * HOUR - MARGIN];
+        let ends = [now() + HOUR / 2, now() + HOUR - MARGIN, now() + 2 * HOUR, now() + 3 * HOUR - MARGIN];
         assert_eq!(moments[1..], ends);
         // Out of use at that moment, not after it.
-        let roots = facts(&[&root]);
-        assert!(revocation.cover(&roots, ends[2] - Duration::from_millis(1)).is_ok());
-        assert!(revocation.cover(&roots, ends[2]).is_err());
+        assert!(revocation.cover(roots, ends[3] - Duration::from_millis(1)).is_ok());
+        assert!(revocation.cover(roots, ends[3]).is_err());
+        // Nobody comes from the other root when that has ended.
+        assert!(revocation.cover(roots, ends[2] - Duration::from_millis(1)).is_err());
+        assert!(revocation.cover(roots, ends[2]).is_ok());
     }
 }

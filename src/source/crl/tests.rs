@@ -333,3 +333,18 @@ async fn a_crl_is_out_before_its_end_and_its_successor_in_when_it_begins() {
     }
     assert_eq!(mount.failures("not_covered"), 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_root_without_a_crl_keeps_them_out_until_it_ends() {
+    let mount = Mount::new(Clock::starting_at(UNIX_EPOCH + 1000 * HOUR));
+    let end = mount.clock.now() + HOUR;
+    let another = Authority::new("another", None, |params| params.not_after = end.into());
+    mount.publish(&[&mount.root, &another], &mount.middle);
+    fs::write(mount.file(), mount.crls(10 * HOUR, 10 * HOUR, &[1])).unwrap();
+    tokio::spawn(mount.source().run());
+    let mut entries = mount.roots.watch();
+    entries.wait_for(|entry| taken_apart(entry).1 == [0, 1]).await.unwrap();
+    let seen = mount.clock.now();
+    assert!(seen >= end && seen < end + Duration::from_secs(2), "at {seen:?}, not {end:?}");
+    assert_eq!(mount.failures("not_covered"), 1);
+}
