@@ -31,7 +31,30 @@ pub const STATUS_CONNECTIONS: usize = 64;
 /// Bytes of the longest path of a Unix socket (`sun_path` less its final NUL).
 pub const SOCKET_PATH_BYTES: usize = 107;
 
+/// Items of a list that one message shows.
+const SHOWN: usize = 5;
+
+/// The first of `items` with `separator` between them, and how many more there are.
+pub fn listed<T: ToString>(items: impl IntoIterator<Item = T>, separator: &str) -> String {
+    let mut items = items.into_iter();
+    let shown: Vec<_> = items.by_ref().take(SHOWN).map(|item| item.to_string()).collect();
+    let shown = shown.join(separator);
+    match items.count() {
+        0 => shown,
+        more => format!("{shown}{separator}and {more} more"),
+    }
+}
+
 /// `text` cut to [`FOREIGN_TEXT`], without control characters: fit for a log line.
 pub fn foreign(text: &str) -> String {
     text.chars().take(FOREIGN_TEXT).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn long_lists_are_cut() {
+        assert_eq!(super::listed([1, 2, 3, 4, 5], "; "), "1; 2; 3; 4; 5");
+        assert_eq!(super::listed(1..=2300, "; "), "1; 2; 3; 4; 5; and 2295 more");
+    }
 }

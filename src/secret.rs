@@ -15,6 +15,7 @@ pub use self::name::{BadName, PairName, RootsName, SecretName};
 pub use self::revocation::{Gap, Revocation, Uncovered};
 pub use self::wire::{Resource, Version};
 use crate::identity::SpiffeId;
+use crate::limits;
 use crate::pki::certificate::{Certificate, NotACertificate};
 use crate::pki::crl::Crl;
 use crate::pki::key::{NotAKey, PrivateKey};
@@ -174,7 +175,7 @@ pub struct TrustBundle {
 /// Shared by the bundles that differ in CRLs alone.
 struct Roots {
     ders: Vec<CertificateDer<'static>>,
-    /// What they say. Few bundles get CRLs, and only these keep it.
+    /// What they say. Few bundles are asked for it, and only these keep it.
     facts: OnceLock<Vec<Certificate>>,
 }
 
@@ -267,8 +268,7 @@ impl TrustBundle {
     }
 
     fn subjects(&self) -> String {
-        let roots = self.roots().iter().filter_map(|root| Certificate::parse(root).ok());
-        roots.map(|root| root.subject).collect::<Vec<_>>().join("; ")
+        limits::listed(self.facts().iter().map(|root| &root.subject), "; ")
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::KeyPair;
+use crate::limits;
 use crate::pki::certificate::{Certificate, folded};
 use crate::pki::crl::Crl;
 
@@ -61,8 +62,7 @@ pub struct Uncovered(pub Vec<Gap>);
 impl fmt::Display for Uncovered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(gaps) = self;
-        let gaps: Vec<_> = gaps.iter().map(ToString::to_string).collect();
-        f.write_str(&gaps.join("; "))
+        f.write_str(&limits::listed(gaps, "; "))
     }
 }
 
