@@ -18,7 +18,7 @@ use crate::cache::{Cache, Snapshot};
 use crate::clock::Clock;
 use crate::pki::crl::Crl;
 use crate::readiness;
-use crate::secret::Secret;
+use crate::secret::{Secret, SecretName};
 
 /// The label of everything that is counted for each secret.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -181,19 +181,20 @@ impl Collector for Entries {
             &mut encoder,
             "crl_next_update",
             "When the first of its CRLs is to be replaced",
-            |one| crls(one).iter().filter_map(|crl| crl.next_update).min(),
+            |one| crls(one)?.iter().filter_map(|crl| crl.next_update).min(),
         )?;
-        self.gauges(&mut encoder, "crls", "CRLs that are served with the secret", |one| {
-            i64::try_from(crls(one).len()).unwrap_or(i64::MAX)
+        let count = |count: usize| Some(i64::try_from(count).unwrap_or(i64::MAX));
+        self.gauges(&mut encoder, "crls", "CRLs that are served with the trust bundle", |one| {
+            count(crls(one)?.len())
         })?;
         self.gauges(&mut encoder, "secret_failing", "1 while its source can't give a newer secret", |one| {
-            i64::from(one.entry.failure().is_some())
+            Some(i64::from(one.entry.failure().is_some()))
         })?;
         self.gauges(&mut encoder, "secret_rejected", "1 while a client rejects the newest secret", |one| {
-            i64::from(one.observed.rejection.is_some())
+            Some(i64::from(one.observed.rejection.is_some()))
         })?;
         self.gauges(&mut encoder, "streams", "Streams subscribed to the secret", |one| {
-            i64::try_from(one.observed.streams).unwrap_or(i64::MAX)
+            count(one.observed.streams)
         })?;
         let missing = readiness::missing(&self.snapshots, self.now);
         let ready = ConstGauge::new(i64::from(missing.is_empty()));
@@ -202,10 +203,11 @@ impl Collector for Entries {
     }
 }
 
-fn crls(one: &Snapshot) -> &[Arc<Crl>] {
-    match one.entry.good.as_ref().map(|good| &good.secret) {
-        Some(Secret::TrustBundle(bundle)) => bundle.crls(),
-        _ => &[],
+/// The CRLs of the one trust bundle that may have some.
+fn crls(one: &Snapshot) -> Option<&[Arc<Crl>]> {
+    match &one.entry.good.as_ref()?.secret {
+        Secret::TrustBundle(bundle) if one.key.name == SecretName::Roots => Some(bundle.crls()),
+        _ => None,
     }
 }
 
@@ -236,13 +238,15 @@ impl Entries {
         encoder: &mut DescriptorEncoder<'_>,
         name: &str,
         help: &str,
-        value: impl Fn(&Snapshot) -> i64,
+        value: impl Fn(&Snapshot) -> Option<i64>,
     ) -> Result<(), std::fmt::Error> {
         let gauge_type = ConstGauge::new(0i64).metric_type();
         let mut family = encoder.encode_descriptor(name, help, None, gauge_type)?;
         for one in &self.snapshots {
-            let labels = [("name", one.key.name.as_str())];
-            ConstGauge::new(value(one)).encode(family.encode_family(&labels)?)?;
+            if let Some(value) = value(one) {
+                let labels = [("name", one.key.name.as_str())];
+                ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+            }
         }
         Ok(())
     }
