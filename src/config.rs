@@ -221,12 +221,12 @@ impl Config {
         let ca_dir = r.text("ca-dir", &args.ca_dir, &[]);
         let cert_dir = r.text("cert-dir", &args.cert_dir, &[]);
         let client_cert = r.text("ca-client-cert-dir", &args.ca_client_cert_dir, &["PROV_CERT"]);
-        let has_no_ca = files_alone.value == Some(true) || ca.value == Some(ProviderName::None);
         let mut own = Vec::new();
         if let Some(output) = &output {
             own.push((output.folder.as_path(), "that is where the agent writes its own"));
         }
-        if let Some(folder) = client_cert.value.as_deref().filter(|_| !has_no_ca) {
+        if let Some(folder) = client_cert.value.as_deref().filter(|_| is_citadel(&ca, &files_alone, &address))
+        {
             own.push((Path::new(folder), "they are the client certificate for calls to the CA"));
         }
         let mounted = mounted(&cert_dir, &own, &mut notes);
@@ -404,6 +404,17 @@ fn grace(r: &mut Reader<'_>, ratio: reader::Found<f64>, jitter: reader::Found<f6
         Some(jitter) => Grace { ratio, jitter },
         None => Grace { ratio, jitter: 0.01_f64.min(ratio / 2.0).min((1.0 - ratio) / 2.0) },
     }
+}
+
+/// Whether [`choose`] is going to choose Citadel: no other provider is called with a client certificate.
+fn is_citadel(
+    ca: &reader::Found<ProviderName>,
+    files_alone: &reader::Found<bool>,
+    address: &reader::Found<Address>,
+) -> bool {
+    let only_files = files_alone.value == Some(true) && files_alone.level >= ca.level;
+    let name = ca.value.or_else(|| address.value.as_ref().map(|_| ProviderName::Citadel));
+    !only_files && name == Some(ProviderName::Citadel)
 }
 
 /// Which provider the options ask for, and why. None where they ask for none that makes sense: that is a mistake then.

@@ -311,6 +311,11 @@ fn the_client_certificate_and_the_places_that_follow_from_it() {
     assert!(notes.iter().any(|note| note.contains("PROV_CERT is not used")), "{notes:?}");
     let served = config("", &[("FILE_MOUNTED_CERTS", "true"), ("PROV_CERT", "/etc/certs")]).unwrap();
     assert_eq!(self::cert_dir(&served.files), certs(), "without a CA they can be for Envoy alone");
+    let served = config("--ca embedded", &[("PROV_CERT", "/etc/certs")]).unwrap();
+    assert_eq!(self::cert_dir(&served.files), certs(), "this CA is not called with them");
+    let environment = [("FILE_MOUNTED_CERTS", "true"), ("PROV_CERT", "/etc/certs")];
+    let (client, _, cert_dir, _) = found("--ca citadel --ca-address ca:1", &environment);
+    assert_eq!((client, cert_dir), (Some("/etc/certs".into()), None), "flags outrank variables");
 }
 
 #[test]
