@@ -88,7 +88,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let debounce = config.files.debounce;
     let mut crls =
         CrlSource::new(config.crl, debounce, &cache, WORKLOAD, &watcher, clock.clone(), metrics.clone());
-    crls.amend_once();
+    crls.amend_once().await;
     let mut files = FileSource::new(config.files, &cache, WORKLOAD, watcher, clock.clone(), metrics.clone());
     files.publish_once();
     tasks.spawn(files.run());

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
+use zeroize::Zeroizing;
 
 use super::watch::{Watch, Watcher};
 use crate::backoff::Repeats;
@@ -38,14 +39,12 @@ pub enum CrlError {
     Unreadable { path: PathBuf, source: io::Error },
     #[error("{path}: {source}")]
     NotCrls { path: PathBuf, source: NotCrls },
-    #[error("{path}: reading it was given up")]
-    Stopped { path: PathBuf },
 }
 
 impl CrlError {
     fn label(&self) -> &'static str {
         match self {
-            Self::Unreadable { .. } | Self::Stopped { .. } => "unreadable",
+            Self::Unreadable { .. } => "unreadable",
             Self::NotCrls { .. } => "not_parsed",
         }
     }
@@ -109,9 +108,9 @@ impl CrlSource {
     }
 
     /// Takes what is there now, so that the first trust bundle has its CRLs already.
-    pub fn amend_once(&mut self) {
+    pub async fn amend_once(&mut self) {
         if let Some(content) = self.look() {
-            self.take(parse(&self.file, &content));
+            self.take(parsed(&self.file, content).await);
         }
         self.amend();
     }
@@ -158,15 +157,7 @@ impl CrlSource {
             self.seen = None;
             return Read::TooSoon;
         }
-        let file = self.file.clone();
-        let crls = if content.len() < LONG {
-            parse(&file, &content)
-        } else {
-            let path = file.path.clone();
-            let parsed = tokio::task::spawn_blocking(move || parse(&file, &content)).await;
-            parsed.unwrap_or(Err(CrlError::Stopped { path }))
-        };
-        self.take(crls);
+        self.take(parsed(&self.file, content).await);
         Read::Done
     }
 
@@ -175,7 +166,7 @@ impl CrlSource {
     }
 
     /// The file's content, where it is there and not known yet.
-    fn look(&mut self) -> Option<zeroize::Zeroizing<Vec<u8>>> {
+    fn look(&mut self) -> Option<Zeroizing<Vec<u8>>> {
         let is_first_look = std::mem::take(&mut self.is_first_look);
         let file = self.file.path.display();
         match plain_file::read(&self.file.path, limits::FILE_BYTES) {
@@ -321,6 +312,21 @@ async fn at_time(clock: &Clock, moment: Option<SystemTime>) {
     match moment {
         Some(moment) => clock.sleep_until(moment).await,
         None => std::future::pending().await,
+    }
+}
+
+/// The CRLs in `content`; of a long one on another thread.
+async fn parsed(file: &CrlFile, content: Zeroizing<Vec<u8>>) -> Result<Vec<Arc<Crl>>, CrlError> {
+    if content.len() < LONG {
+        return parse(file, &content);
+    }
+    let file = file.clone();
+    let parsed = tokio::task::spawn_blocking(move || parse(&file, &content)).await;
+    match parsed.map_err(tokio::task::JoinError::try_into_panic) {
+        Ok(parsed) => parsed,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        // The runtime is going away, and this with it.
+        Err(Err(_)) => std::future::pending().await,
     }
 }
 

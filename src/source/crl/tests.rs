@@ -112,8 +112,8 @@ fn taken_apart(entry: &Entry) -> (Vec<CertificateDer<'static>>, Vec<usize>) {
     (bundle.roots().to_vec(), revoked)
 }
 
-#[test]
-fn whatever_the_file_holds_the_roots_are_served() {
+#[tokio::test]
+async fn whatever_the_file_holds_the_roots_are_served() {
     let mount = Mount::new(Clock::system());
     let now = mount.clock.now();
     let good = mount.good(&[1, 2, 3]).into_bytes();
@@ -144,7 +144,7 @@ fn whatever_the_file_holds_the_roots_are_served() {
     let complete: Vec<_> = mount.served().0;
     for content in contents {
         fs::write(mount.file(), &content).unwrap();
-        mount.source().amend_once();
+        mount.source().amend_once().await;
         let shown = || String::from_utf8_lossy(&content[..content.len().min(2000)]).into_owned();
         let (roots, crls) = mount.served();
         assert_eq!(roots, complete, "{}", shown());
@@ -157,27 +157,27 @@ fn whatever_the_file_holds_the_roots_are_served() {
     assert!(["unreadable", "not_parsed", "not_covered"].iter().all(|reason| mount.failures(reason) > 0));
 }
 
-#[test]
-fn the_last_good_crls_stay_when_the_file_turns_bad_or_goes() {
+#[tokio::test]
+async fn the_last_good_crls_stay_when_the_file_turns_bad_or_goes() {
     let mount = Mount::new(Clock::system());
     let mut source = mount.source();
-    source.amend_once();
+    source.amend_once().await;
     assert_eq!(mount.served().1, [0; 0], "there is no file");
     fs::write(mount.file(), mount.good(&[1])).unwrap();
-    source.amend_once();
+    source.amend_once().await;
     assert_eq!(mount.served().1, [0, 1]);
     fs::write(mount.file(), &mount.good(&[1, 2])[..500]).unwrap();
-    source.amend_once();
-    source.amend_once();
+    source.amend_once().await;
+    source.amend_once().await;
     assert_eq!((mount.served().1, mount.failures("not_parsed")), (vec![0, 1], 1));
     fs::remove_file(mount.file()).unwrap();
-    source.amend_once();
+    source.amend_once().await;
     assert_eq!(mount.served().1, [0, 1]);
     fs::write(mount.file(), mount.good(&[1, 2])).unwrap();
-    source.amend_once();
+    source.amend_once().await;
     assert_eq!(mount.served().1, [0, 2]);
     fs::write(mount.file(), "# none any more\n").unwrap();
-    source.amend_once();
+    source.amend_once().await;
     assert_eq!(mount.served().1, [0; 0], "a file that is empty on purpose is a good one");
 }
 
@@ -202,11 +202,11 @@ async fn a_file_that_is_written_anew_is_not_empty_meanwhile() {
     mount.until("they are back", |crls| crls == [0, 0]).await;
 }
 
-#[test]
-fn new_roots_are_never_served_with_crls_that_are_not_enough_for_them() {
+#[tokio::test]
+async fn new_roots_are_never_served_with_crls_that_are_not_enough_for_them() {
     let mount = Mount::new(Clock::system());
     fs::write(mount.file(), mount.good(&[1])).unwrap();
-    mount.source().amend_once();
+    mount.source().amend_once().await;
     let another = Authority::root("another");
     // Nobody but the publisher acts here.
     assert_eq!(mount.publish(&[&mount.root, &another], &mount.middle), Published::Changed);
@@ -216,13 +216,13 @@ fn new_roots_are_never_served_with_crls_that_are_not_enough_for_them() {
     assert_eq!(mount.publish(&[&mount.root], &mount.middle), Published::Same);
 }
 
-#[test]
-fn crls_are_judged_by_the_chain_that_comes_with_the_roots_before_these_go_out() {
+#[tokio::test]
+async fn crls_are_judged_by_the_chain_that_comes_with_the_roots_before_these_go_out() {
     let mount = Mount::empty(Clock::system());
     let now = mount.clock.now();
     let next = Authority::new("next", Some(&mount.root), |_| {});
     fs::write(mount.file(), mount.good(&[1])).unwrap();
-    mount.source().amend_once();
+    mount.source().amend_once().await;
     // Nobody but the publishers acts from here on.
     mount.publish_roots(&[&mount.root]);
     assert_eq!(mount.served().1, [0; 0], "there is no key pair yet");
@@ -249,12 +249,12 @@ fn crls_are_judged_by_the_chain_that_comes_with_the_roots_before_these_go_out() 
     assert_eq!(mount.served().1, [0; 0], "a pair that comes alone counts too");
 }
 
-#[test]
-fn a_pair_that_is_outranked_decides_nothing() {
+#[tokio::test]
+async fn a_pair_that_is_outranked_decides_nothing() {
     let mount = Mount::new(Clock::system());
     let now = mount.clock.now();
     fs::write(mount.file(), mount.good(&[1])).unwrap();
-    mount.source().amend_once();
+    mount.source().amend_once().await;
     let key = Key { workload: Workload(0), name: SecretName::Workload };
     let files = mount.cache.publisher(key, Origin::Files);
     files.publish(Secret::KeyPair(mount.middle.key_pair()), now, None);
@@ -265,18 +265,32 @@ fn a_pair_that_is_outranked_decides_nothing() {
     assert_eq!(mount.served().1, [0; 0]);
 }
 
-#[test]
-fn the_same_crls_again_wake_nobody() {
+#[tokio::test]
+async fn the_same_crls_again_wake_nobody() {
     let mount = Mount::new(Clock::system());
     fs::write(mount.file(), mount.good(&[1])).unwrap();
-    mount.source().amend_once();
+    mount.source().amend_once().await;
     let mut reader = mount.roots.watch();
     reader.mark_unchanged();
     let reversed: Vec<_> =
         crl::from_pem(&fs::read(mount.file()).unwrap()).unwrap().into_iter().rev().collect();
     fs::write(mount.file(), crl::to_pem(&reversed)).unwrap();
-    mount.source().amend_once();
+    mount.source().amend_once().await;
     assert!(!reader.has_changed().unwrap());
+}
+
+#[tokio::test]
+async fn a_long_file_is_read_at_the_start_and_later() {
+    let mount = Mount::new(Clock::system());
+    let serials = |count| (0..count).map(|serial| 1 << 40 | serial).collect::<Vec<u64>>();
+    fs::write(mount.file(), mount.good(&serials(5000))).unwrap();
+    assert!(fs::metadata(mount.file()).unwrap().len() > u64::try_from(LONG).unwrap());
+    let mut source = mount.source();
+    source.amend_once().await;
+    assert_eq!(mount.served().1, [0, 5000]);
+    tokio::spawn(source.run());
+    fs::write(mount.file(), mount.good(&serials(5001))).unwrap();
+    mount.until("it is followed", |crls| crls == [0, 5001]).await;
 }
 
 #[tokio::test]
@@ -319,7 +333,7 @@ async fn a_crl_is_out_before_its_end_and_its_successor_in_when_it_begins() {
     let successor = mount.middle.crl(now + 2 * HOUR, now + 5 * HOUR, &[1, 2]);
     fs::write(mount.file(), mount.crls(10 * HOUR, HOUR, &[1]) + &successor).unwrap();
     let mut source = mount.source();
-    source.amend_once();
+    source.amend_once().await;
     assert_eq!(mount.served().1, [0, 1]);
     tokio::spawn(source.run());
     let mut entries = mount.roots.watch();
