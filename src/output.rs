@@ -169,7 +169,16 @@ impl Output {
         let what = set.pair.secret.to_string();
         let not_after = humantime::format_rfc3339_seconds(set.pair.secret.not_after());
         match written {
-            Written::Same => tracing::info!(%folder, what, %not_after, "the files are there already"),
+            Written::Same => {
+                tracing::info!(%folder, what, %not_after, "the files are there already");
+                // Whoever wrote them may have ended before the hook did.
+                if self.settings.hook.is_some()
+                    && progress.hook.is_none()
+                    && !self.on_disk(|folder| folder.is_told()).await
+                {
+                    progress.hook = Some(now);
+                }
+            }
             Written::Swapped => {
                 self.metrics.output_writes.get_or_create(&ByResult { outcome: "ok" }).inc();
                 tracing::info!(%folder, what, %not_after, "files written");
@@ -204,6 +213,13 @@ impl Output {
             Ok(output) => {
                 progress.hook = None;
                 progress.hook_failures = 0;
+                if let Err(error) = self.on_disk(Folder::note_told).await {
+                    let reason = error.to_string();
+                    tracing::warn!(
+                        reason,
+                        "that the hook was run can't be noted; the next start runs it again"
+                    );
+                }
                 if progress.hook_repeats.recovered() {
                     tracing::info!(?took, "the output hook works again");
                 }

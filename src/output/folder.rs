@@ -36,6 +36,8 @@ const OURS: &str = "..attache-";
 /// A folder that is there to be locked. Others can't open it: a lock on the folder itself, which everybody may read,
 /// could be held against us by anybody.
 const LOCK: &str = "..attache-lock";
+/// In that folder, where nobody else looks: a link that names the generation that the hook was told of.
+const TOLD: &str = "told";
 
 /// How long a generation stays when no link leads to it any more: whoever has resolved the link is reading it.
 pub const GRACE: Duration = Duration::from_secs(1);
@@ -84,6 +86,8 @@ fn way_out(error: &io::Error) -> &'static str {
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
+    /// The generation that this process made, or found to be what it was to make.
+    made: Option<OsString>,
     /// What is ours and not in use, and since when we know.
     old: BTreeMap<OsString, Instant>,
     #[cfg(test)]
@@ -113,6 +117,7 @@ impl Folder {
     pub fn new(path: PathBuf) -> Self {
         Self {
             path,
+            made: None,
             old: BTreeMap::new(),
             #[cfg(test)]
             fault: tests::Fault::default(),
@@ -135,7 +140,28 @@ impl Folder {
         let _lock = self.enter()?;
         let outcome = self.swap(files);
         self.remove_old();
-        outcome
+        let (written, made) = outcome?;
+        self.made = Some(made);
+        Ok(written)
+    }
+
+    /// Whether the hook was told of the generation that was written last, by this process or by one before it.
+    pub fn is_told(&mut self) -> bool {
+        let told = fs::read_link(self.path.join(LOCK).join(TOLD)).map(PathBuf::into_os_string).ok();
+        told.is_some() && told == self.made
+    }
+
+    /// Notes that it was: what ends before this comes to the disk has the hook run once more, never not at all.
+    pub fn note_told(&mut self) -> Result<(), FolderError> {
+        let Some(made) = &self.made else { return Ok(()) };
+        let told = self.path.join(LOCK).join(TOLD);
+        let new = told.with_extension("new");
+        self.change("linking", &told, || {
+            // A crash may have left it.
+            let _ = fs::remove_file(&new);
+            symlink(made, &new)?;
+            fs::rename(&new, &told)
+        })
     }
 
     /// Removes generations that nobody reads any more. True if some are still too young for that.
@@ -144,15 +170,18 @@ impl Folder {
         self.remove_old()
     }
 
-    fn swap(&self, files: &[File; 3]) -> Result<Written, FolderError> {
+    /// Says also which generation is read then.
+    fn swap(&self, files: &[File; 3]) -> Result<(Written, OsString), FolderError> {
         let found = self.survey()?;
-        if self.holds(&found, files) {
-            return Ok(Written::Same);
+        if let Some(current) = found.current.as_deref().and_then(Path::file_name)
+            && self.holds(&found, files)
+        {
+            return Ok((Written::Same, current.to_owned()));
         }
         if found.places.iter().any(|(_, place)| *place == Place::Plain) {
             self.migrate(&found)?;
         }
-        self.install(|folder| {
+        let made = self.install(|folder| {
             for file in files {
                 self.put(folder, file)?;
             }
@@ -163,7 +192,7 @@ impl Folder {
             }
             Ok(())
         })?;
-        Ok(Written::Swapped)
+        Ok((Written::Swapped, made))
     }
 
     /// Puts links in the place of plain files. Before the first of them stands there, it leads to what the files
@@ -199,22 +228,23 @@ impl Folder {
         self.put(folder, &File { name, mode, content })
     }
 
-    /// Makes a new generation, has it filled, and leads readers there. One that does not come so far is removed.
-    fn install(&self, fill: impl FnOnce(&Path) -> Result<(), FolderError>) -> Result<(), FolderError> {
+    /// Makes a new generation, has it filled, and leads readers there: its name. One that does not come so far is
+    /// removed.
+    fn install(&self, fill: impl FnOnce(&Path) -> Result<(), FolderError>) -> Result<OsString, FolderError> {
         let folder = self.fresh();
         self.change("writing to", &self.path, || DirBuilder::new().mode(0o700).create(&folder))?;
+        let name = folder.strip_prefix(&self.path).unwrap_or(&folder);
         let installed = fill(&folder).and_then(|()| {
             self.change("writing to", &self.path, || {
                 fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
                 sync_folder(&folder)
             })?;
-            let name = folder.strip_prefix(&self.path).unwrap_or(&folder);
             self.put_link(name, &self.path.join(DATA))
         });
         if installed.is_err() {
             let _ = fs::remove_dir_all(&folder);
         }
-        installed
+        installed.map(|()| name.as_os_str().to_owned())
     }
 
     /// Puts a link at `place`, in one step with the removal of what is there. After a power cut one or the other is

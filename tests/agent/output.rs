@@ -180,6 +180,24 @@ async fn after_a_restart_equal_files_are_neither_swapped_nor_told_of() {
 }
 
 #[tokio::test]
+async fn a_hook_that_is_owed_survives_the_end_of_the_agent() {
+    let (_place, folder, _) = place();
+    let hook = "cd \"$ATTACHE_OUTPUT_DIR/..\"; readlink out/..data >> tried; test -e mended";
+    let mut agent = start(&folder, &mounted(&folder), &["--output-hook", hook]);
+    let tried = || std::fs::read_to_string(folder.join("tried")).unwrap_or_default();
+    wait_until("it was tried", || !tried().is_empty()).await;
+    agent.process.kill().await;
+    std::fs::write(folder.join("mended"), "").unwrap();
+    let before = tried().lines().count();
+    agent.restart();
+    agent.process.wait_log("the files are there already").await;
+    wait_until("it is tried again", || tried().lines().count() > before).await;
+    agent.wait_metric("attache_output_hooks_total{outcome=\"ok\"}", 1).await;
+    let generations: std::collections::BTreeSet<_> = tried().lines().map(str::to_owned).collect();
+    assert_eq!(generations.len(), 1, "all of it for one set: {generations:?}");
+}
+
+#[tokio::test]
 async fn files_of_another_agent_are_taken_over() {
     let (_place, folder, newest) = place();
     let out = folder.join("out");

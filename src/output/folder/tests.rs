@@ -171,6 +171,27 @@ fn what_is_there_already_is_not_swapped() {
     assert_eq!(seen(&path).unwrap(), content(1));
 }
 
+#[test]
+fn whom_the_hook_was_told_of_survives_the_process_and_shows_to_nobody() {
+    let (_temporary, path) = place();
+    let mut folder = Folder::new(path.clone());
+    assert!(!folder.is_told());
+    folder.write(&files(1)).unwrap();
+    assert!(!folder.is_told());
+    let before = entries(&path);
+    // A crash in between leaves this.
+    symlink("..attache-0", path.join(LOCK).join(TOLD).with_extension("new")).unwrap();
+    folder.note_told().unwrap();
+    assert!(folder.is_told());
+    let mut next = Folder::new(path.clone());
+    assert!(!next.is_told(), "it does not know yet what is to be there");
+    assert_eq!(next.write(&files(1)).unwrap(), Written::Same);
+    assert!(next.is_told());
+    assert_eq!(entries(&path), before);
+    next.write(&files(2)).unwrap();
+    assert!(!next.is_told());
+}
+
 /// Calls `test` with a folder whose write of set 2 was ended at one step after the other, `how`.
 fn at_every_step(how: How, test: impl Fn(&str, Before, &mut Folder, Option<Result<Written, FolderError>>)) {
     let silent = std::panic::take_hook();
