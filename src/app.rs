@@ -89,7 +89,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut crls =
         CrlSource::new(config.crl, debounce, &cache, WORKLOAD, &watcher, clock.clone(), metrics.clone());
     crls.amend_once().await;
-    let mut files = FileSource::new(config.files, &cache, WORKLOAD, watcher, clock.clone(), metrics.clone());
+    let mut files =
+        FileSource::new(config.files, &cache, WORKLOAD, watcher.clone(), clock.clone(), metrics.clone());
     files.publish_once();
     tasks.spawn(files.run());
     tasks.spawn(crls.run());
@@ -111,7 +112,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     }
     if let Some(settings) = config.output {
         // After the sources, whose entries it follows.
-        let output = Output::new(settings, &cache, WORKLOAD, clock.clone(), metrics.clone());
+        let output = Output::new(settings, &cache, WORKLOAD, &watcher, clock.clone(), metrics.clone());
         let output = output.context("nothing gives what --output-dir is to hold; choose a CA with --ca")?;
         // Among the calls: a hook that runs has their time to end.
         tasks.spawn(calls.track_future(output.run(stop.clone())));

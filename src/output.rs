@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
-use self::folder::{CHAIN_FILE, File, Folder, FolderError, GRACE, KEY_FILE, ROOT_FILE, Written};
+use self::folder::{CHAIN_FILE, File, Folder, FolderError, GRACE, KEY_FILE, Look, ROOT_FILE, Written};
 pub use self::hook::Hook;
 use crate::backoff::{Backoff, Repeats};
 use crate::cache::{Cache, Entry, Good, Key, Workload};
@@ -22,9 +22,15 @@ use crate::clock::Clock;
 use crate::metrics::{ByResult, Metrics};
 use crate::pki::pem;
 use crate::secret::{Secret, SecretName, Version};
+use crate::source::watch::{Watch, Watcher};
 
-/// Delays after a write or a hook that failed.
+/// Delays after a write or a hook that failed, and after something was mended.
 const BACKOFF: Backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(60) };
+
+/// How often the folder is looked at where the kernel does not tell of changes.
+const POLL: Duration = Duration::from_secs(60);
+/// Damage after such a time has nothing to do with the one before.
+const CALM: Duration = Duration::from_secs(600);
 
 /// What is written, and where.
 #[derive(Clone, Debug)]
@@ -44,6 +50,8 @@ pub struct Settings {
 pub struct Output {
     settings: Settings,
     folder: Arc<Mutex<Folder>>,
+    /// Follows what was written. Elsewhere while it is armed.
+    watch: Option<Watch>,
     pair: watch::Receiver<Entry>,
     roots: watch::Receiver<Entry>,
     clock: Clock,
@@ -78,6 +86,13 @@ struct Progress {
     hook_repeats: Repeats,
     /// When old generations are to be removed.
     sweep: Option<Instant>,
+    /// When to look at what was written: somebody may have done something to it.
+    look: Option<Instant>,
+    /// How often it was mended in a row, and when last.
+    mends: u32,
+    mended: Option<Instant>,
+    /// It was told that somebody else writes there.
+    is_shared: bool,
 }
 
 impl Output {
@@ -86,13 +101,16 @@ impl Output {
         settings: Settings,
         cache: &Cache,
         workload: Workload,
+        watcher: &Watcher,
         clock: Clock,
         metrics: Metrics,
     ) -> Option<Self> {
-        let watch = |name| cache.watch(&Key { workload, name });
-        let folder = Arc::new(Mutex::new(Folder::new(settings.folder.clone())));
-        let (pair, roots) = (watch(SecretName::Workload)?, watch(SecretName::Roots)?);
-        Some(Self { settings, folder, pair, roots, clock, metrics })
+        let follow = |name| cache.watch(&Key { workload, name });
+        let folder = Folder::new(settings.folder.clone());
+        let watch = Some(watcher.watch(folder.names()));
+        let folder = Arc::new(Mutex::new(folder));
+        let (pair, roots) = (follow(SecretName::Workload)?, follow(SecretName::Roots)?);
+        Some(Self { settings, folder, watch, pair, roots, clock, metrics })
     }
 
     /// Follows every change until `stop`. A swap and a hook that are under way come to their end.
@@ -108,6 +126,13 @@ impl Output {
             {
                 self.write(set, &mut progress).await;
             }
+            if progress.look.is_some_and(is_over) {
+                self.look(&mut progress).await;
+                if progress.written.is_none() {
+                    // It is mended before anybody is told of it.
+                    continue;
+                }
+            }
             // Nothing is swapped while it runs: what it reads twice is the same.
             if progress.hook.is_some_and(is_over) {
                 self.run_hook(&mut progress).await;
@@ -120,6 +145,7 @@ impl Output {
                 Ok(()) = self.pair.changed() => {}
                 Ok(()) = self.roots.changed() => {}
                 () = progress.next() => {}
+                () = disturbed(self.watch.as_ref()), if progress.look.is_none() => progress.disturbed(),
                 () = stop.cancelled() => {}
             }
         }
@@ -148,7 +174,8 @@ impl Output {
             file(CHAIN_FILE, cert_mode, Zeroizing::new(pem::of_certificates(pair.chain()))),
             file(ROOT_FILE, cert_mode, Zeroizing::new(pem::of_certificates(roots.roots()))),
         ];
-        let outcome = self.on_disk(move |folder| folder.write(&files)).await;
+        let (is_taken, outcome) = self.on_disk(move |folder| (folder.is_taken(), folder.write(&files))).await;
+        self.note_sharing(progress, is_taken);
         let now = Instant::now();
         progress.sweep = Some(now + GRACE);
         let written = match outcome {
@@ -166,6 +193,7 @@ impl Output {
         progress.write_failures = 0;
         progress.refused = None;
         progress.written = Some(set.versions());
+        progress.look = Some(if progress.mends == 0 { now } else { now + progress.pause() });
         let what = set.pair.secret.to_string();
         let not_after = humantime::format_rfc3339_seconds(set.pair.secret.not_after());
         match written {
@@ -185,6 +213,45 @@ impl Output {
                 progress.hook = self.settings.hook.is_some().then_some(now);
                 progress.hook_failures = 0;
             }
+        }
+    }
+
+    /// Looks whether what was written is still there; if not, it is written again. Changes from here on are noticed.
+    async fn look(&mut self, progress: &mut Progress) {
+        progress.look = None;
+        if progress.written.is_none() {
+            return;
+        }
+        let watch = self.watch.take();
+        let (look, watch) = self
+            .on_disk(move |folder| {
+                let armed = watch.map(|mut watch| {
+                    watch.arm();
+                    watch
+                });
+                (folder.look(), armed)
+            })
+            .await;
+        if watch.as_ref().is_some_and(Watch::polls) {
+            progress.look = Some(Instant::now() + POLL);
+        }
+        self.watch = watch;
+        // Of two agents on one folder both would mend for ever what the other has written.
+        self.note_sharing(progress, look == Look::Taken);
+        if let Look::Damaged(found) = look {
+            let folder = self.settings.folder.display();
+            tracing::warn!(%folder, found, "somebody has damaged what was written; it is written again");
+            progress.written = None;
+            progress.look = None;
+            progress.mends = progress.mends.saturating_add(1);
+            progress.mended = Some(Instant::now());
+        }
+    }
+
+    fn note_sharing(&self, progress: &mut Progress, is_shared: bool) {
+        if is_shared && !std::mem::replace(&mut progress.is_shared, true) {
+            let folder = self.settings.folder.display();
+            tracing::warn!(%folder, "somebody else writes here; give each agent an --output-dir of its own");
         }
     }
 
@@ -262,13 +329,34 @@ impl Progress {
             && self.refused.as_ref().is_none_or(|(refused, _)| *refused != versions)
     }
 
+    /// Something may have happened to what was written. Whoever is at it is let finish.
+    fn disturbed(&mut self) {
+        if self.mended.is_some_and(|last| last.elapsed() > CALM) {
+            self.mends = 0;
+        }
+        self.look = Some(Instant::now() + self.pause());
+    }
+
+    /// The longer, the more often somebody undoes what is mended.
+    fn pause(&self) -> Duration {
+        BACKOFF.delay(self.mends.saturating_add(1), fastrand::f64())
+    }
+
     /// Returns when something is to be done that no change tells of.
     async fn next(&self) {
         let again = self.refused.as_ref().map(|(_, again)| *again);
-        match [again, self.hook, self.sweep].into_iter().flatten().min() {
+        match [again, self.hook, self.sweep, self.look].into_iter().flatten().min() {
             Some(moment) => tokio::time::sleep(moment.saturating_duration_since(Instant::now())).await,
             None => std::future::pending().await,
         }
+    }
+}
+
+/// Returns when something may have happened to what was written. Nothing here touches the disk, which may hang.
+async fn disturbed(watch: Option<&Watch>) {
+    match watch {
+        Some(watch) if !watch.polls() => watch.changed().await,
+        _ => std::future::pending().await,
     }
 }
 

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use zeroize::Zeroizing;
 
+use crate::secret::Version;
 use crate::{limits, plain_file};
 
 /// The private key.
@@ -86,12 +87,31 @@ fn way_out(error: &io::Error) -> &'static str {
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// The generation that this process made, or found to be what it was to make.
-    made: Option<OsString>,
+    /// What this process made last, or found to be what it was to make.
+    made: Option<Made>,
     /// What is ours and not in use, and since when we know.
     old: BTreeMap<OsString, Instant>,
     #[cfg(test)]
     fault: tests::Fault,
+}
+
+/// A generation, and what it holds.
+#[derive(Debug)]
+struct Made {
+    name: OsString,
+    /// Digests, so that no key has to stay in memory for this.
+    contents: [(&'static str, Version); 3],
+}
+
+/// What became of a generation since it was written.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Readers see what was written.
+    Whole,
+    /// Something is missing, or holds something else: what, for people. Permissions may be changed: by the hook, say.
+    Damaged(String),
+    /// Readers see what somebody else has made.
+    Taken,
 }
 
 /// What is at one of the three names.
@@ -140,15 +160,16 @@ impl Folder {
         let _lock = self.enter()?;
         let outcome = self.swap(files);
         self.remove_old();
-        let (written, made) = outcome?;
-        self.made = Some(made);
+        let (written, name) = outcome?;
+        let contents = files.each_ref().map(|file| (file.name, Version::of(&file.content)));
+        self.made = Some(Made { name, contents });
         Ok(written)
     }
 
     /// Whether the hook was told of the generation that was written last, by this process or by one before it.
     pub fn is_told(&mut self) -> bool {
         let told = fs::read_link(self.path.join(LOCK).join(TOLD)).map(PathBuf::into_os_string).ok();
-        told.is_some() && told == self.made
+        told.is_some() && told.as_ref() == self.made.as_ref().map(|made| &made.name)
     }
 
     /// Notes that it was: what ends before this comes to the disk has the hook run once more, never not at all.
@@ -159,8 +180,59 @@ impl Folder {
         self.change("linking", &told, || {
             // A crash may have left it.
             let _ = fs::remove_file(&new);
-            symlink(made, &new)?;
+            symlink(&made.name, &new)?;
             fs::rename(&new, &told)
+        })
+    }
+
+    /// The paths that are read.
+    pub fn names(&self) -> Vec<PathBuf> {
+        NAMES.map(|name| self.path.join(name)).to_vec()
+    }
+
+    /// Whether readers are led to a generation that another agent has made since this one wrote its last.
+    pub fn is_taken(&mut self) -> bool {
+        let Some(made) = &self.made else { return false };
+        let current = fs::read_link(self.path.join(DATA)).ok().filter(|to| is_ours(to));
+        current.is_some_and(|to| to.as_os_str() != made.name && self.path.join(to).is_dir())
+    }
+
+    /// What became of what was written last.
+    pub fn look(&mut self) -> Look {
+        if self.is_taken() {
+            return Look::Taken;
+        }
+        match self.damage() {
+            Some(what) => Look::Damaged(what),
+            None => Look::Whole,
+        }
+    }
+
+    fn damage(&self) -> Option<String> {
+        let made = self.made.as_ref()?;
+        if !self.path.is_dir() {
+            return Some("the folder is gone".to_owned());
+        }
+        let found = match self.survey() {
+            Ok(found) => found,
+            Err(error) => return Some(error.to_string()),
+        };
+        if found.current.as_deref().and_then(Path::file_name) != Some(&made.name) {
+            return Some(format!("{DATA} is gone, or leads to nowhere"));
+        }
+        for (name, place) in found.places {
+            match place {
+                Place::Linked => {}
+                Place::Absent => return Some(format!("{name} is gone")),
+                Place::Plain => return Some(format!("{name} is no link any more, but a file")),
+            }
+        }
+        made.contents.iter().find_map(|(name, content)| {
+            match plain_file::read(&self.path.join(&made.name).join(name), limits::FILE_BYTES) {
+                Ok(found) if Version::of(&found) == *content => None,
+                Ok(_) => Some(format!("{name} holds something else")),
+                Err(error) => Some(format!("{name} can't be read: {error}")),
+            }
         })
     }
 

@@ -41,7 +41,9 @@ impl Stage {
         let hook = hook.map(|command| Hook { command: command.into(), timeout: PATIENCE });
         let folder = place.path().join("out");
         let settings = Settings { folder, key_mode: 0o600, cert_mode: 0o644, hook };
-        let output = Output::new(settings, &cache, WORKLOAD, clock.clone(), metrics.clone()).unwrap();
+        let watcher = Watcher::new();
+        let output =
+            Output::new(settings, &cache, WORKLOAD, &watcher, clock.clone(), metrics.clone()).unwrap();
         let output = tokio::spawn(output.run(stop.clone()));
         Self { place, ca, pair, roots, clock, metrics, stop, output }
     }
@@ -179,6 +181,46 @@ async fn a_folder_that_cannot_be_written_is_tried_again_until_it_can() {
     assert_eq!(stage.read(KEY_FILE), first, "the old one stays");
     std::fs::remove_dir(stage.path(CHAIN_FILE)).unwrap();
     stage.wait_key(&second).await;
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn what_is_damaged_is_mended_and_what_somebody_else_writes_is_left() {
+    let stage = Stage::new(None);
+    stage.publish_roots();
+    let key = stage.publish_pair();
+    stage.wait_key(&key).await;
+    type Damage = fn(&Path);
+    let damages: [Damage; 4] = [
+        |out| std::fs::remove_file(out.join(KEY_FILE)).unwrap(),
+        |out| std::fs::remove_dir_all(out.join("..data").canonicalize().unwrap()).unwrap(),
+        |out| std::fs::write(out.join(CHAIN_FILE), "").unwrap(),
+        |out| std::fs::remove_dir_all(out).unwrap(),
+    ];
+    for (done, damage) in (1..).zip(damages) {
+        // The watch is set up a moment after the write; what comes before it is seen too, when it is.
+        damage(&stage.path(""));
+        stage.wait("it is written again", || stage.writes("ok") == done + 1).await;
+        assert_eq!(stage.read(KEY_FILE), key);
+        assert!(!stage.read(ROOT_FILE).is_empty() && !stage.read(CHAIN_FILE).is_empty());
+    }
+    // Permissions are for the hook to change.
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(stage.path(KEY_FILE), std::fs::Permissions::from_mode(0o640)).unwrap();
+    let mut other = Folder::new(stage.path(""));
+    let files = [KEY_FILE, CHAIN_FILE, ROOT_FILE].map(|name| {
+        let content = Zeroizing::new(b"theirs".to_vec());
+        File { name, mode: 0o600, content }
+    });
+    other.write(&files).unwrap();
+    let next = async {
+        stage.publish_roots();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    };
+    next.await;
+    assert_eq!((stage.read(KEY_FILE).as_str(), stage.writes("ok")), ("theirs", 5));
+    let key = stage.publish_pair();
+    stage.wait_key(&key).await;
     stage.end().await;
 }
 

@@ -198,6 +198,40 @@ async fn a_hook_that_is_owed_survives_the_end_of_the_agent() {
 }
 
 #[tokio::test]
+async fn two_agents_on_one_folder_are_told_so() {
+    let (_place, folder, _) = place();
+    let (other_place, other_folder, _) = place();
+    let mut one = start(&folder, &mounted(&folder), &[]);
+    one.process.wait_log("files written").await;
+    let mut options = mounted(&other_folder);
+    *options.last_mut().unwrap() = folder.join("out").display().to_string();
+    let mut other = start(&other_folder, &options, &[]);
+    let (_, line) = one.process.wait_log("somebody else writes here").await;
+    assert!(line.contains("an --output-dir of its own"), "{line}");
+    swap(&folder.join("certs"), Mounted::new(&folder.join("ca"), "web").files());
+    other.process.wait_log("somebody else writes here").await;
+    // Neither undoes what the other has written.
+    assert_eq!((one.process.count("files written"), other.process.count("files written")), (2, 1));
+    drop(other_place);
+}
+
+#[tokio::test]
+async fn what_is_deleted_comes_back_and_is_told_of() {
+    let (_place, folder, first) = place();
+    let out = folder.join("out");
+    let mut agent =
+        start(&folder, &mounted(&folder), &["--output-hook", "echo . >> \"$ATTACHE_OUTPUT_DIR/../told\""]);
+    agent.process.wait_log("files written").await;
+    agent.wait_metric("attache_output_hooks_total{outcome=\"ok\"}", 1).await;
+    std::fs::remove_file(out.join("key.pem")).unwrap();
+    let (_, line) = agent.process.wait_log("it is written again").await;
+    assert!(line.contains("key.pem is gone"), "{line}");
+    agent.process.wait_log_times("files written", 2).await;
+    assert_eq!(whole(&out), first.serial());
+    agent.wait_metric("attache_output_hooks_total{outcome=\"ok\"}", 2).await;
+}
+
+#[tokio::test]
 async fn files_of_another_agent_are_taken_over() {
     let (_place, folder, newest) = place();
     let out = folder.join("out");

@@ -192,6 +192,54 @@ fn whom_the_hook_was_told_of_survives_the_process_and_shows_to_nobody() {
     assert!(!next.is_told());
 }
 
+#[test]
+fn a_look_says_what_is_missing_or_whose_it_is() {
+    type Harm = fn(&Path);
+    let cases: [(Harm, &str); 8] = [
+        (|path| fs::remove_dir_all(path).unwrap(), "the folder is gone"),
+        (|path| fs::remove_file(path.join(DATA)).unwrap(), "..data is gone"),
+        (|path| fs::remove_file(path.join(KEY_FILE)).unwrap(), "key.pem is gone"),
+        (|path| fs::remove_dir_all(path.join(DATA).canonicalize().unwrap()).unwrap(), "can't be read"),
+        (|path| fs::remove_file(path.join(DATA).join(ROOT_FILE)).unwrap(), "root-cert.pem can't be read"),
+        (|path| fs::write(path.join(KEY_FILE), "other").unwrap(), "key.pem holds something else"),
+        (
+            |path| {
+                fs::remove_file(path.join(KEY_FILE)).unwrap();
+                fs::write(path.join(KEY_FILE), "plain").unwrap();
+            },
+            "key.pem is no link any more",
+        ),
+        (
+            |path| {
+                fs::remove_file(path.join(KEY_FILE)).unwrap();
+                fs::create_dir(path.join(KEY_FILE)).unwrap();
+            },
+            "key.pem is not a plain file",
+        ),
+    ];
+    for (harm, words) in cases {
+        let (_temporary, path) = place();
+        let mut folder = Folder::new(path.clone());
+        assert_eq!(folder.look(), Look::Whole, "nothing was written");
+        folder.write(&files(1)).unwrap();
+        fs::set_permissions(path.join(KEY_FILE), Permissions::from_mode(0o640)).unwrap();
+        assert_eq!(folder.look(), Look::Whole);
+        harm(&path);
+        let Look::Damaged(found) = folder.look() else { panic!("{words}: nothing was found") };
+        assert!(found.contains(words), "{words}: {found}");
+    }
+    let (_temporary, path) = place();
+    let [mut one, mut other] = [Folder::new(path.clone()), Folder::new(path)];
+    one.write(&files(1)).unwrap();
+    assert!(!other.is_taken() && other.write(&files(1)).unwrap() == Written::Same);
+    assert_eq!((one.look(), other.look()), (Look::Whole, Look::Whole), "equal files are nobody's");
+    other.write(&files(2)).unwrap();
+    assert_eq!((one.look(), other.look()), (Look::Taken, Look::Whole));
+    assert!(one.is_taken());
+    one.write(&files(3)).unwrap();
+    assert_eq!((one.look(), other.look()), (Look::Whole, Look::Taken));
+}
+
 /// Calls `test` with a folder whose write of set 2 was ended at one step after the other, `how`.
 fn at_every_step(how: How, test: impl Fn(&str, Before, &mut Folder, Option<Result<Written, FolderError>>)) {
     let silent = std::panic::take_hook();
