@@ -29,6 +29,8 @@ const BACKOFF: Backoff = Backoff { base: Duration::from_secs(1), cap: Duration::
 
 /// How often the folder is looked at where the kernel does not tell of changes.
 const POLL: Duration = Duration::from_secs(60);
+/// A disk that takes longer is told of.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Damage after such a time has nothing to do with the one before.
 const CALM: Duration = Duration::from_secs(600);
 
@@ -312,7 +314,9 @@ impl Output {
         let done = tokio::task::spawn_blocking(move || {
             work(&mut folder.lock().unwrap_or_else(PoisonError::into_inner))
         });
-        match done.await.map_err(tokio::task::JoinError::try_into_panic) {
+        let folder = self.settings.folder.display();
+        let late = || tracing::warn!("writing {folder} has taken {PATIENCE:?}; is the disk there?");
+        match told_if_late(done, late).await.map_err(tokio::task::JoinError::try_into_panic) {
             Ok(done) => done,
             Err(Ok(panic)) => std::panic::resume_unwind(panic),
             // The runtime is going away, and this with it.
@@ -350,6 +354,16 @@ impl Progress {
             None => std::future::pending().await,
         }
     }
+}
+
+/// Waits for `work` to end, and calls `late` when that takes long.
+async fn told_if_late<T>(work: impl Future<Output = T>, late: impl FnOnce()) -> T {
+    let mut work = std::pin::pin!(work);
+    tokio::select! {
+        done = work.as_mut() => return done,
+        () = tokio::time::sleep(PATIENCE) => late(),
+    }
+    work.await
 }
 
 /// Returns when something may have happened to what was written. Nothing here touches the disk, which may hang.

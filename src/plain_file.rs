@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
 /// The content of the plain file at `path`, of `limit` bytes at most, in memory that is wiped.
@@ -70,10 +71,13 @@ fn open_once(path: &Path) -> io::Result<File> {
     };
     // Looked at before it is opened, because to open some devices is to use them, and again afterwards.
     check(std::fs::metadata(path)?)?;
-    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let file = File::options().read(true).custom_flags(bits(OFlags::NONBLOCK)).open(path)?;
     check(file.metadata()?)?;
     Ok(file)
+}
+
+fn bits(flags: OFlags) -> i32 {
+    i32::try_from(flags.bits()).unwrap_or_default()
 }
 
 fn content(file: File, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
@@ -114,7 +118,9 @@ pub fn stamp(found: io::Result<Metadata>) -> Stamp {
 /// and for threads on which nothing else waits.
 pub fn lock_folder(path: &Path) -> io::Result<File> {
     const STEP: Duration = Duration::from_millis(20);
-    let folder = File::open(path)?;
+    // Anything else in its place is refused at once: to open a FIFO could take for ever.
+    let flags = OFlags::DIRECTORY | OFlags::NONBLOCK;
+    let folder = File::options().read(true).custom_flags(bits(flags)).open(path)?;
     for _ in 0..250 {
         match folder.try_lock() {
             Ok(()) => return Ok(folder),
@@ -150,6 +156,15 @@ mod tests {
         for (path, kind) in cases {
             assert_eq!(read(path, 9).unwrap_err().kind(), kind, "{}", path.display());
         }
+    }
+
+    #[test]
+    fn only_a_folder_is_locked() {
+        let place = tempfile::tempdir().unwrap();
+        let fifo = place.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert_eq!(lock_folder(&fifo).unwrap_err().kind(), io::ErrorKind::NotADirectory);
+        lock_folder(place.path()).unwrap();
     }
 
     #[test]

@@ -362,11 +362,21 @@ impl Folder {
             }
         }
         let lock = self.path.join(LOCK);
-        if !lock.is_dir() {
-            self.change("writing to", &self.path, || match DirBuilder::new().mode(0o700).create(&lock) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-                made => made,
-            })?;
+        let is_there = |found: fs::Metadata| match found.is_dir() {
+            true => Ok(()),
+            // No link either: somebody else could hold the lock on what it leads to.
+            false => Err(FolderError::Foreign { path: lock.clone(), what: "not a folder" }),
+        };
+        match fs::symlink_metadata(&lock) {
+            Ok(found) => is_there(found)?,
+            Err(_) => {
+                self.change("writing to", &self.path, || {
+                    match DirBuilder::new().mode(0o700).create(&lock) {
+                        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                        made => made,
+                    }
+                })?;
+            }
         }
         plain_file::lock_folder(&lock)
             .map_err(|source| FolderError::Locked { folder: self.path.clone(), source })

@@ -15,7 +15,7 @@ use crate::pki::key::{KeyType, SigningKey};
 use crate::secret::{KeyPair, TrustBundle};
 
 const HOUR: Duration = Duration::from_secs(3600);
-const PATIENCE: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(20);
 const WORKLOAD: Workload = Workload(0);
 
 /// A CA, a cache, and an output that runs.
@@ -38,7 +38,7 @@ impl Stage {
         let (cache, metrics, stop) = (Cache::default(), Metrics::default(), CancellationToken::new());
         let publisher = |name| cache.publisher(Key { workload: WORKLOAD, name }, Origin::Ca);
         let (pair, roots) = (publisher(SecretName::Workload), publisher(SecretName::Roots));
-        let hook = hook.map(|command| Hook { command: command.into(), timeout: PATIENCE });
+        let hook = hook.map(|command| Hook { command: command.into(), timeout: LIMIT });
         let folder = place.path().join("out");
         let settings = Settings { folder, key_mode: 0o600, cert_mode: 0o644, hook };
         let watcher = Watcher::new();
@@ -80,7 +80,7 @@ impl Stage {
     }
 
     async fn wait(&self, what: &str, holds: impl Fn() -> bool) {
-        let waited = timeout(PATIENCE, async {
+        let waited = timeout(LIMIT, async {
             while !holds() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -102,7 +102,7 @@ impl Stage {
 
     async fn end(self) {
         self.stop.cancel();
-        timeout(PATIENCE, self.output).await.unwrap().unwrap();
+        timeout(LIMIT, self.output).await.unwrap().unwrap();
     }
 }
 
@@ -222,6 +222,16 @@ async fn what_is_damaged_is_mended_and_what_somebody_else_writes_is_left() {
     let key = stage.publish_pair();
     stage.wait_key(&key).await;
     stage.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_hangs_is_told_of_once() {
+    for (seconds, told) in [(9, 0), (11, 1), (100, 1)] {
+        let mut count = 0;
+        let work = tokio::time::sleep(Duration::from_secs(seconds));
+        told_if_late(work, || count += 1).await;
+        assert_eq!(count, told, "{seconds} s");
+    }
 }
 
 #[tokio::test]

@@ -343,10 +343,16 @@ fn one_refusal_at_any_step_is_survived() {
     });
 }
 
+fn make_fifo(path: &Path) {
+    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+}
+
 #[test]
 fn what_is_not_the_agents_is_named_and_left_alone() {
     type Make = fn(&Path);
-    let cases: [(Make, &str); 6] = [
+    let cases: [(Make, &str); 8] = [
+        (|path| make_fifo(&path.join(LOCK)), "..attache-lock is not a folder"),
+        (|path| symlink("/", path.join(LOCK)).unwrap(), "..attache-lock is not a folder"),
         (|path| fs::create_dir(path.join(KEY_FILE)).unwrap(), "key.pem is not a plain file"),
         (|path| symlink("/etc/hosts", path.join(ROOT_FILE)).unwrap(), "root-cert.pem is a link"),
         (|path| fs::create_dir(path.join(DATA)).unwrap(), "..data is not a link"),
