@@ -88,6 +88,8 @@ struct Progress {
     hook_repeats: Repeats,
     /// When old generations are to be removed.
     sweep: Option<Instant>,
+    sweep_failures: u32,
+    sweep_repeats: Repeats,
     /// When to look at what was written: somebody may have done something to it.
     look: Option<Instant>,
     /// How often it was mended in a row, and when last.
@@ -140,8 +142,7 @@ impl Output {
                 self.run_hook(&mut progress).await;
             }
             if progress.sweep.is_some_and(is_over) {
-                let is_some_left = self.on_disk(Folder::sweep).await;
-                progress.sweep = is_some_left.then(|| Instant::now() + GRACE);
+                self.sweep(&mut progress).await;
             }
             tokio::select! {
                 Ok(()) = self.pair.changed() => {}
@@ -215,6 +216,32 @@ impl Output {
                 progress.hook = self.settings.hook.is_some().then_some(now);
                 progress.hook_failures = 0;
             }
+        }
+    }
+
+    async fn sweep(&self, progress: &mut Progress) {
+        let swept = self.on_disk(Folder::sweep).await;
+        let now = Instant::now();
+        let error = match swept {
+            Ok(is_some_left) => {
+                progress.sweep = is_some_left.then(|| now + GRACE);
+                progress.sweep_failures = 0;
+                if progress.sweep_repeats.recovered() {
+                    let folder = self.settings.folder.display();
+                    tracing::info!(%folder, "old generations are removed again");
+                }
+                return;
+            }
+            Err(error) => error,
+        };
+        progress.sweep_failures = progress.sweep_failures.saturating_add(1);
+        let retry_in = BACKOFF.delay(progress.sweep_failures, fastrand::f64());
+        progress.sweep = Some(now + retry_in);
+        let reason = error.to_string();
+        if progress.sweep_repeats.is_news(&reason) {
+            tracing::warn!(reason, ?retry_in, "an old private key stays on the disk");
+        } else {
+            tracing::debug!(reason, ?retry_in, "an old private key still stays on the disk");
         }
     }
 

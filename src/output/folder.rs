@@ -159,7 +159,8 @@ impl Folder {
     pub fn write(&mut self, files: &[File; 3]) -> Result<Written, FolderError> {
         let _lock = self.enter()?;
         let outcome = self.swap(files);
-        self.remove_old();
+        // What can't be removed is told by the sweep, which comes next.
+        let _ = self.remove_old();
         let (written, name) = outcome?;
         let contents = files.each_ref().map(|file| (file.name, Version::of(&file.content)));
         self.made = Some(Made { name, contents });
@@ -236,9 +237,14 @@ impl Folder {
         })
     }
 
-    /// Removes generations that nobody reads any more. True if some are still too young for that.
-    pub fn sweep(&mut self) -> bool {
-        let Ok(_lock) = self.enter() else { return false };
+    /// Removes generations that nobody reads any more. True if some are still too young for that. One that can't be
+    /// removed is kept in mind for the next time.
+    pub fn sweep(&mut self) -> Result<bool, FolderError> {
+        // Whoever has removed the folder does not want it back empty.
+        if !self.path.join(LOCK).is_dir() {
+            return Ok(false);
+        }
+        let _lock = self.enter()?;
         self.remove_old()
     }
 
@@ -428,11 +434,16 @@ impl Folder {
 
     /// Removes what is ours and has not been in use for [`GRACE`]; the oldest sooner, where there are too many. True
     /// if something younger is left.
-    fn remove_old(&mut self) -> bool {
+    fn remove_old(&mut self) -> Result<bool, FolderError> {
         let now = Instant::now();
         let current = fs::read_link(self.path.join(DATA)).map(PathBuf::into_os_string).ok();
-        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        let entries = fs::read_dir(&self.path).map_err(|source| FolderError::Failed {
+            doing: "listing",
+            path: self.path.clone(),
+            source,
+        })?;
         let unused = entries
+            .flatten()
             .map(|entry| entry.file_name())
             .filter(|name| is_ours(Path::new(name)) && Some(name) != current.as_ref());
         let since = |name: OsString| {
@@ -443,15 +454,23 @@ impl Folder {
         let mut by_age: Vec<_> = self.old.iter().map(|(name, since)| (*since, name.clone())).collect();
         by_age.sort();
         let too_many = by_age.len().saturating_sub(limits::OUTPUT_GENERATIONS);
+        let mut first_failure = None;
         for (count, (since, name)) in by_age.into_iter().enumerate() {
             if count < too_many || now.duration_since(since) >= GRACE {
                 let path = self.path.join(&name);
                 let is_folder = fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir());
-                let _ = if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-                self.old.remove(&name);
+                let remove =
+                    || match if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) } {
+                        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                        removed => removed,
+                    };
+                match self.change("removing", &path, remove) {
+                    Ok(()) => drop(self.old.remove(&name)),
+                    Err(error) => drop(first_failure.get_or_insert(error)),
+                }
             }
         }
-        !self.old.is_empty()
+        first_failure.map_or(Ok(!self.old.is_empty()), Err)
     }
 
     /// A path that nothing has yet, for a generation or for a link before its rename.
