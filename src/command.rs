@@ -244,6 +244,21 @@ impl Said {
         (!self.is_more).then_some(self.kept)
     }
 
+    /// Reads on and forgets it, until nobody holds the other end any more: a process that was left in the background
+    /// must not die at its next word. The agent's own end still ends the pipe.
+    pub fn read_away(mut self) {
+        const PAUSE: Duration = Duration::from_millis(100);
+        // What is kept of it is not asked for any more.
+        (self.kept, self.most) = (Vec::new(), 0);
+        tokio::spawn(async move {
+            while self.pipe.is_some() {
+                self.read_on().await;
+                // One that never stops talking waits for us, not we for it.
+                tokio::time::sleep(PAUSE).await;
+            }
+        });
+    }
+
     /// One line, fit for a log. Its end is not waited for either.
     pub fn into_text(mut self) -> String {
         self.text()

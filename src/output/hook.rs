@@ -65,7 +65,8 @@ impl Hook {
             running.end().await?;
             return Err(HookError::TimedOut { timeout: self.timeout, output: words.into_text() });
         };
-        let (status, output) = (status?, words.into_text());
+        let (status, output) = (status?, words.text());
+        words.read_away();
         if status.success() { Ok(output) } else { Err(HookError::Failed { status, output }) }
     }
 }

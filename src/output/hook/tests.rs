@@ -51,6 +51,20 @@ async fn what_a_hook_leaves_in_the_background_is_neither_waited_for_nor_killed()
 }
 
 #[tokio::test]
+async fn what_a_hook_leaves_in_the_background_may_go_on_talking() {
+    let folder = tempfile::tempdir().unwrap();
+    // More than a pipe holds, so that somebody has to read it.
+    let talk = "(sleep 0.2; head -c 300000 /dev/zero; echo word && echo > \"$ATTACHE_OUTPUT_DIR/ended\") & echo first";
+    assert_eq!(hook(talk, PATIENCE).run(folder.path()).await.unwrap(), "first");
+    let ended = async {
+        while !folder.path().join("ended").exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, ended).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_hook_that_hangs_is_killed_with_its_children() {
     let folder = tempfile::tempdir().unwrap();
     let pids = folder.path().join("pids");
