@@ -32,7 +32,7 @@ use crate::source::files::FileSource;
 use crate::source::watch::Watcher;
 use crate::source::workload::WorkloadSource;
 use crate::status::Status;
-use crate::{limits, readiness, rpc};
+use crate::{command, limits, readiness, rpc};
 
 /// The one workload there is.
 const WORKLOAD: Workload = Workload(0);
@@ -45,20 +45,12 @@ pub fn protect_memory() {
     }
 }
 
-/// Takes as many file descriptors as this process may have: many systems give 1,024 at first, for old programs' sake.
-fn allow_many_connections() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    // It may fail where somebody forbids it; then there are fewer.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-}
-
 /// Runs the agent until SIGTERM or SIGINT.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut signals = Signals::new()?;
     protect_memory();
-    allow_many_connections();
+    command::allow_many_files();
     for note in &config.notes {
         tracing::warn!("{note}");
     }

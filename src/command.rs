@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::io::{self, PipeWriter};
 use std::process::ExitStatus;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
@@ -23,6 +23,29 @@ pub const TERM_GRACE: Duration = Duration::from_secs(2);
 
 /// Variables of the agent's own, which may hold credentials; no command is given them.
 const OWN_VARIABLES: [&str; 2] = ["ATTACHE_", "CA_HEADER_"];
+
+/// How many file descriptors this process was started with, where it takes more itself.
+static FILES_BEFORE: OnceLock<u64> = OnceLock::new();
+
+/// Takes as many file descriptors as this process may have: many systems give 1,024 at first, for old programs' sake.
+/// Commands get no more than that: some close all they may have, one by one, and `select` knows no others.
+pub fn allow_many_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // It may fail where somebody forbids it; then there are fewer.
+    let is_raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_ok();
+    if let Some(before) = limit.current.filter(|_| is_raised && limit.current != limit.maximum) {
+        let _ = FILES_BEFORE.set(before);
+    }
+}
+
+/// `text` for the shell, which goes back to `files` before it does anything else.
+fn with_files(text: &str, files: Option<u64>) -> String {
+    match files {
+        Some(files) => format!("ulimit -S -n {files} 2>/dev/null; {text}"),
+        None => text.to_owned(),
+    }
+}
 
 /// A command for the shell.
 #[derive(Clone, PartialEq, Eq)]
@@ -59,7 +82,11 @@ impl ShellCommand {
         let Self(text) = self;
         // The command holds the other ends of its pipes, and is gone at the end of the function.
         let mut command = Command::new(SHELL);
-        command.arg("-c").arg(text).process_group(0).kill_on_drop(true);
+        command
+            .arg("-c")
+            .arg(with_files(text, FILES_BEFORE.get().copied()))
+            .process_group(0)
+            .kill_on_drop(true);
         for (name, _) in std::env::vars_os() {
             let is_own = |name: &str| OWN_VARIABLES.iter().any(|prefix| name.starts_with(prefix));
             if name.to_str().is_some_and(is_own) {
@@ -274,5 +301,23 @@ impl Said {
             None => text.into_owned(),
         };
         limits::foreign(&text.trim().replace('\n', "; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_gets_no_more_files_than_the_agent_was_started_with() {
+        // The hard limit stays: a daemon may raise its own again.
+        let text = "test $(ulimit -H -n) != 61 && ulimit -S -n && exit 7";
+        let run = |text| std::process::Command::new(SHELL).arg("-c").arg(text).output().unwrap();
+        let said = run(with_files(text, Some(61)));
+        assert_eq!((said.stdout.as_slice(), said.status.code()), (b"61\n".as_slice(), Some(7)));
+        assert_eq!(with_files(text, None), text);
+        // A shell that can't do so runs the command all the same.
+        let said = run(with_files("echo", Some(u64::MAX)));
+        assert!(said.status.success() && said.stderr.is_empty(), "{said:?}");
     }
 }

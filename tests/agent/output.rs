@@ -270,6 +270,21 @@ async fn a_hook_is_told_of_in_the_log_without_what_is_secret() {
 }
 
 #[tokio::test]
+async fn a_hook_has_as_many_files_as_the_agent_was_started_with() {
+    let (_place, folder, _) = place();
+    let hook = "ulimit -S -n > \"$ATTACHE_OUTPUT_DIR/../files\"";
+    let mut options = mounted(&folder);
+    options.extend(["--output-hook", hook].map(str::to_owned));
+    let options: Vec<_> = options.iter().map(String::as_str).collect();
+    let mut agent = Agent::with_files(&folder, "agent", &options, 99);
+    agent.wait_metric("attache_output_hooks_total{outcome=\"ok\"}", 1).await;
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", agent.process.pid().as_raw_nonzero()));
+    let own = limits.unwrap().lines().find(|line| line.starts_with("Max open files")).unwrap().to_owned();
+    assert!(!own.contains(" 99 "), "the agent takes more: {own}");
+    assert_eq!(std::fs::read_to_string(folder.join("files")).unwrap(), "99\n");
+}
+
+#[tokio::test]
 async fn a_hook_that_hangs_is_killed_with_its_children() {
     let (_place, folder, _) = place();
     let hook = "sleep 1000 & echo $! $$ >> \"$ATTACHE_OUTPUT_DIR/../pids\"; wait";

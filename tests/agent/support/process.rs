@@ -201,6 +201,17 @@ impl Agent {
         Self { process: Process::start(command), socket, arguments }
     }
 
+    /// Starts it with `files` as its soft limit of open files.
+    pub fn with_files(folder: &Path, name: &str, arguments: &[&str], files: u64) -> Self {
+        let arguments = Self::arguments(folder, name, arguments);
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -S -n {files} && exec \"$@\""), "sh"]);
+        command.arg(env!("CARGO_BIN_EXE_attache")).args(&arguments);
+        command.kill_on_drop(true).stdin(Stdio::null());
+        let socket = folder.join(format!("{name}.sock"));
+        Self { process: Process::start(command), socket, arguments }
+    }
+
     /// Starts it and waits until it is ready.
     pub async fn ready(folder: &Path, name: &str, arguments: &[&str]) -> Self {
         let mut agent = Self::start(folder, name, arguments);
