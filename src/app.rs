@@ -105,7 +105,6 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     if let Some(settings) = config.output {
         // After the sources, whose entries it follows.
         let output = Output::new(settings, &cache, WORKLOAD, &watcher, clock.clone(), metrics.clone());
-        let output = output.context("nothing gives what --output-dir is to hold; choose a CA with --ca")?;
         // Among the calls: a hook that runs has their time to end.
         tasks.spawn(calls.track_future(output.run(stop.clone())));
     }

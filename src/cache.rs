@@ -253,6 +253,11 @@ impl Cache {
         Some(self.slot(key)?.entry.subscribe())
     }
 
+    /// The same of an entry that is there in any case, whether or not its source has come yet.
+    pub fn follow(&self, key: Key) -> watch::Receiver<Entry> {
+        lock(&self.0).by_key.entry(key).or_default().entry.subscribe()
+    }
+
     /// Puts `crls` into the trust bundle of `key` and into those that come after it, as long as they are enough: new
     /// roots are never served with CRLs that are not enough for them. None where there is no trust bundle yet.
     pub fn amend(&self, key: &Key, crls: &[Arc<Crl>], now: SystemTime) -> Option<Amended> {

@@ -36,6 +36,8 @@ use crate::source::workload::{Grace, IdentitySource, Settings};
 
 /// Where Istio's proxies look for a socket that is not their agent's.
 pub const DEFAULT_SOCKET: &str = "/var/run/secrets/workload-spiffe-uds/socket";
+/// Where mounted files are, unless somebody says otherwise.
+const CERT_DIR: &str = "/etc/certs";
 /// Where the CA's root is, unless somebody says otherwise or it came with the client certificate.
 const DEFAULT_ROOTS: [&str; 2] = ["/var/run/secrets/istio/root-cert.pem", "/etc/certs/root-cert.pem"];
 /// Where Istio mounts the CRLs of its CAs.
@@ -233,6 +235,17 @@ impl Config {
         let ca_level = ca.level;
         let (name, provider_reason) =
             choose(r, ca.clone(), &files_alone, &address, &ca_dir, &client_cert, &mounted).unzip();
+        if let Some(output) = &output
+            && has_no_ca
+            && resolved(Path::new(cert_dir.value.as_deref().unwrap_or(CERT_DIR))) == resolved(&output.folder)
+            && !mounted.iter().any(Place::holds_key_pair)
+        {
+            r.mistake(format!(
+                "--output-dir and --cert-dir are both {}, and no CA is used: nothing is left that could be written \
+                 there; name two folders, or choose a CA with --ca",
+                output.folder.display()
+            ));
+        }
         let client_cert = client_cert_folder(r, client_cert, name, &address, &mut notes);
         let exec = exec(r, args, name, ca_level);
         let cfssl = CfsslOptions::new(r, args, name, ca_level);
@@ -556,7 +569,7 @@ fn exec(
 fn mounted(cert_dir: &reader::Found<String>, own: &[(&Path, &str)], notes: &mut Vec<String>) -> Vec<Place> {
     let typed = cert_dir.value.as_deref().map(Path::new);
     let mut places = Vec::new();
-    for folder in [typed.unwrap_or(Path::new("/etc/certs")), Path::new(files::PLATFORM_FOLDER)] {
+    for folder in [typed.unwrap_or(Path::new(CERT_DIR)), Path::new(files::PLATFORM_FOLDER)] {
         match own.iter().find(|(own, _)| resolved(own) == resolved(folder)) {
             None => places.extend(files::places(folder)),
             Some((_, why)) if typed == Some(folder) => {

@@ -100,7 +100,7 @@ struct Progress {
 }
 
 impl Output {
-    /// Writes what `cache` holds of `workload`. None where no source ever gives it.
+    /// Writes what `cache` holds of `workload`.
     pub fn new(
         settings: Settings,
         cache: &Cache,
@@ -108,13 +108,13 @@ impl Output {
         watcher: &Watcher,
         clock: Clock,
         metrics: Metrics,
-    ) -> Option<Self> {
-        let follow = |name| cache.watch(&Key { workload, name });
+    ) -> Self {
+        let follow = |name| cache.follow(Key { workload, name });
         let folder = Folder::new(settings.folder.clone());
         let watch = Some(watcher.watch(folder.names()));
         let folder = Arc::new(Mutex::new(folder));
-        let (pair, roots) = (follow(SecretName::Workload)?, follow(SecretName::Roots)?);
-        Some(Self { settings, folder, watch, pair, roots, clock, metrics })
+        let (pair, roots) = (follow(SecretName::Workload), follow(SecretName::Roots));
+        Self { settings, folder, watch, pair, roots, clock, metrics }
     }
 
     /// Follows every change until `stop`. A swap and a hook that are under way come to their end.

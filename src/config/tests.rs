@@ -362,6 +362,12 @@ fn what_is_written_is_no_source() {
         assert_eq!(cert_dir(&same.files), None);
         assert!(same.notes[0].contains("that is where the agent writes its own"), "{:?}", same.notes);
         assert!(mistakes(&line("certs"), &[])[0].starts_with("no CA is configured, and"));
+        for none in ["--ca none", "--file-mounted-certs"] {
+            let same = if is_there { "link" } else { "certs" };
+            let told = &mistakes(&format!("{none} {}", line(same)), &[])[0];
+            assert!(told.contains("nothing is left that could be written"), "{told}");
+            assert!(config(&format!("{none} {}", line("other")), &[]).is_ok());
+        }
         let other = config(&format!("--ca-address ca:1 {}", line("other")), &[]).unwrap();
         assert_eq!((cert_dir(&other.files), other.notes.len()), (Some(certs.clone()), 0));
     }

@@ -42,8 +42,7 @@ impl Stage {
         let folder = place.path().join("out");
         let settings = Settings { folder, key_mode: 0o600, cert_mode: 0o644, hook };
         let watcher = Watcher::new();
-        let output =
-            Output::new(settings, &cache, WORKLOAD, &watcher, clock.clone(), metrics.clone()).unwrap();
+        let output = Output::new(settings, &cache, WORKLOAD, &watcher, clock.clone(), metrics.clone());
         let output = tokio::spawn(output.run(stop.clone()));
         Self { place, ca, pair, roots, clock, metrics, stop, output }
     }
