@@ -66,20 +66,22 @@ pub enum Written {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant's message is its documentation")]
 pub enum FolderError {
-    #[error("{path} is {what}, which this agent did not make: move it away, or choose another --output-dir")]
+    #[error("{path} is {what}: move it away, or choose another --output-dir")]
     Foreign { path: PathBuf, what: &'static str },
     #[error("{folder} can't be locked: {source}; give each agent an --output-dir of its own")]
     Locked { folder: PathBuf, source: io::Error },
-    #[error("{doing} {path} failed: {source}; {}, or choose another --output-dir", way_out(source))]
+    #[error("{doing} {path} failed: {source}; {}choose another --output-dir", way_out(source))]
     Failed { doing: &'static str, path: PathBuf, source: io::Error },
 }
 
 fn way_out(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room there",
-        io::ErrorKind::PermissionDenied => "let this agent's user write there",
-        io::ErrorKind::ReadOnlyFilesystem => "mount it writable",
-        _ => "mend it",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room there, or ",
+        io::ErrorKind::PermissionDenied => "let this agent's user write there, or ",
+        io::ErrorKind::ReadOnlyFilesystem => "mount it writable, or ",
+        // Nothing can be made there at all: in /proc, say.
+        io::ErrorKind::NotFound => "",
+        _ => "see what is wrong with that disk, or ",
     }
 }
 
@@ -356,7 +358,10 @@ impl Folder {
     fn enter(&self) -> Result<fs::File, FolderError> {
         match fs::metadata(&self.path) {
             Ok(found) if found.is_dir() => {}
-            Ok(_) => return Err(FolderError::Foreign { path: self.path.clone(), what: "no folder" }),
+            Ok(_) => return Err(FolderError::Foreign { path: self.path.clone(), what: "not a folder" }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.path.is_symlink() => {
+                return Err(FolderError::Foreign { path: self.path.clone(), what: "a link to nowhere" });
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.change("creating", &self.path, || {
                     fs::create_dir_all(&self.path)?;
@@ -395,10 +400,10 @@ impl Folder {
         let data = self.path.join(DATA);
         let current = match fs::read_link(&data) {
             Ok(to) if is_ours(&to) => Some(self.path.join(to)),
-            Ok(_) => return Err(foreign(&data, "a link to a folder")),
+            Ok(_) => return Err(foreign(&data, "a link that this agent did not make")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                return Err(foreign(&data, "not a link"));
+                return Err(foreign(&data, "not a link of this agent's"));
             }
             Err(error) => return Err(failed(&data, error)),
         };
@@ -412,7 +417,7 @@ impl Folder {
                 Ok(found) if !found.is_symlink() => return Err(foreign(&path, "not a plain file")),
                 Ok(_) => match fs::read_link(&path) {
                     Ok(to) if to == Path::new(DATA).join(*name) => Place::Linked,
-                    Ok(_) => return Err(foreign(&path, "a link")),
+                    Ok(_) => return Err(foreign(&path, "a link that this agent did not make")),
                     Err(error) => return Err(failed(&path, error)),
                 },
             };

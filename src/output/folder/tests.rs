@@ -350,20 +350,33 @@ fn make_fifo(path: &Path) {
 #[test]
 fn what_is_not_the_agents_is_named_and_left_alone() {
     type Make = fn(&Path);
-    let cases: [(Make, &str); 8] = [
+    let cases: [(Make, &str); 9] = [
+        (
+            |path| {
+                fs::remove_dir(path).unwrap();
+                symlink("nowhere", path).unwrap();
+            },
+            "demand is a link to nowhere",
+        ),
         (|path| make_fifo(&path.join(LOCK)), "..attache-lock is not a folder"),
         (|path| symlink("/", path.join(LOCK)).unwrap(), "..attache-lock is not a folder"),
         (|path| fs::create_dir(path.join(KEY_FILE)).unwrap(), "key.pem is not a plain file"),
         (|path| symlink("/etc/hosts", path.join(ROOT_FILE)).unwrap(), "root-cert.pem is a link"),
-        (|path| fs::create_dir(path.join(DATA)).unwrap(), "..data is not a link"),
-        (|path| symlink("..2026_01_01", path.join(DATA)).unwrap(), "..data is a link to a folder"),
-        (|path| symlink("../..attache-1", path.join(DATA)).unwrap(), "..data is a link to a folder"),
+        (|path| fs::create_dir(path.join(DATA)).unwrap(), "..data is not a link of this agent's"),
+        (
+            |path| symlink("..2026_01_01", path.join(DATA)).unwrap(),
+            "..data is a link that this agent did not make",
+        ),
+        (
+            |path| symlink("../..attache-1", path.join(DATA)).unwrap(),
+            "..data is a link that this agent did not make",
+        ),
         (
             |path| {
                 fs::remove_dir(path).unwrap();
                 fs::write(path, "precious").unwrap();
             },
-            "demand is no folder",
+            "demand is not a folder",
         ),
     ];
     for (make, words) in cases {
@@ -378,6 +391,14 @@ fn what_is_not_the_agents_is_named_and_left_alone() {
         }
         assert!(!path.is_dir() || entries(&path).len() <= 2, "{words}: {:?}", entries(&path));
     }
+}
+
+#[test]
+fn what_is_in_the_way_is_told_with_what_to_do() {
+    let error = |path: &str| Folder::new(path.into()).check().unwrap_err().to_string();
+    let told = error("/proc/nothing-is-made-here");
+    assert!(told.starts_with("creating /proc/nothing-is-made-here failed: "), "{told}");
+    assert!(told.ends_with("; choose another --output-dir"), "{told}");
 }
 
 #[test]
