@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -57,6 +57,10 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let clock = Clock::system();
     let cache = Cache::default();
     let metrics = Metrics::default();
+    if config.output.is_some() {
+        metrics.output.send_replace(Some(readiness::Output::default()));
+    }
+    let files_written = metrics.output.subscribe();
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
     let calls = TaskTracker::new();
@@ -118,7 +122,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             rpc::accept("the SDS socket", |cx| socket.poll_accept(cx), serve, &stop).await;
         }
     });
-    let announce = announce_ready(cache, clock, started);
+    let announce = announce_ready(cache, files_written.clone(), clock, started);
     let mut announce = std::pin::pin!(announce);
 
     let mut is_ready = false;
@@ -140,7 +144,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     drop(socket_file);
     stop.cancel();
     calls.close();
-    drain(&calls, config.drain_timeout, &mut signals).await;
+    drain(&calls, &files_written, config.drain_timeout, &mut signals).await;
     tracing::info!("stopped");
     Ok(())
 }
@@ -208,17 +212,39 @@ async fn serve_status(listener: TcpListener, status: Status, calls: TaskTracker,
     rpc::accept("the status address", |cx| listener.poll_accept(cx), serve, &stop).await;
 }
 
-async fn announce_ready(cache: Cache, clock: Clock, started: Instant) {
-    readiness::ready(&cache, &clock).await;
+async fn announce_ready(
+    cache: Cache,
+    output: watch::Receiver<Option<readiness::Output>>,
+    clock: Clock,
+    started: Instant,
+) {
+    readiness::ready(&cache, output, &clock).await;
     tracing::info!(after = ?started.elapsed(), "ready");
 }
 
 /// Waits for the calls that are open, and the output's hook, but not for ever, and not past a second signal.
-async fn drain(calls: &TaskTracker, timeout: Duration, signals: &mut Signals) {
+async fn drain(
+    calls: &TaskTracker,
+    output: &watch::Receiver<Option<readiness::Output>>,
+    timeout: Duration,
+    signals: &mut Signals,
+) {
     tokio::select! {
         () = calls.wait() => {}
         () = tokio::time::sleep(timeout) => {
-            tracing::warn!(open = calls.len(), ?timeout, "what did not end in time is cut");
+            let is_hook_running = output.borrow().as_ref().is_some_and(|output| output.is_hook_running);
+            if is_hook_running {
+                tracing::warn!(
+                    ?timeout,
+                    "the output hook did not end in time and is killed; --drain-timeout gives it longer. The next \
+                     start runs it again"
+                );
+            }
+            // The hook's is one of them.
+            let open = calls.len() - usize::from(is_hook_running);
+            if open > 0 {
+                tracing::warn!(open, ?timeout, "what did not end in time is cut");
+            }
         }
         name = signals.next() => tracing::warn!(signal = name, open = calls.len(), "stopping at once"),
     }

@@ -236,7 +236,7 @@ impl Config {
         let (name, provider_reason) =
             choose(r, ca.clone(), &files_alone, &address, &ca_dir, &client_cert, &mounted).unzip();
         if let Some(output) = &output
-            && has_no_ca
+            && name == Some(ProviderName::None)
             && resolved(Path::new(cert_dir.value.as_deref().unwrap_or(CERT_DIR))) == resolved(&output.folder)
             && !mounted.iter().any(Place::holds_key_pair)
         {

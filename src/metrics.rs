@@ -13,6 +13,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
+use tokio::sync::watch;
 
 use crate::cache::{Cache, Snapshot};
 use crate::clock::Clock;
@@ -87,6 +88,8 @@ pub struct Metrics {
     pub output_writes: Family<ByResult, Counter>,
     /// Runs of the output hook.
     pub output_hooks: Family<ByResult, Counter>,
+    /// How it stands with the output folder; none where there is none.
+    pub output: watch::Sender<Option<readiness::Output>>,
 }
 
 /// Durations of CA calls: from a CA in the next process to one that is nearly given up.
@@ -107,6 +110,7 @@ impl Default for Metrics {
             source_failures: Family::default(),
             output_writes: Family::default(),
             output_hooks: Family::default(),
+            output: watch::Sender::default(),
         }
     }
 }
@@ -147,7 +151,8 @@ impl Metrics {
             self.output_writes.clone(),
         );
         registry.register("output_hooks", "Runs of the output hook by outcome", self.output_hooks.clone());
-        let entries = Entries { snapshots: cache.snapshot(), now: clock.now() };
+        let output = self.output.borrow().clone();
+        let entries = Entries { snapshots: cache.snapshot(), output, now: clock.now() };
         registry.register_collector(Box::new(entries));
         let mut out = String::new();
         // Writing to a String does not fail.
@@ -160,6 +165,7 @@ impl Metrics {
 #[derive(Debug)]
 struct Entries {
     snapshots: Vec<Snapshot>,
+    output: Option<readiness::Output>,
     now: SystemTime,
 }
 
@@ -196,11 +202,32 @@ impl Collector for Entries {
         self.gauges(&mut encoder, "streams", "Streams subscribed to the secret", |one| {
             count(one.observed.streams)
         })?;
-        let missing = readiness::missing(&self.snapshots, self.now);
+        if let Some(output) = &self.output {
+            let is_failing = output.failure.is_some() || output.is_hanging || output.is_hook_failing;
+            let failing = ConstGauge::new(i64::from(is_failing));
+            let help = "1 while the output folder can't be written, or the hook fails";
+            failing.encode(encoder.encode_descriptor(
+                "output_failing",
+                help,
+                None,
+                failing.metric_type(),
+            )?)?;
+        }
+        if let Some(at) = self.output.as_ref().and_then(|output| output.not_after) {
+            let gauge = ConstGauge::new(seconds(at));
+            let (name, help) = ("output_not_after_timestamp", "When what lies in the output folder ends");
+            let unit = Some(&Unit::Seconds);
+            gauge.encode(encoder.encode_descriptor(name, help, unit, gauge.metric_type())?)?;
+        }
+        let missing = readiness::missing(&self.snapshots, self.output.as_ref(), self.now);
         let ready = ConstGauge::new(i64::from(missing.is_empty()));
-        let help = "1 while every secret that is to be there is there and valid";
+        let help = "1 while every secret and file that is to be there is there and valid";
         ready.encode(encoder.encode_descriptor("ready", help, None, ready.metric_type())?)
     }
+}
+
+fn seconds(moment: SystemTime) -> f64 {
+    moment.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// The CRLs of the one trust bundle that may have some.
@@ -219,8 +246,6 @@ impl Entries {
         help: &str,
         moment: impl Fn(&Snapshot) -> Option<SystemTime>,
     ) -> Result<(), std::fmt::Error> {
-        let seconds =
-            |moment: SystemTime| moment.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
         let name = format!("{name}_timestamp");
         let gauge_type = ConstGauge::new(0.0).metric_type();
         let mut family = encoder.encode_descriptor(&name, help, Some(&Unit::Seconds), gauge_type)?;

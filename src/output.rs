@@ -7,7 +7,7 @@ pub mod hook;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -21,6 +21,7 @@ use crate::cache::{Cache, Entry, Good, Key, Workload};
 use crate::clock::Clock;
 use crate::metrics::{ByResult, Metrics};
 use crate::pki::pem;
+use crate::readiness::Output as State;
 use crate::secret::{Secret, SecretName, Version};
 use crate::source::watch::{Watch, Watcher};
 
@@ -68,8 +69,17 @@ struct Set {
 }
 
 impl Set {
+    /// What tells it from another one: of what is written, so that a change of CRLs is none.
     fn versions(&self) -> [Version; 2] {
-        [&self.pair, &self.roots].map(|good| good.resource.version.clone())
+        let roots = match &self.roots.secret {
+            Secret::TrustBundle(bundle) => Version::of(&pem::of_certificates(bundle.roots())),
+            Secret::KeyPair(_) => self.roots.resource.version.clone(),
+        };
+        [self.pair.resource.version.clone(), roots]
+    }
+
+    fn not_after(&self) -> SystemTime {
+        self.pair.secret.not_after().min(self.roots.secret.not_after())
     }
 }
 
@@ -121,7 +131,11 @@ impl Output {
     pub async fn run(mut self, stop: CancellationToken) {
         let mut progress = Progress::default();
         if let Err(error) = self.on_disk(Folder::check).await {
-            self.refused(&mut progress, &error);
+            // There may be nothing to write for a while, and a person is to know already.
+            let reason = error.to_string();
+            progress.write_repeats.is_news(&reason);
+            tracing::warn!(reason, "files can't be written; it is tried again as soon as there are some");
+            self.note(|state| state.failure = Some(reason));
         }
         while !stop.is_cancelled() {
             progress.refused.take_if(|(_, again)| is_over(*again));
@@ -196,6 +210,10 @@ impl Output {
         progress.write_failures = 0;
         progress.refused = None;
         progress.written = Some(set.versions());
+        self.note(|state| {
+            state.failure = None;
+            state.not_after = Some(set.not_after());
+        });
         progress.look = Some(if progress.mends == 0 { now } else { now + progress.pause() });
         let what = set.pair.secret.to_string();
         let not_after = humantime::format_rfc3339_seconds(set.pair.secret.not_after());
@@ -270,6 +288,7 @@ impl Output {
         if let Look::Damaged(found) = look {
             let folder = self.settings.folder.display();
             tracing::warn!(%folder, found, "somebody has damaged what was written; it is written again");
+            self.note(|state| (state.not_after, state.failure) = (None, Some(found)));
             progress.written = None;
             progress.look = None;
             progress.mends = progress.mends.saturating_add(1);
@@ -291,17 +310,20 @@ impl Output {
         let retry_in = BACKOFF.delay(progress.write_failures, fastrand::f64());
         let reason = error.to_string();
         if progress.write_repeats.is_news(&reason) {
-            tracing::warn!(reason, ?retry_in, "files can't be written; those that are there stay");
+            tracing::warn!(reason, ?retry_in, "files can't be written; what lies there stays as it is");
         } else {
             tracing::debug!(reason, ?retry_in, "files still can't be written");
         }
+        self.note(|state| state.failure = Some(reason));
         retry_in
     }
 
     async fn run_hook(&self, progress: &mut Progress) {
         let Some(hook) = &self.settings.hook else { return };
         let started = Instant::now();
+        self.note(|state| state.is_hook_running = true);
         let outcome = hook.run(&self.settings.folder).await;
+        self.note(|state| (state.is_hook_running, state.is_hook_failing) = (false, outcome.is_err()));
         let took = started.elapsed();
         let label = outcome.as_ref().map_or_else(|error| error.label(), |_| "ok");
         self.metrics.output_hooks.get_or_create(&ByResult { outcome: label }).inc();
@@ -335,6 +357,11 @@ impl Output {
         }
     }
 
+    /// For readiness and metrics.
+    fn note(&self, change: impl FnOnce(&mut State)) {
+        self.metrics.output.send_modify(|state| change(state.get_or_insert_default()));
+    }
+
     /// Does `work` where a slow disk stops nobody else.
     async fn on_disk<T: Send + 'static>(&self, work: impl FnOnce(&mut Folder) -> T + Send + 'static) -> T {
         let folder = Arc::clone(&self.folder);
@@ -342,8 +369,13 @@ impl Output {
             work(&mut folder.lock().unwrap_or_else(PoisonError::into_inner))
         });
         let folder = self.settings.folder.display();
-        let late = || tracing::warn!("writing {folder} has taken {PATIENCE:?}; is the disk there?");
-        match told_if_late(done, late).await.map_err(tokio::task::JoinError::try_into_panic) {
+        let late = || {
+            tracing::warn!("writing {folder} has taken {PATIENCE:?}; is the disk there?");
+            self.note(|state| state.is_hanging = true);
+        };
+        let done = told_if_late(done, late).await;
+        self.note(|state| state.is_hanging = false);
+        match done.map_err(tokio::task::JoinError::try_into_panic) {
             Ok(done) => done,
             Err(Ok(panic)) => std::panic::resume_unwind(panic),
             // The runtime is going away, and this with it.

@@ -1,39 +1,80 @@
-//! Ready means: the workload's own secrets are there and valid. What streams ask for by name has no part in it: anybody
-//! can ask for what is not there.
+//! Ready means: the workload's own secrets are there and valid, and so are the files that are written of them, where
+//! there are to be any. What streams ask for by name has no part in it: anybody can ask for what is not there.
 
 use std::time::SystemTime;
 
+use tokio::sync::watch;
+
 use crate::cache::{Cache, Snapshot};
 use crate::clock::Clock;
-use crate::secret::SecretName;
 
-/// A secret that keeps the agent from being ready.
+/// What keeps the agent from being ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// Which one.
-    pub name: SecretName,
+    /// The secret's name, or `output`.
+    pub name: String,
     /// Why, for people.
     pub reason: String,
 }
 
+/// How it stands with the files for other programs.
+#[derive(Clone, Debug, Default)]
+pub struct Output {
+    /// When what lies there ends; none as long as nothing is known to lie there.
+    pub not_after: Option<SystemTime>,
+    /// Why nothing newer can be written.
+    pub failure: Option<String>,
+    /// The disk does not answer.
+    pub is_hanging: bool,
+    /// The hook has not succeeded since it failed.
+    pub is_hook_failing: bool,
+    /// The hook is at work.
+    pub is_hook_running: bool,
+}
+
+impl Output {
+    fn missing(&self, now: SystemTime) -> Option<Missing> {
+        let hangs = || self.is_hanging.then_some("the disk does not answer");
+        let why = self.failure.as_deref().or_else(hangs).unwrap_or("there was nothing to write");
+        let reason = match self.not_after {
+            Some(at) if at > now => return None,
+            Some(at) => format!("expired at {}; {why}", humantime::format_rfc3339_seconds(at)),
+            None => format!("not written yet: {why}"),
+        };
+        Some(Missing { name: "output".to_owned(), reason })
+    }
+}
+
 /// What is missing or expired at `now`.
-pub fn missing(snapshots: &[Snapshot], now: SystemTime) -> Vec<Missing> {
+pub fn missing(snapshots: &[Snapshot], output: Option<&Output>, now: SystemTime) -> Vec<Missing> {
     let check = |one: &Snapshot| {
         let reason = one.entry.valid_at(now).err()?;
-        Some(Missing { name: one.key.name.clone(), reason })
+        Some(Missing { name: one.key.name.to_string(), reason })
     };
-    snapshots.iter().filter(|one| !one.key.name.is_on_demand()).filter_map(check).collect()
+    let secrets = snapshots.iter().filter(|one| !one.key.name.is_on_demand()).filter_map(check);
+    secrets.chain(output.and_then(|output| output.missing(now))).collect()
 }
 
 /// Returns when nothing is missing any more.
-pub async fn ready(cache: &Cache, clock: &Clock) {
+pub async fn ready(cache: &Cache, mut output: watch::Receiver<Option<Output>>, clock: &Clock) {
     loop {
         let snapshots = cache.snapshot();
-        let Some(first) = missing(&snapshots, clock.now()).into_iter().next() else { return };
-        let key = snapshots.iter().map(|one| &one.key).find(|key| key.name == first.name);
-        let Some(mut entry) = key.and_then(|key| cache.watch(key)) else { return };
+        let missing = |snapshots: &[Snapshot], output: &Option<Output>| {
+            missing(snapshots, output.as_ref(), clock.now()).into_iter().next()
+        };
+        let Some(first) = missing(&snapshots, &output.borrow_and_update()) else { return };
+        let key = snapshots.iter().map(|one| &one.key).find(|key| key.name.as_str() == first.name);
+        let Some(mut entry) = key.and_then(|key| cache.watch(key)) else {
+            if output.changed().await.is_err() {
+                return;
+            }
+            continue;
+        };
         // Between the snapshot and here it may have come.
-        if missing(&cache.snapshot(), clock.now()).is_empty() || entry.changed().await.is_err() {
+        if missing(&cache.snapshot(), &output.borrow()).is_none_or(|still| still.name != first.name) {
+            continue;
+        }
+        if entry.changed().await.is_err() {
             return;
         }
     }

@@ -83,7 +83,8 @@ impl Status {
         if self.draining.is_cancelled() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n");
         }
-        let missing = readiness::missing(&self.cache.snapshot(), self.clock.now());
+        let output = self.metrics.output.borrow().clone();
+        let missing = readiness::missing(&self.cache.snapshot(), output.as_ref(), self.clock.now());
         if missing.is_empty() {
             return text(StatusCode::OK, "ready\n");
         }

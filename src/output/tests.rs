@@ -138,6 +138,24 @@ async fn both_are_written_together_and_every_change_is_followed() {
 }
 
 #[tokio::test]
+async fn what_is_written_decides_whether_there_is_something_to_write() {
+    let stage = Stage::new(None);
+    let (Secret::KeyPair(pair), _) = stage.new_pair() else { unreachable!() };
+    let [_, root] = stage.ca.chain();
+    let roots = || Secret::TrustBundle(TrustBundle::new(vec![root.clone()]).unwrap());
+    let good = |secret: Secret, version: &[u8]| {
+        let mut resource = crate::secret::Resource::encode(&SecretName::Roots, &secret);
+        // As if CRLs had come.
+        resource.version = Version::of(version);
+        Arc::new(Good { secret, resource, origin: Origin::Ca, received: UNIX_EPOCH, renews: None })
+    };
+    let pair = good(Secret::KeyPair(pair), b"pair");
+    let set = |version| Set { pair: Arc::clone(&pair), roots: good(roots(), version) };
+    assert_eq!(set(b"1").versions(), set(b"2").versions());
+    stage.end().await;
+}
+
+#[tokio::test]
 async fn what_has_expired_is_not_written_and_what_lies_there_stays() {
     let stage = Stage::new(None);
     let (expired, _) = stage.new_pair();

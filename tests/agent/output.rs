@@ -102,16 +102,26 @@ async fn a_folder_that_cannot_be_used_is_told_at_the_start_and_tried_again() {
     std::fs::write(&out, "precious").unwrap();
     let mut agent = start(folder, &embedded(folder), &[]);
     let (_, line) = agent.process.wait_log("files can't be written").await;
-    for words in ["out is no folder", "move it away, or choose another --output-dir"] {
+    for words in ["out is not a folder", "move it away, or choose another --output-dir"] {
         assert!(line.contains(words), "{line}");
     }
     agent.process.wait_log_times("certificate issued", 2).await;
-    assert_eq!(agent.status("/readyz").await.0, 200, "Envoy is served");
+    assert!(!line.contains("retry_in"), "nothing is tried before there is something to write: {line}");
+    let (status, body) = agent.status("/readyz").await;
+    assert!(status == 503 && body.starts_with("output: not written yet: "), "{body}");
+    assert!(body.contains("out is not a folder") && body.lines().count() == 1, "{body}");
+    assert_eq!(agent.metric("attache_output_failing").await, 1.0);
+    assert_eq!(agent.process.count(" ready "), 0);
     assert_eq!(std::fs::read_to_string(&out).unwrap(), "precious");
     assert_eq!(agent.process.count("files can't be written"), 1, "{}", agent.process.log());
     std::fs::remove_file(&out).unwrap();
     agent.process.wait_log("can be written again").await;
     whole(&out);
+    agent.process.wait_log(" ready ").await;
+    assert_eq!(agent.status("/readyz").await.0, 200);
+    assert_eq!(agent.metric("attache_output_failing").await, 0.0);
+    let ends = agent.metric("attache_output_not_after_timestamp_seconds").await;
+    assert!(ends > agent.metric("attache_secret_received_timestamp_seconds{name=\"default\"}").await);
 }
 
 #[tokio::test]
@@ -262,6 +272,8 @@ async fn a_hook_is_told_of_in_the_log_without_what_is_secret() {
         assert!(line.contains(words), "{line}");
     }
     agent.process.wait_log("the output hook failed again").await;
+    assert_eq!(agent.metric("attache_output_failing").await, 1.0);
+    assert_eq!(agent.status("/readyz").await.0, 200, "the files are there");
     assert!(agent.metric("attache_output_hooks_total{outcome=\"failed\"}").await >= 2.0);
     let key = std::fs::read_to_string(folder.join("out/key.pem")).unwrap();
     let log = agent.process.log();
@@ -306,6 +318,8 @@ async fn a_hook_does_not_outlive_the_agent_that_was_stopped() {
     wait_until("it runs", || std::fs::read_to_string(&pids).is_ok_and(|pids| pids.ends_with('\n'))).await;
     agent.process.signal(Signal::TERM);
     assert_eq!(agent.process.ended().await.code(), Some(0));
+    let (_, line) = agent.process.wait_log("the output hook did not end in time").await;
+    assert!(line.contains("--drain-timeout") && agent.process.count("is cut") == 0, "{line}");
     wait_all_gone(&folder).await;
 }
 
