@@ -12,6 +12,15 @@ use crate::pki::pem::{self, NotPem};
 use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle};
 use crate::{limits, plain_file};
 
+/// The file of a certificate chain, wherever files lie together.
+pub const CHAIN_FILE: &str = "cert-chain.pem";
+/// The file of its private key.
+pub const KEY_FILE: &str = "key.pem";
+/// The file of the trust roots.
+pub const ROOT_FILE: &str = "root-cert.pem";
+/// All three.
+pub const NAMES: [&str; 3] = [CHAIN_FILE, KEY_FILE, ROOT_FILE];
+
 /// How often files are read again when they change while they are being read.
 const READS: usize = 5;
 

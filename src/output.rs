@@ -14,11 +14,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
-use self::folder::{CHAIN_FILE, File, Folder, FolderError, GRACE, KEY_FILE, Look, ROOT_FILE, Written};
+use self::folder::{File, Folder, FolderError, GRACE, Look, Written};
 pub use self::hook::Hook;
 use crate::backoff::{Backoff, Repeats};
 use crate::cache::{Cache, Entry, Good, Key, Workload};
 use crate::clock::Clock;
+use crate::generation::{CHAIN_FILE, KEY_FILE, ROOT_FILE};
 use crate::metrics::{ByResult, Metrics};
 use crate::pki::pem;
 use crate::readiness::Output as State;

@@ -7,12 +7,8 @@ use std::time::Duration;
 use rustls::pki_types::CertificateDer;
 
 use crate::clock::Clock;
-use crate::generation::{FileError, Place, Places};
+use crate::generation::{CHAIN_FILE, FileError, KEY_FILE, Place, Places, ROOT_FILE};
 use crate::secret::KeyPair;
-
-const CHAIN_FILE: &str = "cert-chain.pem";
-const KEY_FILE: &str = "key.pem";
-const ROOT_FILE: &str = "root-cert.pem";
 
 /// How often the folder is looked at where half of a change may be in it.
 const LOOKS: usize = 10;

@@ -19,16 +19,9 @@ use std::time::{Duration, Instant};
 
 use zeroize::Zeroizing;
 
+use crate::generation::NAMES;
 use crate::secret::Version;
 use crate::{limits, plain_file};
-
-/// The private key.
-pub const KEY_FILE: &str = "key.pem";
-/// The certificate chain.
-pub const CHAIN_FILE: &str = "cert-chain.pem";
-/// The trust roots.
-pub const ROOT_FILE: &str = "root-cert.pem";
-const NAMES: [&str; 3] = [KEY_FILE, CHAIN_FILE, ROOT_FILE];
 
 /// The link to the generation that is read.
 const DATA: &str = "..data";

@@ -10,14 +10,12 @@ use super::watch::{Watch, Watcher};
 use crate::backoff::Repeats;
 use crate::cache::{Cache, Key, Origin, Published, Publisher, Workload};
 use crate::clock::Clock;
-use crate::generation::{FileError, Found, Generation, Place, Places};
+use crate::generation::{FileError, Found, Generation, NAMES, Place, Places};
 use crate::metrics::{BySource, Metrics};
 use crate::secret::{Secret, SecretName};
 use crate::{limits, plain_file};
 
-/// The names of the files in a `--cert-dir`: chain, key, roots.
-const NAMES: [&str; 3] = ["cert-chain.pem", "key.pem", "root-cert.pem"];
-/// Those that GKE's workload certificates have.
+/// The names that GKE's workload certificates have.
 const GKE_NAMES: [&str; 3] = ["certificates.pem", "private_key.pem", "ca_certificates.pem"];
 /// Where Istio's agent looks for certificates that the platform has mounted.
 pub const PLATFORM_FOLDER: &str = "/var/run/secrets/workload-spiffe-credentials";

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tempfile::TempDir;
 
 use super::*;
+use crate::generation::{CHAIN_FILE, KEY_FILE, ROOT_FILE};
 
 /// Ends a write before one of its steps.
 #[derive(Debug, Default)]
@@ -48,15 +49,15 @@ fn content(set: usize) -> Seen {
 
 fn files(set: usize) -> [File; 3] {
     // No umask lets 0666 through.
-    let [key, chain, root] = content(set);
+    let [chain, key, root] = content(set);
     [(KEY_FILE, 0o600, key), (CHAIN_FILE, 0o666, chain), (ROOT_FILE, 0o644, root)]
         .map(|(name, mode, content)| File { name, mode, content: Zeroizing::new(content.into_bytes()) })
 }
 
 /// What `folder` holds under the three names; none where one is missing.
 fn seen(folder: &Path) -> Option<Seen> {
-    let [key, chain, root] = NAMES.map(|name| fs::read_to_string(folder.join(name)).ok());
-    Some([key?, chain?, root?])
+    let [chain, key, root] = NAMES.map(|name| fs::read_to_string(folder.join(name)).ok());
+    Some([chain?, key?, root?])
 }
 
 /// The names of everything in `folder`.
@@ -143,7 +144,7 @@ fn a_generation_is_swapped_in_with_its_modes_and_foreign_files_stay() {
             assert_eq!(seen(&path.join(DATA)).unwrap(), content(set), "{before:?}");
         }
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!(NAMES.map(|name| mode(&path.join(name))), [0o600, 0o666, 0o644]);
+        assert_eq!(NAMES.map(|name| mode(&path.join(name))), [0o666, 0o600, 0o644]);
         assert_eq!([mode(&path), mode(&path.join(DATA)), mode(&path.join(LOCK))], [0o755, 0o755, 0o700]);
         sweep(&mut folder);
         let generation = fs::read_link(path.join(DATA)).unwrap().into_os_string().into_string().unwrap();
@@ -273,11 +274,11 @@ fn assert_whole(at: &str, before: Before, path: &Path, sets: &[usize]) {
     let shown = NAMES.map(|name| fs::read_to_string(path.join(name)).ok());
     let is = |set: usize| {
         let content = content(set).map(Some);
-        let [key, chain, root] = content.clone();
+        let [chain, key, root] = content.clone();
         shown == content
             || (matches!(before, Before::PlainPair)
                 && set == 1
-                && shown == [key, chain, None]
+                && shown == [chain, key, None]
                 && root.is_some())
     };
     let nothing = matches!(before, Before::Absent) && shown == [None, None, None];
@@ -477,7 +478,7 @@ fn readers_never_miss_a_name_nor_see_a_mixed_set() {
                 // Now and then somebody writes a plain file over a link, as Istio's agent does.
                 if set % 10 == 0 {
                     let new = path.join("new");
-                    fs::write(&new, &content(set - 1)[1]).unwrap();
+                    fs::write(&new, &content(set - 1)[0]).unwrap();
                     fs::rename(&new, path.join(CHAIN_FILE)).unwrap();
                 }
                 folder.write(&files(set)).unwrap();
