@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-use super::watch::{Watch, Watcher};
+use super::watch::{Activity, Watch, Watcher};
 use crate::backoff::Repeats;
 use crate::cache::{Cache, Key, Workload};
 use crate::clock::Clock;
@@ -153,7 +153,7 @@ impl CrlSource {
         let Some(content) = self.look() else { return Read::Done };
         // Whoever writes a file anew empties it first.
         let is_loss = self.holds_crls() && crl::is_blank(&content);
-        if is_loss && !changes.are_over(self.debounce, self.watch.is_still()) {
+        if is_loss && !changes.are_over(self.debounce, self.watch.activity() == Activity::None) {
             self.seen = None;
             return Read::TooSoon;
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::watch::{Watch, Watcher};
+use super::watch::{Activity, Watch, Watcher};
 use crate::backoff::Repeats;
 use crate::cache::{Cache, Key, Origin, Published, Publisher, Workload};
 use crate::clock::Clock;
@@ -31,7 +31,7 @@ const SYSTEM_ROOTS: [&str; 6] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// How long a file is waited for that somebody has written to and keeps open.
+/// How long a file is waited for that somebody has written to and keeps open, without doing anything more.
 const OPEN_PATIENCE: Duration = Duration::from_secs(5);
 /// Why there is nothing newer than what is served, once there are no files any more.
 const GONE: &str = "the files are gone; what they held is served until it expires";
@@ -227,21 +227,27 @@ impl Set {
     /// Follows every change for ever. What the first look finds is told at once if `settled`.
     async fn run(mut self, mut settled: bool) {
         let debounce = self.tools.debounce;
-        let mut doubtful_since = None;
+        let mut doubtful_since: Option<Instant> = None;
+        let mut quiet_since: Option<Instant> = None;
+        let mut is_restless = false;
         let mut pause = PAUSE;
         loop {
             self.watch.arm();
             let generation = self.look();
             let looked = Instant::now();
+            let is_past =
+                |since: Option<Instant>, patience| since.is_some_and(|since| looked - since > patience);
             // What is read while somebody writes it may be half of what it will be.
-            let is_still = self.watch.is_still();
-            let patience = if is_still { 10 * debounce } else { OPEN_PATIENCE };
-            let is_enough = doubtful_since.is_some_and(|since: Instant| since.elapsed() > patience);
-            if is_enough || (is_still && (settled || self.is_whole(&generation))) {
-                if is_enough {
-                    self.watch.forget_writers();
+            let is_enough = match self.watch.activity() {
+                Activity::None => {
+                    settled || is_past(doubtful_since, 10 * debounce) || self.is_whole(&generation)
                 }
-                doubtful_since = None;
+                Activity::Open => is_past(quiet_since, OPEN_PATIENCE),
+                Activity::Change => false,
+            };
+            if is_enough {
+                self.watch.forget_writers();
+                (doubtful_since, quiet_since, is_restless) = (None, None, false);
                 let starts = generation.key_pair.starts();
                 if self.publish(generation) {
                     pause = PAUSE;
@@ -267,8 +273,12 @@ impl Set {
             } else {
                 // Half of a change, most likely. If nothing completes it within the window, it is told; so it is if
                 // it goes on changing and does not get any better.
+                if is_past(doubtful_since, OPEN_PATIENCE) && !std::mem::replace(&mut is_restless, true) {
+                    self.tell_restless();
+                }
                 doubtful_since.get_or_insert(looked);
                 settled = tokio::time::timeout(debounce, self.watch.changed()).await.is_err();
+                quiet_since = quiet_since.filter(|_| settled).or(settled.then(Instant::now));
             }
             // A file that changes all the time, to nothing of use, must not keep us busy.
             let rest = pause.saturating_sub(looked.elapsed());
@@ -314,6 +324,14 @@ impl Set {
             is_news |= feed.take(key_pair.map(Secret::KeyPair), now, &self.places, &self.tools.metrics);
         }
         is_news
+    }
+
+    /// What goes on changing may be half of something at every look.
+    fn tell_restless(&mut self) {
+        let error = FileError::Restless { paths: self.places.paths() };
+        for feed in self.roots.iter_mut().chain(&mut self.key_pair) {
+            feed.fail(&error, &self.tools.metrics);
+        }
     }
 
     /// Files often pair one CA's certificate with the roots of the peers' CA, so this is no mistake by itself.

@@ -185,6 +185,17 @@ impl Watcher {
     }
 }
 
+/// What goes on with the files of a [`Watch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// Nothing.
+    None,
+    /// Somebody has written to one of them before, and has not closed it.
+    Open,
+    /// Something has changed.
+    Change,
+}
+
 /// Follows a set of paths. Dropping it ends that.
 #[derive(Debug)]
 pub struct Watch {
@@ -264,13 +275,14 @@ impl Watch {
         }
     }
 
-    /// Whether nothing has happened since [`Watch::arm`], and nobody has written to one of the files without closing it.
-    /// Where files are polled, nobody knows.
-    pub fn is_still(&self) -> bool {
+    /// What has happened since [`Watch::arm`]. Where files are polled, nobody knows.
+    pub fn activity(&self) -> Activity {
         self.shared.catch_up();
-        let index = lock(&self.shared.index);
-        let woken = index.watches.get(&self.id);
-        woken.is_none_or(|woken| woken.written.is_empty() && woken.events == self.events)
+        match lock(&self.shared.index).watches.get(&self.id) {
+            Some(woken) if woken.events != self.events => Activity::Change,
+            Some(woken) if !woken.written.is_empty() => Activity::Open,
+            _ => Activity::None,
+        }
     }
 
     /// Whoever still writes is not waited for any more.

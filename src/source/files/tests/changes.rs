@@ -344,3 +344,40 @@ async fn no_part_of_a_bundle_is_served_while_it_is_written() {
         }
     }
 }
+
+#[tokio::test]
+async fn what_never_rests_is_told_and_not_taken_until_it_does() {
+    use std::io::{Seek as _, Write as _};
+    let mount = Mount::new();
+    Files::nth(0).write(&mount.folder());
+    mount.follow();
+    mount.serves(&Files::nth(0), "at first").await;
+    let records = record(mount.watch(ROOTS));
+    let at = mount.folder();
+    let writer = change(move || {
+        // Longer than a file is waited for that is kept open, without a pause in which it is whole and closed.
+        let end = Instant::now() + OPEN_PATIENCE + 10 * DEBOUNCE;
+        let mut file = fs::File::create(at.join(ROOT_FILE)).unwrap();
+        let text = String::from_utf8(Files::nth(1).root).unwrap();
+        while Instant::now() < end {
+            file.set_len(0).unwrap();
+            file.rewind().unwrap();
+            for block in text.split_inclusive("-----END CERTIFICATE-----\n") {
+                file.write_all(block.as_bytes()).unwrap();
+                pause(DEBOUNCE / 10);
+            }
+        }
+    });
+    let told = async {
+        let is_told = |entry: &Entry| entry.failure().is_some_and(|reason| reason.contains("faster"));
+        mount.until(ROOTS, "that it never rests", is_told).await;
+        assert!(records.lock().unwrap().is_empty(), "something was published");
+    };
+    tokio::join!(writer, told);
+    let is_it = |entry: &Entry| {
+        let good = entry.good.as_ref();
+        good.is_some_and(|good| good.resource.version == Files::nth(1).root_version)
+            && entry.failure().is_none()
+    };
+    mount.until(ROOTS, "what it came to in the end", is_it).await;
+}
