@@ -73,6 +73,15 @@ pub fn retry_delay(class: Class, failures: u32, validity: Validity, draw: f64) -
     Backoff { base: BASE, cap }.delay(failures, draw)
 }
 
+/// How long to wait where the CA asks to be left alone for `asked`: as long as that, unless it could cost the certificate.
+fn asked_delay(asked: Duration, validity: Validity) -> Duration {
+    const LONGEST: Duration = Duration::from_secs(300);
+    match validity {
+        Validity::Left(left) => asked.min(LONGEST).min(left / 16),
+        Validity::Past(_) | Validity::Nothing => asked.min(LONGEST),
+    }
+}
+
 /// How long one call may take: as configured, but a call to a CA that hangs must not use up the last of a
 /// certificate's life. After it nothing is left to lose, and a CA that is slow gets all its time.
 fn call_timeout(configured: Duration, validity: Validity) -> Duration {
@@ -209,7 +218,9 @@ impl WorkloadSource {
                 }
                 Err(error) => {
                     failures = failures.saturating_add(1);
-                    let delay = retry_delay(error.class(), failures, self.validity(), fastrand::f64());
+                    let validity = self.validity();
+                    let delay = retry_delay(error.class(), failures, validity, fastrand::f64());
+                    let delay = delay.max(asked_delay(error.retry_after().unwrap_or_default(), validity));
                     self.report(&error, delay, &mut repeats);
                     self.tidy().await;
                     self.sleep_unless_files_take_over(delay).await;

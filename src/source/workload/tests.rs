@@ -829,3 +829,19 @@ async fn a_request_that_waits_is_asked_again_with_the_same_key_until_it_is_settl
     }
     assert!(tidyings.try_recv().is_err());
 }
+
+#[test]
+fn a_ca_that_asks_to_be_left_alone_is_unless_it_could_cost_the_certificate() {
+    let seconds = Duration::from_secs;
+    let cases = [
+        (0, Validity::Nothing, seconds(0)),
+        (30, Validity::Nothing, seconds(30)),
+        (100_000, Validity::Past(seconds(1)), seconds(300)),
+        (30, Validity::Left(seconds(3600)), seconds(30)),
+        (30, Validity::Left(seconds(160)), seconds(10)),
+        (100_000, Validity::Left(seconds(100_000)), seconds(300)),
+    ];
+    for (asked, validity, expected) in cases {
+        assert_eq!(asked_delay(seconds(asked), validity), expected, "{asked} s, {validity:?}");
+    }
+}
