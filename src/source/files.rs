@@ -238,7 +238,8 @@ impl Set {
             let is_past =
                 |since: Option<Instant>, patience| since.is_some_and(|since| looked - since > patience);
             // What is read while somebody writes it may be half of what it will be.
-            let is_enough = match self.watch.activity() {
+            let activity = self.watch.activity();
+            let is_enough = match activity {
                 Activity::None => {
                     settled || is_past(doubtful_since, 10 * debounce) || self.is_whole(&generation)
                 }
@@ -246,7 +247,10 @@ impl Set {
                 Activity::Change => false,
             };
             if is_enough {
-                self.watch.forget_writers();
+                // Not at other times: one that has begun since the look must not be forgotten.
+                if activity == Activity::Open {
+                    self.watch.forget_writers();
+                }
                 (doubtful_since, quiet_since, is_restless) = (None, None, false);
                 let starts = generation.key_pair.starts();
                 if self.publish(generation) {

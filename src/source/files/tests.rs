@@ -786,11 +786,6 @@ async fn files_that_nobody_renews_let_go_when_what_they_gave_has_ended() {
     let Files { chain, key, .. } = Files::at(mount.clock.clone());
     let pair = KeyPair::new(pem::certificates(&chain).unwrap(), PrivateKey::from_pem(&key).unwrap()).unwrap();
     assert_eq!(ca.publish(Secret::KeyPair(pair), mount.clock.now(), None), Published::Changed);
-    // Somebody renews them after all.
-    let files =
-        Files { root: files.root, root_version: files.root_version, ..Files::at(mount.clock.clone()) };
-    files.write(&mount.folder());
-    mount.serves(&files, "new files").await;
 }
 
 #[test]
