@@ -210,7 +210,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Cache {
     /// The right to write the entry of `key` as `origin`. Makes the entry.
     pub fn publisher(&self, key: Key, origin: Origin) -> Publisher {
-        let slot = Arc::clone(lock(&self.0).by_key.entry(key.clone()).or_default());
+        let slot = self.slot_of(key.clone());
         Publisher { cache: self.clone(), slot, key, origin }
     }
 
@@ -255,13 +255,13 @@ impl Cache {
 
     /// The same of an entry that is there in any case, whether or not its source has come yet.
     pub fn follow(&self, key: Key) -> watch::Receiver<Entry> {
-        lock(&self.0).by_key.entry(key).or_default().entry.subscribe()
+        self.slot_of(key).entry.subscribe()
     }
 
     /// Puts `crls` into the trust bundle of `key` and into those that come after it, as long as they are enough: new
     /// roots are never served with CRLs that are not enough for them. None where there is no trust bundle yet.
     pub fn amend(&self, key: &Key, crls: &[Arc<Crl>], now: SystemTime) -> Option<Amended> {
-        self.slot(key)?.amend(&key.name, now, |revocation| {
+        self.slot_of(key.clone()).amend(&key.name, now, |revocation| {
             revocation.set_crls(crls);
             true
         })
@@ -276,6 +276,11 @@ impl Cache {
             observed: lock(&slot.observed).clone(),
         };
         slots.by_key.iter().map(view).collect()
+    }
+
+    /// The slot of `key`, made if there is none: sources and their readers may come in any order.
+    fn slot_of(&self, key: Key) -> Arc<Slot> {
+        Arc::clone(lock(&self.0).by_key.entry(key).or_default())
     }
 
     fn slot(&self, key: &Key) -> Option<Arc<Slot>> {

@@ -117,11 +117,8 @@ impl CrlSource {
 
     /// Follows the file, the roots, the key pair's chain and the CRLs' own times for ever.
     pub async fn run(mut self) {
-        let entries = (self.cache.watch(&self.roots), self.cache.watch(&self.key_pair));
-        let (Some(mut roots), Some(mut key_pair)) = entries else {
-            // Nobody publishes a trust bundle: there is nothing to put CRLs into.
-            return std::future::pending().await;
-        };
+        let mut roots = self.cache.follow(self.roots.clone());
+        let mut key_pair = self.cache.follow(self.key_pair.clone());
         let mut changes = Some(Changes::now());
         let mut next_change = None;
         loop {

@@ -362,3 +362,19 @@ async fn a_root_without_a_crl_keeps_them_out_until_it_ends() {
     assert!(seen >= end && seen < end + Duration::from_secs(2), "at {seen:?}, not {end:?}");
     assert_eq!(mount.failures("not_covered"), 1);
 }
+
+#[tokio::test]
+async fn crls_that_come_before_the_first_roots_are_in_the_first_bundle() {
+    // As the agent starts: nobody has made the entries yet.
+    let mount = Mount { cache: Cache::default(), ..Mount::empty(Clock::system()) };
+    fs::write(mount.file(), mount.good(&[7])).unwrap();
+    mount.source().amend_once().await;
+    let publisher = |name| mount.cache.publisher(Key { workload: Workload(0), name }, Origin::Files);
+    let mount =
+        Mount { roots: publisher(SecretName::Roots), key_pair: publisher(SecretName::Workload), ..mount };
+    let mut entries = mount.roots.watch();
+    entries.mark_unchanged();
+    mount.key_pair.announce(&mount.middle.key_pair(), mount.clock.now());
+    assert_eq!(mount.publish_roots(&[&mount.root]), Published::Changed);
+    assert_eq!(mount.served().1, [0, 1], "the first that anybody sees");
+}
