@@ -4,6 +4,9 @@
 //! reads. The highest level that has it wins, and every mistake goes into one report.
 
 mod args;
+mod cfssl;
+mod exec;
+mod kubernetes;
 mod reader;
 mod vault;
 
@@ -17,11 +20,11 @@ use tracing_subscriber::filter::Targets;
 pub use self::args::RunArgs;
 pub use self::reader::{Environment, Mistakes, parse_duration};
 use self::reader::{Level, Reader};
-use crate::ca::cfssl;
+use crate::ca::cfssl as cfssl_ca;
 use crate::ca::citadel::Header;
 use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::endpoint::{Address, Endpoint, Roots};
-use crate::ca::kubernetes::{SHORTEST_TTL, SignerName, SignerRoots};
+use crate::ca::kubernetes::{SignerName, SignerRoots};
 use crate::ca::vault as vault_ca;
 use crate::command::ShellCommand;
 use crate::credential::TokenFile;
@@ -174,7 +177,7 @@ impl ProviderName {
         match self {
             Self::Vault => Address::with_ports(text, vault_ca::PORT, vault_ca::PORT),
             Self::Kubernetes => Address::with_ports(text, 443, 80),
-            Self::Cfssl => Address::with_ports(text, cfssl::PORT, cfssl::PORT),
+            Self::Cfssl => Address::with_ports(text, cfssl_ca::PORT, cfssl_ca::PORT),
             _ => text.parse(),
         }
     }
@@ -218,7 +221,7 @@ impl Config {
             ca.value.unwrap_or(ProviderName::Citadel).address(text)
         });
         if is_kubernetes && address.value.is_none() && !address.was_wrong {
-            address.value = in_cluster(r);
+            address.value = kubernetes::in_cluster(r);
         }
         let ca_dir = r.text("ca-dir", &args.ca_dir, &[]);
         let cert_dir = r.text("cert-dir", &args.cert_dir, &[]);
@@ -227,14 +230,16 @@ impl Config {
         if let Some(output) = &output {
             own.push((output.folder.as_path(), "that is where the agent writes its own"));
         }
-        if let Some(folder) = client_cert.value.as_deref().filter(|_| is_citadel(&ca, &files_alone, &address))
-        {
+        // Without a CA, no folder is that of a client certificate for it.
+        let without_ca = mounted(&cert_dir, &own, &mut Vec::new());
+        let level = ca.level;
+        let (name, provider_reason) =
+            choose(r, ca, &files_alone, &address, &ca_dir, &client_cert, &without_ca).unzip();
+        let chosen = Chosen { name, level };
+        if let Some(folder) = client_cert.value.as_deref().filter(|_| name == Some(ProviderName::Citadel)) {
             own.push((Path::new(folder), "they are the client certificate for calls to the CA"));
         }
         let mounted = mounted(&cert_dir, &own, &mut notes);
-        let ca_level = ca.level;
-        let (name, provider_reason) =
-            choose(r, ca.clone(), &files_alone, &address, &ca_dir, &client_cert, &mounted).unzip();
         if let Some(output) = &output
             && name == Some(ProviderName::None)
             && resolved(Path::new(cert_dir.value.as_deref().unwrap_or(CERT_DIR))) == resolved(&output.folder)
@@ -247,8 +252,8 @@ impl Config {
             ));
         }
         let client_cert = client_cert_folder(r, client_cert, name, &address, &mut notes);
-        let exec = exec(r, args, name, ca_level);
-        let cfssl = CfsslOptions::new(r, args, name, ca_level);
+        let exec = exec::options(r, args, chosen);
+        let cfssl = cfssl::Options::new(r, args, chosen);
 
         let default_token = match r.variable("JWT_POLICY") {
             _ if name == Some(ProviderName::Kubernetes) => format!("{SERVICE_ACCOUNT_FOLDER}/token"),
@@ -258,7 +263,7 @@ impl Config {
         let token = r.text("token-file", &args.token_file, &[]).or(default_token);
         let token = TokenFile::new(token);
         let identity = identity(r, args, &token, &client_cert, name);
-        let vault = vault::settings(r, args, &ca, name, &token);
+        let vault = vault::settings(r, args, chosen, &token);
 
         let key_type = r.parsed("key-type", &args.key_type, &[], str::parse::<KeyType>);
         let key_type = match key_type.value {
@@ -285,7 +290,7 @@ impl Config {
 
         let server_name = r.text("ca-server-name", &args.ca_server_name, istios(&["ISTIOD_SAN"])).value;
         let roots = roots(r, args, &client_cert, name);
-        let kubernetes = kubernetes(r, args, name, &workload, &mut notes);
+        let kubernetes = kubernetes::options(r, args, chosen, &workload, &mut notes);
         let headers = headers(r, args);
         let cluster_id = r
             .parsed("cluster-id", &args.cluster_id, &["ISTIO_META_CLUSTER_ID"], |text| {
@@ -319,7 +324,7 @@ impl Config {
                 None => Provider::None,
             },
             (Some(ProviderName::Cfssl), Some(address)) => {
-                let CfsslOptions { profile, label, auth_key, bundle } = cfssl;
+                let cfssl::Options { profile, label, auth_key, bundle } = cfssl;
                 if address.plaintext && bundle.is_none() {
                     notes.push(format!(
                         "what {address} says in plain text is trusted: whoever is on the way there can be anybody's CA; use https://, or name the roots with --cfssl-bundle"
@@ -419,17 +424,6 @@ fn grace(r: &mut Reader<'_>, ratio: reader::Found<f64>, jitter: reader::Found<f6
     }
 }
 
-/// Whether [`choose`] is going to choose Citadel: no other provider is called with a client certificate.
-fn is_citadel(
-    ca: &reader::Found<ProviderName>,
-    files_alone: &reader::Found<bool>,
-    address: &reader::Found<Address>,
-) -> bool {
-    let only_files = files_alone.value == Some(true) && files_alone.level >= ca.level;
-    let name = ca.value.or_else(|| address.value.as_ref().map(|_| ProviderName::Citadel));
-    !only_files && name == Some(ProviderName::Citadel)
-}
-
 /// Which provider the options ask for, and why. None where they ask for none that makes sense: that is a mistake then.
 fn choose(
     r: &mut Reader<'_>,
@@ -502,66 +496,28 @@ fn choose(
     Some((name, ca.from))
 }
 
-/// An option that is for one CA alone. It is a mistake with another, unless that comes from a higher level.
-fn only_for(
-    r: &mut Reader<'_>,
-    own: (ProviderName, &str),
-    option: (&str, &Option<String>),
-    provider: Option<ProviderName>,
-    ca_level: Option<Level>,
-) -> reader::Found<String> {
-    let found = r.text(option.0, option.1, &[]);
-    // Where there is no provider, the report says so already.
-    let is_others = provider.is_some_and(|provider| provider != own.0);
-    if is_others && found.level.is_some() && found.level >= ca_level {
-        r.mistake(format!("{} is for --ca {} alone: add that, or drop it", found.from, own.1));
-    }
-    found
+/// Which CA was chosen, and on which level `--ca` was.
+#[derive(Clone, Copy)]
+struct Chosen {
+    name: Option<ProviderName>,
+    level: Option<Level>,
 }
 
-/// What --ca cfssl is told beside the address.
-struct CfsslOptions {
-    profile: Option<String>,
-    label: Option<String>,
-    auth_key: Option<PathBuf>,
-    bundle: Option<PathBuf>,
-}
-
-impl CfsslOptions {
-    fn new(
-        r: &mut Reader<'_>,
-        args: &RunArgs,
-        provider: Option<ProviderName>,
-        ca_level: Option<Level>,
-    ) -> Self {
-        let own = (ProviderName::Cfssl, "cfssl");
-        let mut option = |flag, typed| only_for(r, own, (flag, typed), provider, ca_level).value;
-        Self {
-            profile: option("cfssl-profile", &args.cfssl_profile),
-            label: option("cfssl-label", &args.cfssl_label),
-            auth_key: option("cfssl-auth-key-file", &args.cfssl_auth_key_file).map(PathBuf::from),
-            bundle: option("cfssl-bundle", &args.cfssl_bundle).map(PathBuf::from),
+impl Chosen {
+    /// Whether it is `own`, whose options these are. With another CA they are mistakes, unless that comes from a higher
+    /// level.
+    fn is(self, r: &mut Reader<'_>, own: (ProviderName, &str), options: &[(Option<Level>, &str)]) -> bool {
+        // Where there is none, the report says so already.
+        let Some(name) = self.name else { return false };
+        if name == own.0 {
+            return true;
         }
+        let set = options.iter().filter(|(level, _)| level.is_some() && *level >= self.level);
+        for (_, from) in set {
+            r.mistake(format!("{from} is for --ca {} alone: add that, or drop it", own.1));
+        }
+        false
     }
-}
-
-/// The commands of --ca exec.
-fn exec(
-    r: &mut Reader<'_>,
-    args: &RunArgs,
-    provider: Option<ProviderName>,
-    ca_level: Option<Level>,
-) -> Option<Provider> {
-    let own = (ProviderName::Exec, "exec");
-    let sign = only_for(r, own, ("ca-exec", &args.ca_exec), provider, ca_level);
-    let roots = only_for(r, own, ("ca-exec-roots", &args.ca_exec_roots), provider, ca_level);
-    if provider != Some(ProviderName::Exec) {
-        return None;
-    }
-    if sign.value.is_none() && !sign.was_wrong {
-        r.mistake("--ca exec needs a command that signs: --ca-exec COMMAND".to_owned());
-    }
-    Some(Provider::Exec { sign: sign.value?.into(), roots: roots.value.map(ShellCommand::from) })
 }
 
 /// Where mounted files are looked for. A folder of the agent's own files, links resolved, is none of these places: what
@@ -661,54 +617,6 @@ fn identity(
         namespace,
         service_account: account,
     }
-}
-
-/// The API server as the kubelet tells it to each container.
-fn in_cluster(r: &Reader<'_>) -> Option<Address> {
-    let host = r.variable("KUBERNETES_SERVICE_HOST")?;
-    let port = r.variable("KUBERNETES_SERVICE_PORT").unwrap_or("443");
-    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-    Address::with_ports(&format!("https://{host}:{port}"), 443, 80).ok()
-}
-
-/// The options of Kubernetes' API for certificates, if that is the provider.
-fn kubernetes(
-    r: &mut Reader<'_>,
-    args: &RunArgs,
-    provider: Option<ProviderName>,
-    workload: &Settings,
-    notes: &mut Vec<String>,
-) -> Option<(SignerName, SignerRoots)> {
-    let signer = r.parsed("kubernetes-signer", &args.kubernetes_signer, &[], str::parse::<SignerName>);
-    let root = r.text("kubernetes-root", &args.kubernetes_root, &[]);
-    if provider != Some(ProviderName::Kubernetes) {
-        let typed = [(signer.level, &signer.from), (root.level, &root.from)];
-        for (_, from) in typed.into_iter().filter(|(level, _)| *level == Some(Level::Flag)) {
-            r.mistake(format!("{from} is for --ca kubernetes alone; drop it, or set --ca"));
-        }
-        return None;
-    }
-    if signer.value.is_none() && !signer.was_wrong {
-        r.mistake("kubernetes needs the signer's name: --kubernetes-signer example.com/name".to_owned());
-    }
-    if root.value.is_none() && !root.was_wrong {
-        r.mistake(
-            "kubernetes needs the signer's roots, which its API does not tell with a certificate: --kubernetes-root \
-             FILE, or --kubernetes-root cluster for its ClusterTrustBundles"
-                .to_owned(),
-        );
-    }
-    if workload.ttl < SHORTEST_TTL {
-        notes.push(format!(
-            "a certificate lifetime of {:?} is asked for as {SHORTEST_TTL:?}: Kubernetes takes no shorter one",
-            workload.ttl
-        ));
-    }
-    let root = match root.value? {
-        text if text == "cluster" => SignerRoots::Cluster,
-        path => SignerRoots::File(path.into()),
-    };
-    Some((signer.value?, root))
 }
 
 fn roots(

@@ -52,6 +52,11 @@ pub(super) struct Found<T> {
 }
 
 impl<T> Found<T> {
+    /// On which level it was set, and as what.
+    pub(super) fn set(&self) -> (Option<Level>, &str) {
+        (self.level, &self.from)
+    }
+
     pub(super) fn or(self, default: impl Into<T>) -> T {
         self.value.unwrap_or_else(|| default.into())
     }

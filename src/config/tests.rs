@@ -427,7 +427,7 @@ fn vaults_options_and_what_is_missing_among_them() {
         ),
         (
             "--ca embedded --vault-role a --vault-root b",
-            &["--ca embedded and --vault-role a contradict", "--ca embedded and --vault-root contradict"],
+            &["--vault-role a is for --ca vault alone", "--vault-root is for --ca vault alone"],
         ),
     ];
     for (line, words) in cases {

@@ -2,9 +2,9 @@
 
 use http::HeaderValue;
 
-use super::ProviderName;
 use super::args::RunArgs;
 use super::reader::{Found, Reader};
+use super::{Chosen, ProviderName};
 use crate::ca::vault::{Access, MountPath, RoleName, Settings};
 use crate::credential::TokenFile;
 
@@ -13,8 +13,7 @@ use crate::credential::TokenFile;
 pub(super) fn settings(
     r: &mut Reader<'_>,
     args: &RunArgs,
-    ca: &Found<ProviderName>,
-    chosen: Option<ProviderName>,
+    chosen: Chosen,
     jwt: &TokenFile,
 ) -> Option<Settings> {
     let mount = r.parsed("vault-pki-mount", &args.vault_pki_mount, &[], str::parse::<MountPath>);
@@ -30,30 +29,22 @@ pub(super) fn settings(
     let token = r.text("vault-token-file", &args.vault_token_file, &[]);
     let roots = r.text("vault-root", &args.vault_root, &[]);
 
-    if chosen.is_some_and(|chosen| chosen != ProviderName::Vault) {
-        let set = [
-            (mount.level, &mount.from),
-            (role.level, &role.from),
-            (namespace.level, &namespace.from),
-            (auth_mount.level, &auth_mount.from),
-            (auth_role.level, &auth_role.from),
-            (token.level, &token.from),
-            (roots.level, &roots.from),
-        ];
-        for (_, from) in set.into_iter().filter(|(level, _)| level.is_some() && *level == ca.level) {
-            r.mistake(format!(
-                "{} and {from} contradict each other: only vault has such an option; drop one of them",
-                ca.from
-            ));
-        }
-    }
-    if chosen != Some(ProviderName::Vault) {
+    let all = [
+        mount.set(),
+        role.set(),
+        namespace.set(),
+        auth_mount.set(),
+        auth_role.set(),
+        token.set(),
+        roots.set(),
+    ];
+    if !chosen.is(r, (ProviderName::Vault, "vault"), &all) {
         return None;
     }
     if role.value.is_none() && !role.was_wrong {
-        r.mistake(format!("{} needs the PKI engine's role: --vault-role ROLE", ca.from));
+        r.mistake("--ca vault needs the PKI engine's role: --vault-role ROLE".to_owned());
     }
-    let access = access(r, ca, auth_mount, auth_role, token, jwt);
+    let access = access(r, auth_mount, auth_role, token, jwt);
     let default = || "pki".parse().ok();
     Some(Settings {
         mount: mount.value.or_else(default)?,
@@ -67,7 +58,6 @@ pub(super) fn settings(
 /// The way in: a token of Vault's, or a login. Of both, the one of the higher level.
 fn access(
     r: &mut Reader<'_>,
-    ca: &Found<ProviderName>,
     mount: Found<MountPath>,
     role: Found<String>,
     token: Found<String>,
@@ -91,11 +81,11 @@ fn access(
         }
         _ if token.was_wrong || role.was_wrong => None,
         _ => {
-            r.mistake(format!(
-                "{} needs a way into Vault: --vault-auth-role ROLE (logs in with the token in --token-file), or \
-                 --vault-token-file FILE",
-                ca.from
-            ));
+            r.mistake(
+                "--ca vault needs a way into Vault: --vault-auth-role ROLE (logs in with the token in --token-file), or \
+                 --vault-token-file FILE"
+                    .to_owned(),
+            );
             None
         }
     }

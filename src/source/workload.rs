@@ -52,6 +52,9 @@ pub enum Validity {
     Past(Duration),
 }
 
+/// The share of the distance to a certificate's end that a delay may take.
+const SHARE: u32 = 16;
+
 /// How long to wait after the `failures`-th failed call in a row. The delay shrinks towards the end of the
 /// certificate, so that none ends unrenewed for want of trying, and grows again after it, where the failure is one
 /// that does not pass by itself. `draw` is random, from 0 to 1.
@@ -59,8 +62,6 @@ pub fn retry_delay(class: Class, failures: u32, validity: Validity, draw: f64) -
     const BASE: Duration = Duration::from_millis(500);
     /// Near the end every class is tried at least every 2 s.
     const URGENT: Duration = Duration::from_millis(1500);
-    /// The share of the distance to the end that a delay may take.
-    const SHARE: u32 = 16;
     let (cap, cap_without) = match class {
         Class::Transient => (Duration::from_secs(60), URGENT),
         Class::Lasting => (Duration::from_secs(300), Duration::from_secs(30)),
@@ -77,7 +78,7 @@ pub fn retry_delay(class: Class, failures: u32, validity: Validity, draw: f64) -
 fn asked_delay(asked: Duration, validity: Validity) -> Duration {
     const LONGEST: Duration = Duration::from_secs(300);
     match validity {
-        Validity::Left(left) => asked.min(LONGEST).min(left / 16),
+        Validity::Left(left) => asked.min(LONGEST).min(left / SHARE),
         Validity::Past(_) | Validity::Nothing => asked.min(LONGEST),
     }
 }
