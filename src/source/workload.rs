@@ -1,12 +1,16 @@
 //! The life of a workload's secrets: key, CSR, CA, check, publish, sleep until the renewal, again.
 
+mod retry;
+
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use crate::backoff::{Backoff, Repeats};
+pub use self::retry::{Validity, retry_delay};
+use self::retry::{asked_delay, call_timeout};
+use crate::backoff::Repeats;
 use crate::ca::client_cert::ClientCertFolder;
-use crate::ca::{Answer, CaError, CertificateAuthority, Class, Pending, SigningRequest};
+use crate::ca::{Answer, CaError, CertificateAuthority, Pending, SigningRequest};
 use crate::cache::{Cache, Entry, Key, Origin, Publisher, Workload};
 use crate::clock::Clock;
 use crate::credential::TokenFile;
@@ -38,58 +42,6 @@ impl Grace {
         let lifetime = not_after.duration_since(not_before.max(received)).unwrap_or_default();
         let share = (self.ratio + self.jitter * draw).clamp(0.0, 1.0);
         not_after - lifetime.mul_f64(share)
-    }
-}
-
-/// What there is to lose while the CA does not sign.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Validity {
-    /// There never was a certificate.
-    Nothing,
-    /// The one that is served is valid for so long.
-    Left(Duration),
-    /// The one that was served ended so long ago.
-    Past(Duration),
-}
-
-/// The share of the distance to a certificate's end that a delay may take.
-const SHARE: u32 = 16;
-
-/// How long to wait after the `failures`-th failed call in a row. The delay shrinks towards the end of the
-/// certificate, so that none ends unrenewed for want of trying, and grows again after it, where the failure is one
-/// that does not pass by itself. `draw` is random, from 0 to 1.
-pub fn retry_delay(class: Class, failures: u32, validity: Validity, draw: f64) -> Duration {
-    const BASE: Duration = Duration::from_millis(500);
-    /// Near the end every class is tried at least every 2 s.
-    const URGENT: Duration = Duration::from_millis(1500);
-    let (cap, cap_without) = match class {
-        Class::Transient => (Duration::from_secs(60), URGENT),
-        Class::Lasting => (Duration::from_secs(300), Duration::from_secs(30)),
-    };
-    let cap = match validity {
-        Validity::Left(left) => cap.min(URGENT.max(left / SHARE)),
-        Validity::Past(past) => cap_without.min(URGENT.max(past / SHARE)),
-        Validity::Nothing => cap_without,
-    };
-    Backoff { base: BASE, cap }.delay(failures, draw)
-}
-
-/// How long to wait where the CA asks to be left alone for `asked`: as long as that, unless it could cost the certificate.
-fn asked_delay(asked: Duration, validity: Validity) -> Duration {
-    const LONGEST: Duration = Duration::from_secs(300);
-    match validity {
-        Validity::Left(left) => asked.min(LONGEST).min(left / SHARE),
-        Validity::Past(_) | Validity::Nothing => asked.min(LONGEST),
-    }
-}
-
-/// How long one call may take: as configured, but a call to a CA that hangs must not use up the last of a
-/// certificate's life. After it nothing is left to lose, and a CA that is slow gets all its time.
-fn call_timeout(configured: Duration, validity: Validity) -> Duration {
-    const SHORTEST: Duration = Duration::from_secs(2);
-    match validity {
-        Validity::Left(left) => configured.min(SHORTEST.max(left / 4)),
-        Validity::Past(_) | Validity::Nothing => configured,
     }
 }
 

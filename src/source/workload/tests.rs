@@ -232,68 +232,6 @@ fn the_moment_of_renewal_is_istios() {
     assert_eq!(moment, start() - HOUR);
 }
 
-#[test]
-fn the_next_try_comes_the_sooner_the_less_is_left() {
-    use Class::{Lasting, Transient};
-    use Validity::{Left, Nothing, Past};
-    let seconds = Duration::from_secs;
-    // Class, failures, what is left; the longest delay in milliseconds.
-    let cases = [
-        (Transient, 1, Left(DAY), 500),
-        (Transient, 2, Left(DAY), 1000),
-        (Transient, 5, Left(DAY), 8000),
-        (Transient, u32::MAX, Left(DAY), 60_000),
-        (Lasting, u32::MAX, Left(DAY), 300_000),
-        // A sixteenth of what is left.
-        (Transient, u32::MAX, Left(seconds(480)), 30_000),
-        (Lasting, u32::MAX, Left(seconds(480)), 30_000),
-        // Near the end all are the same.
-        (Transient, u32::MAX, Left(seconds(10)), 1500),
-        (Lasting, u32::MAX, Left(seconds(10)), 1500),
-        (Lasting, u32::MAX, Left(Duration::ZERO), 1500),
-        // So they are when it has just ended; what does not pass by itself is asked for less and less.
-        (Transient, u32::MAX, Past(Duration::ZERO), 1500),
-        (Lasting, u32::MAX, Past(Duration::ZERO), 1500),
-        (Lasting, u32::MAX, Past(seconds(160)), 10_000),
-        (Lasting, u32::MAX, Past(DAY), 30_000),
-        (Transient, u32::MAX, Past(DAY), 1500),
-        // There never was one.
-        (Transient, u32::MAX, Nothing, 1500),
-        (Lasting, u32::MAX, Nothing, 30_000),
-        (Lasting, 1, Nothing, 500),
-        // No failure at all does not occur; it is not a tight loop even so.
-        (Transient, 0, Left(DAY), 500),
-    ];
-    for (class, failures, validity, longest) in cases {
-        let longest = Duration::from_millis(longest);
-        let case = format!("{class:?} {failures} {validity:?}");
-        assert_eq!(retry_delay(class, failures, validity, 1.0), longest, "{case}");
-        assert_eq!(
-            retry_delay(class, failures, validity, 0.0),
-            longest / 2,
-            "{case}: never 0, however it is drawn"
-        );
-    }
-}
-
-#[test]
-fn a_call_may_not_use_up_the_last_of_a_certificates_life() {
-    use Validity::{Left, Nothing, Past};
-    let seconds = Duration::from_secs;
-    let cases = [
-        (Nothing, 10),
-        (Left(DAY), 10),
-        (Left(seconds(20)), 5),
-        (Left(seconds(8)), 2),
-        (Left(seconds(1)), 2),
-        (Past(seconds(1)), 10),
-    ];
-    for (validity, expected) in cases {
-        assert_eq!(call_timeout(seconds(10), validity), seconds(expected), "{validity:?}");
-    }
-    assert_eq!(call_timeout(SECOND, Left(SECOND)), SECOND, "what is configured is not exceeded");
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_year_of_renewals_is_on_time_with_one_call_and_a_fresh_key_each() {
     let mut office = Office::open(settings());
@@ -828,20 +766,4 @@ async fn a_request_that_waits_is_asked_again_with_the_same_key_until_it_is_settl
         tidyings.recv().await.unwrap();
     }
     assert!(tidyings.try_recv().is_err());
-}
-
-#[test]
-fn a_ca_that_asks_to_be_left_alone_is_unless_it_could_cost_the_certificate() {
-    let seconds = Duration::from_secs;
-    let cases = [
-        (0, Validity::Nothing, seconds(0)),
-        (30, Validity::Nothing, seconds(30)),
-        (100_000, Validity::Past(seconds(1)), seconds(300)),
-        (30, Validity::Left(seconds(3600)), seconds(30)),
-        (30, Validity::Left(seconds(160)), seconds(10)),
-        (100_000, Validity::Left(seconds(100_000)), seconds(300)),
-    ];
-    for (asked, validity, expected) in cases {
-        assert_eq!(asked_delay(seconds(asked), validity), expected, "{asked} s, {validity:?}");
-    }
 }
