@@ -15,9 +15,10 @@ use crate::ca::cfssl::Cfssl;
 use crate::ca::citadel::Citadel;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
 use crate::ca::exec::Exec;
+use crate::ca::failover::{Failover, Member};
 use crate::ca::kubernetes::Kubernetes;
+use crate::ca::rest;
 use crate::ca::vault::Vault;
-use crate::ca::{CertificateAuthority, rest};
 use crate::cache::{Cache, Workload};
 use crate::clock::Clock;
 use crate::config::{Config, Provider};
@@ -90,20 +91,22 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     files.publish_once();
     tasks.spawn(files.run());
     tasks.spawn(crls.run());
-    let ca = certificate_authority(config.provider, &clock)?;
+    let cas = config.providers.into_iter().map(|provider| certificate_authority(provider, &clock));
+    let cas = Failover::new(cas.collect::<Result<_, _>>()?);
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         socket = %config.socket.display(),
-        ca = ca.as_ref().map_or("none", |ca| ca.name()),
+        ca = cas.provider(),
         because = config.provider_reason,
         cert_dir,
         output_dir = config.output.as_ref().map(|output| tracing::field::display(output.folder.display())),
         status = status_address.map(tracing::field::display),
         "attache serves"
     );
-    if let Some(ca) = ca {
+    if !cas.is_empty() {
         let (cache, clock, metrics) = (&cache, clock.clone(), metrics.clone());
-        let source = WorkloadSource::new(ca, config.workload, cache, WORKLOAD, clock, metrics);
+        let mut source = WorkloadSource::new(cas, config.workload, cache, WORKLOAD, clock, metrics);
+        source.restore().await;
         tasks.spawn(source.run());
     }
     if let Some(settings) = config.output {
@@ -149,50 +152,49 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn certificate_authority(
-    provider: Provider,
-    clock: &Clock,
-) -> anyhow::Result<Option<Box<dyn CertificateAuthority>>> {
+fn certificate_authority(provider: Provider, clock: &Clock) -> anyhow::Result<Member> {
+    let name = provider.name();
     Ok(match provider {
-        Provider::None => None,
         Provider::Embedded { folder } => {
             let ca = DevelopmentCa::open(&folder, clock.clone())?;
             tracing::warn!(
                 root = %ca.root_file().display(),
                 "the embedded CA is for development: whoever can read its folder can be anybody"
             );
-            Some(Box::new(Embedded(ca)))
+            Member::new(&name, Embedded(ca))
         }
-        Provider::Kubernetes { endpoint, token, signer, roots, key_type } => Some(Box::new(Kubernetes {
-            endpoint,
-            token,
-            signer,
-            roots,
-            key_type,
-            clock: clock.clone(),
-            requests: Mutex::default(),
-        })),
-        Provider::Cfssl { endpoint, profile, label, auth_key, bundle, headers } => Some(Box::new(Cfssl {
-            endpoint,
-            profile,
-            label,
-            auth_key,
-            bundle,
-            headers: rest::headers(&headers),
-        })),
-        Provider::Exec { sign, roots } => Some(Box::new(Exec::new(sign, roots))),
-        Provider::Citadel { endpoint, token, client_cert, cluster_id, headers } => Some(Box::new(Citadel {
-            endpoint,
-            token,
-            client_cert,
-            repeats: Mutex::default(),
-            refused: Mutex::default(),
-            cluster_id,
-            headers,
-            clock: clock.clone(),
-        })),
+        Provider::Kubernetes { endpoint, token, signer, roots, key_type } => Member::new(
+            &name,
+            Kubernetes {
+                endpoint,
+                token,
+                signer,
+                roots,
+                key_type,
+                clock: clock.clone(),
+                requests: Mutex::default(),
+            },
+        ),
+        Provider::Cfssl { endpoint, profile, label, auth_key, bundle, headers } => {
+            let headers = rest::headers(&headers);
+            Member::new(&name, Cfssl { endpoint, profile, label, auth_key, bundle, headers })
+        }
+        Provider::Exec { sign, roots } => Member::new(&name, Exec::new(sign, roots)),
+        Provider::Citadel { endpoint, token, client_cert, cluster_id, headers } => Member::new(
+            &name,
+            Citadel {
+                endpoint,
+                token,
+                client_cert,
+                repeats: Mutex::default(),
+                refused: Mutex::default(),
+                cluster_id,
+                headers,
+                clock: clock.clone(),
+            },
+        ),
         Provider::Vault { endpoint, settings, headers } => {
-            Some(Box::new(Vault::new(endpoint, settings, &headers, clock.clone())))
+            Member::new(&name, Vault::new(endpoint, settings, &headers, clock.clone()))
         }
     })
 }

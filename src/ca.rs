@@ -8,6 +8,7 @@ pub mod embedded;
 pub mod endpoint;
 pub mod kubernetes;
 pub mod exec;
+pub mod failover;
 pub mod rest;
 pub mod server;
 mod tls;

@@ -138,6 +138,13 @@ pub struct Observed {
     pub rejection: Option<Rejection>,
 }
 
+impl Observed {
+    fn is_settled(&self, version: &Version) -> bool {
+        self.holding.get(version).copied().unwrap_or_default() == self.streams
+            || self.rejection.as_ref().is_some_and(|rejection| rejection.version == *version)
+    }
+}
+
 /// A version that a client refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
@@ -200,6 +207,8 @@ struct Slot {
     revocation: Mutex<Revocation>,
     /// The last stream has left.
     deserted: Notify,
+    /// A stream has given a verdict, or has left.
+    verdict: Notify,
 }
 
 /// No code panics while it holds one of these locks, and their data is whole between any two statements.
@@ -430,6 +439,30 @@ impl Publisher {
         }
     }
 
+    /// Returns once every open stream holds the value that is served, or one has refused it: waiting longer would change
+    /// nothing. At once where there is no stream.
+    pub async fn settled(&self) {
+        let mut entry = self.watch();
+        loop {
+            // Before the look, so that no verdict is lost in between.
+            let verdict = self.slot.verdict.notified();
+            let served = entry.borrow_and_update().good.as_ref().map(|good| good.resource.version.clone());
+            let Some(version) = served else { return };
+            if lock(&self.slot.observed).is_settled(&version) {
+                return;
+            }
+            tokio::select! {
+                () = verdict => {}
+                _ = entry.changed() => {}
+            }
+        }
+    }
+
+    /// How streams stand to the entry.
+    pub fn observed(&self) -> Observed {
+        lock(&self.slot.observed).clone()
+    }
+
     /// The entry as it is now.
     pub fn entry(&self) -> Entry {
         self.slot.entry.borrow().clone()
@@ -470,6 +503,7 @@ impl Subscription {
             observed.rejection = None;
         }
         self.accepted = Some(version);
+        self.slot.verdict.notify_waiters();
     }
 
     /// The client refused `version`. True if that is news: no other stream said it of this version before.
@@ -477,6 +511,7 @@ impl Subscription {
         let mut observed = lock(&self.slot.observed);
         let is_news = observed.rejection.as_ref().is_none_or(|rejection| rejection.version != version);
         observed.rejection = Some(Rejection { version, reason: reason.to_owned() });
+        self.slot.verdict.notify_waiters();
         is_news
     }
 
@@ -499,6 +534,7 @@ impl Drop for Subscription {
         if observed.streams == 0 {
             self.slot.deserted.notify_one();
         }
+        self.slot.verdict.notify_waiters();
     }
 }
 

@@ -35,7 +35,7 @@ use crate::pki::key::KeyType;
 use crate::sds::listener::ListenError;
 use crate::source::crl::CrlFile;
 use crate::source::files;
-use crate::source::workload::{Grace, IdentitySource, Settings};
+use crate::source::workload::{Grace, IdentitySource, Settings, StateFolder};
 
 /// Where Istio's proxies look for a socket that is not their agent's.
 pub const DEFAULT_SOCKET: &str = "/var/run/secrets/workload-spiffe-uds/socket";
@@ -54,8 +54,8 @@ pub struct Config {
     pub socket: PathBuf,
     /// The socket file's permissions.
     pub socket_mode: u32,
-    /// Who signs.
-    pub provider: Provider,
+    /// Who signs: several stand in for each other, in this order; none where mounted files are all there is.
+    pub providers: Vec<Provider>,
     /// What decided that, for people.
     pub provider_reason: String,
     /// What is asked of it.
@@ -150,8 +150,20 @@ pub enum Provider {
         /// Its folder.
         folder: PathBuf,
     },
-    /// Mounted files alone.
-    None,
+}
+
+impl Provider {
+    /// What tells it from others of its kind.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Citadel { endpoint, .. }
+            | Self::Vault { endpoint, .. }
+            | Self::Kubernetes { endpoint, .. }
+            | Self::Cfssl { endpoint, .. } => endpoint.address.to_string(),
+            Self::Exec { .. } => "exec".to_owned(),
+            Self::Embedded { .. } => "embedded".to_owned(),
+        }
+    }
 }
 
 /// The providers by the names that `--ca` takes.
@@ -211,17 +223,17 @@ impl Config {
         let crl = r.text("crl", &args.crl, &[]);
         let crl = CrlFile { is_named: crl.value.is_some(), path: crl.or(ISTIO_CRL).into() };
         let output = output(r, args);
+        let state = state(r, args);
         let files_alone = r.switch("file-mounted-certs", args.file_mounted_certs, &["FILE_MOUNTED_CERTS"]);
 
         let ca = r.parsed("ca", &args.ca, &["CA_PROVIDER"], parse_provider);
         // Istio's variables tell of Istio's CA.
         let is_kubernetes = ca.value == Some(ProviderName::Kubernetes);
         let istios = |names: &'static [&'static str]| if is_kubernetes { &[] } else { names };
-        let mut address = r.parsed("ca-address", &args.ca_address, istios(&["CA_ADDR"]), |text| {
-            ca.value.unwrap_or(ProviderName::Citadel).address(text)
-        });
-        if is_kubernetes && address.value.is_none() && !address.was_wrong {
-            address.value = kubernetes::in_cluster(r);
+        let mut addresses =
+            addresses(r, args, ca.value.unwrap_or(ProviderName::Citadel), istios(&["CA_ADDR"]));
+        if is_kubernetes && addresses.value.is_none() && !addresses.was_wrong {
+            addresses.value = kubernetes::in_cluster(r).map(|address| vec![address]);
         }
         let ca_dir = r.text("ca-dir", &args.ca_dir, &[]);
         let cert_dir = r.text("cert-dir", &args.cert_dir, &[]);
@@ -230,11 +242,14 @@ impl Config {
         if let Some(output) = &output {
             own.push((output.folder.as_path(), "that is where the agent writes its own"));
         }
+        if let Some(state) = &state {
+            own.push((state.path(), "that is where the agent keeps its state"));
+        }
         // Without a CA, no folder is that of a client certificate for it.
         let without_ca = mounted(&cert_dir, &own, &mut Vec::new());
         let level = ca.level;
         let (name, provider_reason) =
-            choose(r, ca, &files_alone, &address, &ca_dir, &client_cert, &without_ca).unzip();
+            choose(r, ca, &files_alone, &addresses, &ca_dir, &client_cert, &without_ca).unzip();
         let chosen = Chosen { name, level };
         if let Some(folder) = client_cert.value.as_deref().filter(|_| name == Some(ProviderName::Citadel)) {
             own.push((Path::new(folder), "they are the client certificate for calls to the CA"));
@@ -251,7 +266,7 @@ impl Config {
                 output.folder.display()
             ));
         }
-        let client_cert = client_cert_folder(r, client_cert, name, &address, &mut notes);
+        let client_cert = client_cert_folder(r, client_cert, name, &addresses, &mut notes);
         let exec = exec::options(r, args, chosen);
         let cfssl = cfssl::Options::new(r, args, chosen);
 
@@ -286,60 +301,90 @@ impl Config {
             ttl: ttl.or(Duration::from_secs(24 * 3600)),
             grace,
             timeout: timeout.or(Duration::from_secs(10)),
+            drops_old_roots: r.switch("drop-old-roots", args.drop_old_roots, &[]).or(false),
+            state,
         };
 
         let server_name = r.text("ca-server-name", &args.ca_server_name, istios(&["ISTIOD_SAN"])).value;
         let roots = roots(r, args, &client_cert, name);
         let kubernetes = kubernetes::options(r, args, chosen, &workload, &mut notes);
         let headers = headers(r, args);
-        let cluster_id = r
+        let cluster_id: MetadataValue<Ascii> = r
             .parsed("cluster-id", &args.cluster_id, &["ISTIO_META_CLUSTER_ID"], |text| {
                 text.parse().map_err(|_| format!("{text:?} can't be sent in a header"))
             })
             .or(MetadataValue::from_static("Kubernetes"));
-        let provider = match (name, address.value) {
-            (Some(ProviderName::Citadel), Some(address)) => {
-                if address.plaintext {
-                    notes.push(format!("the workload's token goes to {address} in plain text"));
-                }
-                let endpoint = Endpoint { address, roots, server_name };
-                Provider::Citadel { endpoint, token, client_cert, cluster_id, headers }
+        let endpoint = |address| Endpoint { address, roots: roots.clone(), server_name: server_name.clone() };
+        let in_plain_text = |what: &str, address: &Address, notes: &mut Vec<String>| {
+            if address.plaintext {
+                notes.push(format!("{what} to {address} in plain text"));
             }
-            (Some(ProviderName::Vault), Some(address)) => {
-                if address.plaintext {
-                    notes.push(format!("the workload's token and Vault's go to {address} in plain text"));
-                }
-                let endpoint = Endpoint { address, roots, server_name };
-                // Without settings there are mistakes.
-                vault.map_or(Provider::None, |settings| Provider::Vault { endpoint, settings, headers })
-            }
-            (Some(ProviderName::Kubernetes), Some(address)) => match kubernetes {
-                Some((signer, signer_roots)) => {
-                    if address.plaintext {
-                        notes.push(format!("the service account's token goes to {address} in plain text"));
-                    }
-                    let endpoint = Endpoint { address, roots, server_name };
-                    Provider::Kubernetes { endpoint, token, signer, roots: signer_roots, key_type }
-                }
-                None => Provider::None,
-            },
-            (Some(ProviderName::Cfssl), Some(address)) => {
-                let cfssl::Options { profile, label, auth_key, bundle } = cfssl;
-                if address.plaintext && bundle.is_none() {
-                    notes.push(format!(
-                        "what {address} says in plain text is trusted: whoever is on the way there can be anybody's CA; use https://, or name the roots with --cfssl-bundle"
-                    ));
-                }
-                let endpoint = Endpoint { address, roots, server_name };
-                Provider::Cfssl { endpoint, profile, label, auth_key, bundle, headers }
-            }
-            (Some(ProviderName::Exec), _) => exec.unwrap_or(Provider::None),
-            (Some(ProviderName::Embedded), _) => {
-                Provider::Embedded { folder: ca_dir.or("./attache-ca").into() }
-            }
-            // Where an address or a choice is missing, that is among the mistakes.
-            _ => Provider::None,
         };
+        let mut providers = Vec::new();
+        // Where a choice or an address is missing, that is among the mistakes.
+        let with_address = addresses.value.filter(|_| name.is_some_and(ProviderName::has_address));
+        for address in with_address.unwrap_or_default() {
+            let provider = match name {
+                Some(ProviderName::Citadel) => {
+                    in_plain_text("the workload's token goes", &address, &mut notes);
+                    Some(Provider::Citadel {
+                        endpoint: endpoint(address),
+                        token: token.clone(),
+                        client_cert: client_cert.clone(),
+                        cluster_id: cluster_id.clone(),
+                        headers: headers.clone(),
+                    })
+                }
+                Some(ProviderName::Vault) => {
+                    in_plain_text("the workload's token and Vault's go", &address, &mut notes);
+                    vault.clone().map(|settings| Provider::Vault {
+                        endpoint: endpoint(address),
+                        settings,
+                        headers: headers.clone(),
+                    })
+                }
+                Some(ProviderName::Kubernetes) => {
+                    in_plain_text("the service account's token goes", &address, &mut notes);
+                    kubernetes.clone().map(|(signer, roots)| Provider::Kubernetes {
+                        endpoint: endpoint(address),
+                        token: token.clone(),
+                        signer,
+                        roots,
+                        key_type,
+                    })
+                }
+                Some(ProviderName::Cfssl) => {
+                    let cfssl::Options { profile, label, auth_key, bundle } = cfssl.clone();
+                    if address.plaintext && bundle.is_none() {
+                        notes.push(format!(
+                            "what {address} says in plain text is trusted: whoever is on the way there can be anybody's CA; use https://, or name the roots with --cfssl-bundle"
+                        ));
+                    }
+                    let endpoint = endpoint(address);
+                    Some(Provider::Cfssl {
+                        endpoint,
+                        profile,
+                        label,
+                        auth_key,
+                        bundle,
+                        headers: headers.clone(),
+                    })
+                }
+                _ => None,
+            };
+            providers.extend(provider);
+        }
+        match name {
+            Some(ProviderName::Exec) => providers.extend(exec),
+            Some(ProviderName::Embedded) => {
+                providers.push(Provider::Embedded { folder: ca_dir.or("./attache-ca").into() });
+            }
+            _ => {}
+        }
+        if let Some(state) = workload.state.as_ref().filter(|_| name == Some(ProviderName::None)) {
+            let folder = state.path().display();
+            notes.push(format!("--state-dir {folder} is not used: without a CA there is nothing to keep"));
+        }
 
         let status_address = r
             .parsed("status-address", &args.status_address, &[], parse_status_address)
@@ -351,10 +396,12 @@ impl Config {
         let info = Targets::new().with_default(tracing::Level::INFO);
         let log = LogConfig { filter: filter.or(info), json };
 
+        let own_folders = output.iter().map(|output| output.folder.as_path());
+        let own_folders = own_folders.chain(workload.state.iter().map(StateFolder::path));
         let files = files::Settings {
             mounted,
-            own: output.iter().map(|output| output.folder.clone()).collect(),
-            is_alone: matches!(provider, Provider::None),
+            own: own_folders.map(Path::to_owned).collect(),
+            is_alone: providers.is_empty(),
             debounce: file_debounce,
             prefixes,
             system_roots,
@@ -362,7 +409,7 @@ impl Config {
         reader.finish(Self {
             socket,
             socket_mode,
-            provider,
+            providers,
             provider_reason: provider_reason.unwrap_or_default(),
             workload,
             files,
@@ -374,6 +421,33 @@ impl Config {
             notes,
         })
     }
+}
+
+/// The CAs that stand in for each other, in order; in the environment with "," between them.
+fn addresses(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    provider: ProviderName,
+    others: &[&str],
+) -> reader::Found<Vec<Address>> {
+    let typed = (!args.ca_address.is_empty()).then(|| args.ca_address.join(","));
+    r.parsed("ca-address", &typed, others, |text| {
+        let mut addresses = Vec::new();
+        for one in text.split(',') {
+            let address = provider.address(one.trim())?;
+            if addresses.contains(&address) {
+                return Err(format!("{address} is there twice; name each CA once"));
+            }
+            addresses.push(address);
+        }
+        Ok(addresses)
+    })
+}
+
+/// The folder for what is kept across restarts.
+fn state(r: &mut Reader<'_>, args: &RunArgs) -> Option<StateFolder> {
+    let folder = r.text("state-dir", &args.state_dir, &[]).value?;
+    Some(StateFolder::new(std::path::absolute(&folder).unwrap_or_else(|_| folder.into())))
 }
 
 /// What is written for other programs.
@@ -429,21 +503,21 @@ fn choose(
     r: &mut Reader<'_>,
     ca: reader::Found<ProviderName>,
     files_alone: &reader::Found<bool>,
-    address: &reader::Found<Address>,
+    addresses: &reader::Found<Vec<Address>>,
     ca_dir: &reader::Found<String>,
     client_cert: &reader::Found<String>,
     mounted: &[Place],
 ) -> Option<(ProviderName, String)> {
     let only_files = files_alone.value == Some(true);
     let Some(name) = ca.value else {
-        if ca.was_wrong || address.was_wrong || files_alone.was_wrong {
+        if ca.was_wrong || addresses.was_wrong || files_alone.was_wrong {
             return None;
         }
         if only_files {
             return Some((ProviderName::None, files_alone.from.clone()));
         }
-        if address.value.is_some() {
-            return Some((ProviderName::Citadel, address.from.clone()));
+        if addresses.value.is_some() {
+            return Some((ProviderName::Citadel, addresses.from.clone()));
         }
         if client_cert.value.is_some() {
             r.mistake(format!("{} needs the CA's address: --ca-address HOST:PORT", client_cert.from));
@@ -472,10 +546,10 @@ fn choose(
             return Some((ProviderName::None, files_alone.from.clone()));
         }
     }
-    if !name.has_address() && clash(address.level) {
+    if !name.has_address() && clash(addresses.level) {
         r.mistake(format!(
             "{} and {} contradict each other: the first has no address; drop one of them",
-            ca.from, address.from
+            ca.from, addresses.from
         ));
     }
     if name != ProviderName::Citadel && clash(client_cert.level) {
@@ -490,7 +564,7 @@ fn choose(
             ca.from, ca_dir.from
         ));
     }
-    if name.has_address() && address.value.is_none() && !address.was_wrong {
+    if name.has_address() && addresses.value.is_none() && !addresses.was_wrong {
         r.mistake(format!("{} needs the CA's address: --ca-address HOST:PORT", ca.from));
     }
     Some((name, ca.from))
@@ -554,16 +628,16 @@ fn client_cert_folder(
     r: &mut Reader<'_>,
     client_cert: reader::Found<String>,
     provider: Option<ProviderName>,
-    address: &reader::Found<Address>,
+    addresses: &reader::Found<Vec<Address>>,
     notes: &mut Vec<String>,
 ) -> Option<ClientCertFolder> {
     let folder = client_cert.value.filter(|_| provider == Some(ProviderName::Citadel))?;
-    if !address.value.as_ref().is_some_and(|address| address.plaintext) {
+    if !addresses.value.as_ref().is_some_and(|all| all.iter().all(|address| address.plaintext)) {
         return Some(ClientCertFolder::new(folder));
     }
     let words =
-        format!("without TLS no client certificate can be presented, and {} is without", address.from);
-    if client_cert.level == address.level {
+        format!("without TLS no client certificate can be presented, and {} is without", addresses.from);
+    if client_cert.level == addresses.level {
         r.mistake(format!("{}: {words}; drop one of them", client_cert.from));
     } else {
         notes.push(format!("{} is not used: {words}", client_cert.from));

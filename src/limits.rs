@@ -20,6 +20,8 @@ pub const CERTIFICATES: usize = 500;
 pub const CRLS: usize = 100;
 /// Bytes of a token file.
 pub const TOKEN_BYTES: u64 = 64 << 10;
+/// Roots that no CA names any more and that peers' leaves may still come from.
+pub const OLD_ROOTS: usize = 32;
 /// Bytes of a CA's answer.
 pub const CA_ANSWER_BYTES: usize = 1 << 20;
 /// Bytes that are kept of the words of a command of the user's.

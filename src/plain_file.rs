@@ -133,6 +133,18 @@ pub fn lock_folder(path: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::WouldBlock, "somebody holds a lock on it (flock) and does not let go"))
 }
 
+/// What somebody can do about a disk that does not take what is to be written, to go before another way out.
+pub fn way_out(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room there, or ",
+        io::ErrorKind::PermissionDenied => "let this agent's user write there, or ",
+        io::ErrorKind::ReadOnlyFilesystem => "mount it writable, or ",
+        // Nothing can be made there at all: in /proc, say.
+        io::ErrorKind::NotFound => "",
+        _ => "see what is wrong with that disk, or ",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -26,9 +26,10 @@ pub struct RunArgs {
     /// a key pair] [CA_PROVIDER]
     #[arg(long, value_name = "PROVIDER", help_heading = "CA")]
     pub ca: Option<String>,
-    /// The CA's address, like istiod.istio-system.svc:15012; http://HOST:PORT for plain text [CA_ADDR]
+    /// The CA's address, like istiod.istio-system.svc:15012; http://HOST:PORT for plain text; repeatable (in the
+    /// environment with "," between them): the next one is asked when one gives no certificate [CA_ADDR]
     #[arg(long, value_name = "ADDRESS", help_heading = "CA")]
-    pub ca_address: Option<String>,
+    pub ca_address: Vec<String>,
     /// The root of the CA's own TLS certificate: a PEM file, or system [default: root-cert.pem of
     /// --ca-client-cert-dir, else /var/run/secrets/istio/root-cert.pem, else /etc/certs/root-cert.pem] [CA_ROOT_CA]
     #[arg(long, value_name = "FILE", help_heading = "CA")]
@@ -45,6 +46,14 @@ pub struct RunArgs {
     /// The embedded CA's folder; agents that share it share a root [default: ./attache-ca]
     #[arg(long, value_name = "DIR", help_heading = "CA")]
     pub ca_dir: Option<String>,
+    /// Drop roots that the CA does not name any more at once, instead of after one lifetime of the last certificate
+    /// that came with them: peers that still hold such certificates are refused. For a CA whose key is lost
+    #[arg(long, help_heading = "CA")]
+    pub drop_old_roots: bool,
+    /// A folder, kept across restarts, for the last certificate, its key and the roots: an agent that restarts while
+    /// the CA is down serves them at once. For this agent alone; not in plain sight of others [default: none]
+    #[arg(long, value_name = "DIR", help_heading = "CA")]
+    pub state_dir: Option<String>,
     /// A folder with cert-chain.pem and key.pem, read anew for each call: as long as they are good, and the CA asks
     /// for a client certificate, they are presented, and the token is not sent [PROV_CERT]
     #[arg(long, value_name = "DIR", help_heading = "CA")]

@@ -7,6 +7,7 @@ use super::reader::Reader;
 use super::{Chosen, ProviderName};
 
 /// What cfssl is told beside the address.
+#[derive(Clone)]
 pub(super) struct Options {
     pub(super) profile: Option<String>,
     pub(super) label: Option<String>,

@@ -18,6 +18,12 @@ fn mistakes(line: &str, environment: &[(&str, &str)]) -> Vec<String> {
     config(line, environment).map(|_| Vec::new()).unwrap_or_else(|Mistakes(all)| all)
 }
 
+/// Where there is one CA.
+fn only(config: &Config) -> Provider {
+    let [one] = config.providers.as_slice() else { panic!("not one CA: {:?}", config.providers) };
+    one.clone()
+}
+
 #[test]
 fn a_flag_wins_over_our_variable_and_that_over_istios() {
     let environment = [("CA_PROVIDER", "none"), ("SECRET_TTL", "1h0m0s"), ("ATTACHE_CERT_TTL", "2h")];
@@ -132,7 +138,7 @@ fn contradictions_are_judged_within_one_level() {
 fn cfssl_and_what_it_needs() {
     let found = |line: &str| {
         let config = config(&format!("--ca cfssl {line}"), &[("SECRET_TTL", "1h")]).unwrap();
-        let Provider::Cfssl { endpoint, profile, .. } = config.provider else { panic!("{line}") };
+        let Provider::Cfssl { endpoint, profile, .. } = only(&config) else { panic!("{line}") };
         (endpoint.address.to_string(), profile, config.notes)
     };
     let (address, profile, notes) = found("--ca-address ca --cfssl-profile mesh");
@@ -148,15 +154,17 @@ fn cfssl_and_what_it_needs() {
 
 #[test]
 fn the_provider_follows_from_what_is_there() {
-    let provider = |line: &str, environment: &[_]| match config(line, environment).unwrap().provider {
-        Provider::Citadel { .. } => "citadel",
-        Provider::Vault { .. } => "vault",
-        Provider::Kubernetes { .. } => "kubernetes",
-        Provider::Embedded { .. } => "embedded",
-        Provider::Cfssl { .. } => "cfssl",
-        Provider::Exec { .. } => "exec",
-        Provider::None => "none",
-    };
+    let provider =
+        |line: &str, environment: &[_]| match config(line, environment).unwrap().providers.as_slice() {
+            [Provider::Citadel { .. }] => "citadel",
+            [Provider::Vault { .. }] => "vault",
+            [Provider::Kubernetes { .. }] => "kubernetes",
+            [Provider::Embedded { .. }] => "embedded",
+            [Provider::Cfssl { .. }] => "cfssl",
+            [Provider::Exec { .. }] => "exec",
+            [] => "none",
+            several => panic!("{several:?}"),
+        };
     assert_eq!(provider("--ca-address istiod:15012", &[]), "citadel");
     assert_eq!(provider("", &[("CA_ADDR", "istiod:15012")]), "citadel");
     let vault = "--ca vault --ca-address vault --vault-role web --vault-auth-role web";
@@ -182,7 +190,7 @@ fn in_a_cluster_kubernetes_needs_no_more_than_signer_and_roots() {
     ];
     let fixed = "--ca kubernetes --kubernetes-signer example.com/spiffe --kubernetes-root";
     let found = config(&format!("{fixed} /root.pem"), &pod).unwrap();
-    let Provider::Kubernetes { endpoint, token, signer, roots, .. } = found.provider else {
+    let Provider::Kubernetes { endpoint, token, signer, roots, .. } = only(&found) else {
         panic!("another CA")
     };
     let folder = Path::new("/var/run/secrets/kubernetes.io/serviceaccount");
@@ -196,7 +204,7 @@ fn in_a_cluster_kubernetes_needs_no_more_than_signer_and_roots() {
     let line =
         format!("{fixed} cluster --ca-address api.example --ca-root system --token-file t --cert-ttl 5m");
     let found = config(&line, &pod).unwrap();
-    let Provider::Kubernetes { endpoint, token, roots, .. } = found.provider else { panic!("another CA") };
+    let Provider::Kubernetes { endpoint, token, roots, .. } = only(&found) else { panic!("another CA") };
     assert_eq!(
         (endpoint.address.to_string().as_str(), endpoint.roots),
         ("https://api.example:443", Roots::System)
@@ -261,7 +269,7 @@ fn a_crl_file_is_odd_if_it_is_not_there_only_where_somebody_named_it() {
 fn headers_come_from_flags_and_variables() {
     let environment = [("CA_HEADER_X_TENANT", "inherited"), ("CA_HEADER_OTHER", "b")];
     let config = config("--ca-address ca:1 --ca-header X_Tenant=typed", &environment).unwrap();
-    let Provider::Citadel { headers, .. } = config.provider else { panic!("not citadel") };
+    let Provider::Citadel { headers, .. } = only(&config) else { panic!("not citadel") };
     let headers: Vec<_> =
         headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
     assert_eq!(headers, [("x_tenant", "typed"), ("other", "b")]);
@@ -277,7 +285,7 @@ fn cert_dir(files: &files::Settings) -> Option<PathBuf> {
 fn the_client_certificate_and_the_places_that_follow_from_it() {
     let found = |line: &str, environment: &[_]| {
         let config = config(line, environment).unwrap();
-        let Provider::Citadel { endpoint, client_cert, .. } = config.provider else { panic!("not citadel") };
+        let Provider::Citadel { endpoint, client_cert, .. } = only(&config) else { panic!("not citadel") };
         let Roots::FirstOf(roots) = endpoint.roots else { panic!("not a list of places") };
         (
             client_cert.map(|folder| folder.path().to_owned()),
@@ -378,10 +386,9 @@ fn what_is_written_is_no_source() {
 #[test]
 fn vaults_options_and_what_is_missing_among_them() {
     use crate::ca::vault::Access;
-    let vault = |line: &str, environment: &[_]| match config(&format!("--ca vault {line}"), environment)
-        .unwrap()
-        .provider
-    {
+    let vault = |line: &str, environment: &[_]| match only(
+        &config(&format!("--ca vault {line}"), environment).unwrap(),
+    ) {
         Provider::Vault { endpoint, settings, .. } => (endpoint.address.to_string(), settings),
         other => panic!("not vault: {other:?}"),
     };
@@ -438,4 +445,34 @@ fn vaults_options_and_what_is_missing_among_them() {
         }
     }
     assert!(mistakes("--ca embedded", &[("ATTACHE_VAULT_ROLE", "a")]).is_empty(), "of another level");
+}
+
+#[test]
+fn several_cas_stand_in_for_each_other() {
+    let names = |line: &str, environment: &[_]| -> Vec<String> {
+        config(line, environment).unwrap().providers.iter().map(Provider::name).collect()
+    };
+    assert_eq!(names("--ca-address b --ca-address a:1", &[]), ["https://b:15012", "https://a:1"]);
+    assert_eq!(names("", &[("CA_ADDR", "b, a:1")]), ["https://b:15012", "https://a:1"]);
+    assert_eq!(names("--ca-address c", &[("CA_ADDR", "a,b")]), ["https://c:15012"], "a higher level is all");
+    for (line, word) in [("--ca-address a --ca-address a:15012", "twice"), ("--ca-address a,", "address")] {
+        let report = config(line, &[]).unwrap_err().to_string();
+        assert!(report.contains(word) && report.contains("--ca-address"), "{report}");
+    }
+}
+
+#[test]
+fn the_state_is_no_source_and_of_no_use_without_a_ca() {
+    let with_ca =
+        config("--ca-address ca --state-dir /state --cert-dir /state --drop-old-roots", &[]).unwrap();
+    assert_eq!(with_ca.workload.state, Some(StateFolder::new("/state")));
+    assert!(with_ca.workload.drops_old_roots);
+    assert_eq!((cert_dir(&with_ca.files), with_ca.notes.len()), (None, 1), "{:?}", with_ca.notes);
+    assert_eq!(with_ca.files.own, [Path::new("/state")]);
+    let without = config("--ca none --state-dir /state", &[]).unwrap();
+    assert!(
+        without.notes.iter().any(|note| note.contains("--state-dir /state is not used")),
+        "{:?}",
+        without.notes
+    );
 }

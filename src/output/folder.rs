@@ -63,19 +63,8 @@ pub enum FolderError {
     Foreign { path: PathBuf, what: &'static str },
     #[error("{folder} can't be locked: {source}; give each agent an --output-dir of its own")]
     Locked { folder: PathBuf, source: io::Error },
-    #[error("{doing} {path} failed: {source}; {}choose another --output-dir", way_out(source))]
+    #[error("{doing} {path} failed: {source}; {}choose another --output-dir", plain_file::way_out(source))]
     Failed { doing: &'static str, path: PathBuf, source: io::Error },
-}
-
-fn way_out(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room there, or ",
-        io::ErrorKind::PermissionDenied => "let this agent's user write there, or ",
-        io::ErrorKind::ReadOnlyFilesystem => "mount it writable, or ",
-        // Nothing can be made there at all: in /proc, say.
-        io::ErrorKind::NotFound => "",
-        _ => "see what is wrong with that disk, or ",
-    }
 }
 
 /// A folder that is written for others.

@@ -39,6 +39,11 @@ impl KeyType {
         ("ed25519", Self::Ed25519),
     ];
 
+    /// The name that `--key-type` takes.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, key_type)| *key_type == self).map_or("unknown", |(name, _)| name)
+    }
+
     /// True where making a key takes so long (50 ms and more) that the runtime's thread must not do it.
     pub fn is_slow(self) -> bool {
         self.is_rsa()

@@ -1,21 +1,31 @@
 //! The life of a workload's secrets: key, CSR, CA, check, publish, sleep until the renewal, again.
 
 mod retry;
+mod state;
+mod trust;
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
 pub use self::retry::{Validity, retry_delay};
 use self::retry::{asked_delay, call_timeout};
+pub use self::state::StateFolder;
+use self::state::{Keeper, State};
+use self::trust::Trust;
 use crate::backoff::Repeats;
 use crate::ca::client_cert::ClientCertFolder;
-use crate::ca::{Answer, CaError, CertificateAuthority, Pending, SigningRequest};
-use crate::cache::{Cache, Entry, Key, Origin, Publisher, Workload};
+use crate::ca::failover::{Failover, Member};
+use crate::ca::{Answer, CaError, CertificateAuthority, Class, Pending, SigningRequest};
+use crate::cache::{Cache, Entry, Key, Origin, Published, Publisher, Workload};
 use crate::clock::Clock;
 use crate::credential::TokenFile;
 use crate::identity::{ServiceAccount, SpiffeId};
+use crate::limits;
 use crate::metrics::{ByOutcome, ByProvider, Metrics};
+use crate::pki::certificate::Certificate;
 use crate::pki::csr;
 use crate::pki::key::{KeyType, SigningKey};
 use crate::secret::{KeyPair, Secret, SecretName, TrustBundle};
@@ -44,6 +54,9 @@ impl Grace {
         not_after - lifetime.mul_f64(share)
     }
 }
+
+/// How far ahead of ours the clock of a CA may be.
+const SKEW: Duration = Duration::from_secs(600);
 
 /// How the workload's SPIFFE ID is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,23 +119,46 @@ pub struct Settings {
     pub grace: Grace,
     /// How long one call to the CA may take.
     pub timeout: Duration,
+    /// Whether roots that the CA does not name any more are dropped at once.
+    pub drops_old_roots: bool,
+    /// Where the last good secret is kept across restarts.
+    pub state: Option<StateFolder>,
 }
 
 /// Keeps one workload's key pair and trust bundle fresh. One call at a time, however many streams listen.
 #[derive(Debug)]
 pub struct WorkloadSource {
-    ca: Box<dyn CertificateAuthority>,
+    cas: Failover,
     settings: Settings,
     key_pair: Publisher,
     roots: Publisher,
+    trust: Trust,
+    keeper: Option<Keeper>,
+    /// Of the CA of this name.
+    unfinished: BTreeMap<Arc<str>, Unfinished>,
+    repeats: Repeats,
     clock: Clock,
     metrics: Metrics,
 }
 
 /// A request that the CA may still answer, and its key.
+#[derive(Debug)]
 struct Unfinished {
     key: SigningKey,
     request: SigningRequest,
+}
+
+/// What came of a successful call.
+struct Issued {
+    pair: KeyPair,
+    bundle: TrustBundle,
+    took: Duration,
+}
+
+/// A CA that gave nothing, and why.
+struct Failed {
+    ca: Member,
+    error: CaError,
 }
 
 /// When the CA is to be asked.
@@ -136,7 +172,7 @@ enum Due {
 impl WorkloadSource {
     /// A source that publishes `workload`'s secrets to `cache`.
     pub fn new(
-        ca: Box<dyn CertificateAuthority>,
+        cas: Failover,
         settings: Settings,
         cache: &Cache,
         workload: Workload,
@@ -145,56 +181,117 @@ impl WorkloadSource {
     ) -> Self {
         let publisher = |name| cache.publisher(Key { workload, name }, Origin::Ca);
         Self {
-            ca,
-            settings,
+            cas,
             key_pair: publisher(SecretName::Workload),
             roots: publisher(SecretName::Roots),
+            trust: Trust::new(settings.drops_old_roots),
+            keeper: settings.state.clone().map(Keeper::new),
+            unfinished: BTreeMap::new(),
+            repeats: Repeats::default(),
+            settings,
             clock,
             metrics,
         }
     }
 
+    /// Publishes what an earlier run of the agent has kept, if it is still of use.
+    pub async fn restore(&mut self) {
+        let Some(keeper) = &self.keeper else { return };
+        let file = keeper.folder.file();
+        let state = match keeper.folder.read() {
+            Ok(Some(state)) => state,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(
+                    file = %file.display(),
+                    reason = %error,
+                    "the state of an earlier run is not used; the next certificate replaces it"
+                );
+                return;
+            }
+        };
+        let identity = self.settings.identity.resolve(&self.clock).await;
+        match self.restored(state, identity.as_ref()) {
+            Ok(moment) => tracing::info!(
+                file = %file.display(),
+                renews = %humantime::format_rfc3339_seconds(moment),
+                "the certificate of an earlier run is served"
+            ),
+            Err(reason) => tracing::warn!(
+                file = %file.display(),
+                reason,
+                "the certificate of an earlier run is not used; the next one replaces it"
+            ),
+        }
+    }
+
+    fn restored(&mut self, state: State, identity: Option<&SpiffeId>) -> Result<SystemTime, String> {
+        let State { provider, ca, key_type, received, chain, key, anchors } = state;
+        let names = self.cas.names();
+        if provider != self.cas.provider() || !names.contains(&ca) {
+            let names = limits::listed(&names, ", ");
+            return Err(format!(
+                "it came from {provider} at {ca}, and the CA is {} at {names} now",
+                self.cas.provider()
+            ));
+        }
+        let now = self.clock.now();
+        let roots = anchors.iter().map(|anchor| anchor.root.clone()).collect();
+        let (pair, _) =
+            Answer { chain, roots }.check(key, identity, now).map_err(|error| error.to_string())?;
+        self.trust.restore(anchors, &names, now);
+        let received = received.min(now);
+        let grace = self.settings.grace;
+        let draw = fastrand::f64() * 2.0 - 1.0;
+        let mut renews = grace.renewal(pair.leaf().not_before, pair.not_after(), received, draw);
+        // Another kind of key is wanted now.
+        if key_type != self.settings.key_type.name() {
+            renews = now;
+        }
+        self.key_pair.announce(&pair, now);
+        self.publish_roots(Some(renews));
+        self.key_pair.publish(Secret::KeyPair(pair), received, Some(renews));
+        Ok(renews)
+    }
+
     /// Renews for ever. It depends on the clock alone, not on who listens.
-    pub async fn run(self) {
+    pub async fn run(mut self) {
         let mut failures: u32 = 0;
-        let mut repeats = Repeats::default();
-        let mut unfinished = None;
         loop {
             self.wait_until_due().await;
-            match self.renew(&mut unfinished).await {
-                Ok(()) => {
-                    failures = 0;
-                    if repeats.recovered() {
-                        tracing::info!(provider = self.ca.name(), "the CA signs again");
-                    }
-                    self.tidy().await;
-                }
-                Err(error) => {
+            match self.renew().await {
+                Ok(()) => failures = 0,
+                Err(failed) => {
                     failures = failures.saturating_add(1);
-                    let validity = self.validity();
-                    let delay = retry_delay(error.class(), failures, validity, fastrand::f64());
-                    let delay = delay.max(asked_delay(error.retry_after().unwrap_or_default(), validity));
-                    self.report(&error, delay, &mut repeats);
-                    self.tidy().await;
+                    let delay = self.delay(&failed, failures);
+                    self.report(&failed, delay);
+                    self.tidy(failed.iter().map(|failed| &failed.ca)).await;
                     self.sleep_unless_files_take_over(delay).await;
                 }
             }
         }
     }
 
-    async fn wait_until_due(&self) {
+    async fn wait_until_due(&mut self) {
         let mut entries = (self.key_pair.watch(), self.roots.watch());
         loop {
             let due = self.due(&entries.0.borrow_and_update(), &entries.1.borrow_and_update());
-            let moment = async {
+            let renewal = async {
                 match due {
                     Due::At(moment) => self.clock.sleep_until(moment).await,
                     Due::Never => std::future::pending().await,
                 }
             };
+            let old_root = async {
+                match self.trust.next_end() {
+                    Some(end) => self.clock.sleep_until(end).await,
+                    None => std::future::pending().await,
+                }
+            };
             // The senders live in `self`, so `changed` does not fail.
             tokio::select! {
-                () = moment => return,
+                () = renewal => return,
+                () = old_root => self.drop_old_roots(),
                 _ = entries.0.changed() => {}
                 _ = entries.1.changed() => {}
             }
@@ -231,47 +328,87 @@ impl WorkloadSource {
         }
     }
 
-    async fn renew(&self, unfinished: &mut Option<Unfinished>) -> Result<(), CaError> {
+    /// One round: the CAs are asked one after the other, until one signs.
+    async fn renew(&mut self) -> Result<(), Vec<Failed>> {
+        let mut failed = Vec::new();
+        for ca in self.cas.in_turn(Instant::now()) {
+            let error = match self.ask(&ca).await {
+                Ok(issued) => {
+                    self.recovered(&ca, &failed);
+                    self.publish(&ca, issued).await;
+                    self.unfinished.clear();
+                    self.tidy(failed.iter().map(|failed| &failed.ca).chain([&ca])).await;
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            // It may still sign: nobody else is to do the same.
+            let is_pending = matches!(error, CaError::Pending(_));
+            if !is_pending {
+                self.cas.failed(&ca.name, error.retry_after(), Instant::now(), fastrand::f64());
+            }
+            failed.push(Failed { ca, error });
+            if is_pending {
+                break;
+            }
+        }
+        Err(failed)
+    }
+
+    async fn ask(&mut self, ca: &Member) -> Result<Issued, CaError> {
         let started = Instant::now();
-        let outcome = self.issue(unfinished).await;
-        let provider = self.ca.name();
+        let outcome = self.issue(ca).await;
+        let provider = ca.client.name();
         let word = outcome.as_ref().map_or_else(CaError::label, |_| "ok");
         self.metrics.ca_requests.get_or_create(&ByOutcome { provider, outcome: word }).inc();
         let took = started.elapsed();
         self.metrics.ca_durations.get_or_create(&ByProvider { provider }).observe(took.as_secs_f64());
         let (pair, bundle) = outcome?;
-        self.publish(pair, bundle, took);
-        Ok(())
+        Ok(Issued { pair, bundle, took })
     }
 
-    async fn issue(&self, unfinished: &mut Option<Unfinished>) -> Result<(KeyPair, TrustBundle), CaError> {
+    async fn issue(&mut self, ca: &Member) -> Result<(KeyPair, TrustBundle), CaError> {
         let identity = self.settings.identity.resolve(&self.clock).await;
-        let Unfinished { key, request } = match unfinished.take() {
+        let Unfinished { key, request } = match self.unfinished.remove(&ca.name) {
             // Another one would have to be approved anew.
             Some(same) if identity.is_none() || same.request.identity == identity => same,
             _ => self.request(identity).await?,
         };
         let timeout = call_timeout(self.settings.timeout, self.validity());
-        let answer = match self.sign(&request, timeout).await {
+        let answer = match sign(&*ca.client, &request, timeout).await {
             Ok(answer) => answer,
             Err(error) => {
-                *unfinished = self.ca.pending().map(|_| Unfinished { key, request });
+                if ca.client.pending().is_some() {
+                    self.unfinished.insert(Arc::clone(&ca.name), Unfinished { key, request });
+                }
                 return Err(error);
             }
         };
+        self.wait_until_begun(&answer).await;
         let checked = answer.check(key.to_private_key(), request.identity.as_ref(), self.clock.now());
-        checked.map_err(|answer| match self.ca.remedy(&answer) {
+        checked.map_err(|answer| match ca.client.remedy(&answer) {
             Some(remedy) => CaError::AnswerWithRemedy { answer, remedy },
             None => answer.into(),
         })
     }
 
-    async fn sign(&self, request: &SigningRequest, timeout: Duration) -> Result<Answer, CaError> {
-        let answer = tokio::time::timeout(timeout, self.ca.sign(request)).await;
-        answer.unwrap_or_else(|_| match self.ca.pending() {
-            Some(Pending { waits_for: Some(words) }) => Err(CaError::Pending(words)),
-            _ => Err(CaError::Timeout(timeout)),
-        })
+    /// A certificate that begins in a moment is good then: the CA's clock is ahead of ours, and peers' clocks may be
+    /// as ours is. What is served meanwhile stays.
+    async fn wait_until_begun(&self, answer: &Answer) {
+        let leaf = answer.chain.first().and_then(|leaf| Certificate::parse(leaf).ok());
+        let Some(begins) = leaf.map(|leaf| leaf.not_before) else { return };
+        let early = begins.duration_since(self.clock.now()).unwrap_or_default();
+        if early.is_zero() || early > SKEW {
+            return;
+        }
+        let reason = format!(
+            "the certificate that has come is valid only from {}: it is served then; the CA's clock or this \
+             machine's clock is wrong",
+            humantime::format_rfc3339_seconds(begins)
+        );
+        tracing::warn!(provider = self.cas.provider(), "{reason}");
+        self.key_pair.fail(reason);
+        self.clock.sleep_until(begins).await;
     }
 
     /// A new request, with a key of its own.
@@ -290,42 +427,130 @@ impl WorkloadSource {
     }
 
     /// A CA that hangs here keeps nobody waiting for long.
-    async fn tidy(&self) {
+    async fn tidy(&self, cas: impl Iterator<Item = &Member>) {
         let timeout = call_timeout(self.settings.timeout, self.validity());
-        if tokio::time::timeout(timeout, self.ca.tidy()).await.is_err() {
-            tracing::debug!(
-                provider = self.ca.name(),
-                ?timeout,
-                "what is left at the CA can't be removed in time"
-            );
+        for ca in cas {
+            if tokio::time::timeout(timeout, ca.client.tidy()).await.is_err() {
+                tracing::debug!(ca = &*ca.name, ?timeout, "what is left at the CA can't be removed in time");
+            }
         }
     }
 
-    fn publish(&self, pair: KeyPair, bundle: TrustBundle, took: Duration) {
+    async fn publish(&mut self, ca: &Member, issued: Issued) {
+        let Issued { pair, bundle, took } = issued;
         let now = self.clock.now();
         let grace = self.settings.grace;
         let draw = fastrand::f64() * 2.0 - 1.0;
-        let renews = grace.renewal(pair.leaf().not_before, pair.not_after(), now, draw);
+        let (not_before, not_after) = (pair.leaf().not_before, pair.not_after());
+        let renews = grace.renewal(not_before, not_after, now, draw);
         // However odd the answer, the CA is not asked in a tight loop.
         let renews = renews.max(now + Duration::from_millis(200));
         tracing::info!(
             identity = pair.leaf().names(),
             serial = pair.leaf().serial,
-            not_after = %humantime::format_rfc3339_seconds(pair.not_after()),
+            not_after = %humantime::format_rfc3339_seconds(not_after),
             renews = %humantime::format_rfc3339_seconds(renews),
-            provider = self.ca.name(),
+            provider = ca.client.name(),
+            ca = self.cas.has_several().then_some(&*ca.name),
             took = ?took,
             "certificate issued"
         );
+        let lifetime = not_after.duration_since(not_before.max(now)).unwrap_or_default();
+        self.trust.answered(&ca.name, bundle.roots(), lifetime, now);
         // Roots first: a peer with a new root must not meet an Envoy that does not know it yet. But its CRLs must be
         // enough for the new chain already.
         self.key_pair.announce(&pair, now);
-        self.roots.publish(Secret::TrustBundle(bundle), now, Some(renews));
+        if self.publish_roots(Some(renews)) {
+            self.wait_for_verdicts().await;
+        }
+        let key_type = self.settings.key_type;
+        let anchors = self.trust.anchors();
+        let state = || state::encode(ca.client.name(), &ca.name, key_type, now, &pair, anchors);
+        let state = self.keeper.is_some().then(state);
         self.key_pair.publish(Secret::KeyPair(pair), now, Some(renews));
+        if let (Some(keeper), Some(state)) = (&mut self.keeper, state) {
+            keeper.keep(state).await;
+        }
     }
 
-    fn report(&self, error: &CaError, delay: Duration, repeats: &mut Repeats) {
-        let reason = error.to_string();
+    /// Publishes the roots as they are known. True if there are new ones among them.
+    fn publish_roots(&self, renews: Option<SystemTime>) -> bool {
+        let Ok(bundle) = TrustBundle::new(self.trust.roots()) else { return false };
+        let before = self.roots.entry().good;
+        let before = match before.as_deref().map(|good| &good.secret) {
+            Some(Secret::TrustBundle(before)) => Some(before),
+            _ => None,
+        };
+        let subjects = |these: &TrustBundle, less: &TrustBundle| -> Vec<String> {
+            let is_new = |root: &&Certificate| !less.facts().contains(root);
+            these.facts().iter().filter(is_new).map(|root| root.subject.clone()).collect()
+        };
+        let (added, removed) = before
+            .map_or_else(Default::default, |before| (subjects(&bundle, before), subjects(before, &bundle)));
+        let published = self.roots.publish(Secret::TrustBundle(bundle), self.clock.now(), renews);
+        if published != Published::Changed || (added.is_empty() && removed.is_empty()) {
+            return false;
+        }
+        let old_until = self.trust.next_end().map(humantime::format_rfc3339_seconds);
+        tracing::info!(
+            added = limits::listed(&added, "; "),
+            removed = limits::listed(&removed, "; "),
+            old_until = old_until.map(tracing::field::display),
+            "the trust roots change"
+        );
+        !added.is_empty()
+    }
+
+    /// Lets those who are served take in new roots before they are served a leaf of theirs.
+    async fn wait_for_verdicts(&self) {
+        const LONGEST: Duration = Duration::from_secs(5);
+        // What is served can wait no longer than half of its remaining life.
+        let Validity::Left(left) = self.validity() else { return };
+        let longest = LONGEST.min(left / 2);
+        if tokio::time::timeout(longest, self.roots.settled()).await.is_err() {
+            let streams = self.roots.observed().streams;
+            tracing::warn!(
+                streams,
+                waited = ?longest,
+                "not every stream of the trust roots has accepted the new ones; the new certificate goes out nevertheless"
+            );
+        }
+    }
+
+    fn drop_old_roots(&mut self) {
+        self.trust.settle(self.clock.now());
+        let renews = self.key_pair.entry().good.and_then(|good| good.renews);
+        self.publish_roots(renews);
+    }
+
+    /// Notes that `ca` has signed, after those of this round that have not.
+    fn recovered(&mut self, ca: &Member, failed: &[Failed]) {
+        let had_failed = self.cas.signed(&ca.name);
+        if self.repeats.recovered() || had_failed && failed.is_empty() {
+            tracing::info!(
+                provider = ca.client.name(),
+                ca = self.cas.has_several().then_some(&*ca.name),
+                "the CA signs again"
+            );
+        }
+        if !failed.is_empty() {
+            let reason = reasons(failed);
+            tracing::warn!(reason, "the next CA was asked instead");
+        }
+    }
+
+    fn delay(&self, failed: &[Failed], failures: u32) -> Duration {
+        let is_transient = failed.iter().any(|failed| failed.error.class() == Class::Transient);
+        let class = if is_transient { Class::Transient } else { Class::Lasting };
+        let validity = self.validity();
+        // As soon as one of them may be asked again.
+        let asked = failed.iter().map(|failed| failed.error.retry_after().unwrap_or_default()).min();
+        let delay = retry_delay(class, failures, validity, fastrand::f64());
+        delay.max(asked_delay(asked.unwrap_or_default(), validity))
+    }
+
+    fn report(&mut self, failed: &[Failed], delay: Duration) {
+        let reason = reasons(failed);
         let served = self.key_pair.entry().good.map(|good| good.secret.not_after());
         let served = match served {
             Some(at) if at > self.clock.now() => {
@@ -342,10 +567,11 @@ impl WorkloadSource {
         let retry = humantime::format_duration(Duration::from_millis(
             u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
         ));
-        if repeats.is_news(&reason) {
-            tracing::warn!(provider = self.ca.name(), reason, served, %retry, "no new certificate");
+        let provider = self.cas.provider();
+        if self.repeats.is_news(&reason) {
+            tracing::warn!(provider, reason, served, %retry, "no new certificate");
         } else {
-            tracing::debug!(provider = self.ca.name(), reason, served, %retry, "no new certificate");
+            tracing::debug!(provider, reason, served, %retry, "no new certificate");
         }
         self.key_pair.fail(reason.clone());
         self.roots.fail(reason);
@@ -367,6 +593,30 @@ impl WorkloadSource {
             () = files => {}
         }
     }
+}
+
+async fn sign(
+    ca: &dyn CertificateAuthority,
+    request: &SigningRequest,
+    timeout: Duration,
+) -> Result<Answer, CaError> {
+    let answer = tokio::time::timeout(timeout, ca.sign(request)).await;
+    answer.unwrap_or_else(|_| match ca.pending() {
+        Some(Pending { waits_for: Some(words) }) => Err(CaError::Pending(words)),
+        _ => Err(CaError::Timeout(timeout)),
+    })
+}
+
+/// Why a round gave nothing.
+fn reasons(failed: &[Failed]) -> String {
+    let mut reasons = Vec::new();
+    for Failed { ca, error } in failed {
+        let error = error.to_string();
+        let is_known = failed.len() == 1 || error.contains(&*ca.name);
+        let reason = if is_known { error } else { format!("{}: {error}", ca.name) };
+        reasons.push(reason);
+    }
+    reasons.join("; ")
 }
 
 #[cfg(test)]

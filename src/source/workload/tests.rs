@@ -1,5 +1,9 @@
 //! A workload's secrets over years of virtual time, signed by a CA that is a channel.
 
+mod failover;
+mod state;
+mod switch;
+
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
@@ -44,6 +48,8 @@ fn settings() -> Settings {
         ttl: TTL,
         grace: Grace { ratio: 0.5, jitter: 0.01 },
         timeout: 10 * SECOND,
+        drops_old_roots: false,
+        state: None,
     }
 }
 
@@ -78,6 +84,12 @@ fn refused(code: tonic::Code) -> CaError {
     CaError::Refused { address: "ca:15012".to_owned(), code, message: "not now".to_owned() }
 }
 
+fn answer_of(ca: &DevelopmentCa, request: &SigningRequest) -> Answer {
+    let leaf = ca.issue(&request.csr, &web(), request.ttl).unwrap();
+    let [intermediate, root] = ca.chain();
+    Answer { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] }
+}
+
 /// A source that runs, and everything around it.
 struct Office {
     clock: Clock,
@@ -99,10 +111,13 @@ impl Office {
         (Self { clock, cache, metrics, calls, ca, folder }, ChannelCa(sender))
     }
 
-    fn run(&self, ca: impl CertificateAuthority + 'static, settings: Settings) {
+    fn source(&self, cas: Vec<Member>, settings: Settings) -> WorkloadSource {
         let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
-        let source = WorkloadSource::new(Box::new(ca), settings, &self.cache, Workload(0), clock, metrics);
-        tokio::spawn(source.run());
+        WorkloadSource::new(Failover::new(cas), settings, &self.cache, Workload(0), clock, metrics)
+    }
+
+    fn run(&self, ca: impl CertificateAuthority + 'static, settings: Settings) {
+        tokio::spawn(self.source(vec![Member::new("channel", ca)], settings).run());
     }
 
     /// A source that was just started.
@@ -130,9 +145,12 @@ impl Office {
     }
 
     fn answer(&self, request: &SigningRequest) -> Answer {
-        let leaf = self.ca.issue(&request.csr, &web(), request.ttl).unwrap();
-        let [intermediate, root] = self.ca.chain();
-        Answer { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] }
+        answer_of(&self.ca, request)
+    }
+
+    /// A CA with a root of its own.
+    fn other_ca(&self, name: &str) -> DevelopmentCa {
+        DevelopmentCa::open(&self.folder.path().join(name), Clock::starting_at(self.clock.now())).unwrap()
     }
 
     /// Answers as a CA should, and waits until the certificate is served.
@@ -157,6 +175,10 @@ impl Office {
         let mut entries = self.watch();
         let entry = tokio::time::timeout(HOUR, entries.wait_for(is_it)).await;
         entry.expect("the entry to become so").unwrap().clone()
+    }
+
+    fn entry_of(&self, key: &Key) -> Entry {
+        self.cache.watch(key).unwrap().borrow().clone()
     }
 
     fn entry(&self) -> Entry {

@@ -1,0 +1,159 @@
+//! Several CAs.
+
+use super::*;
+
+/// An office with two CAs, each with a root of its own.
+struct Two {
+    office: Office,
+    second: mpsc::UnboundedReceiver<Call>,
+    other: DevelopmentCa,
+}
+
+impl Two {
+    fn open(settings: Settings) -> Self {
+        let (office, first) = Office::new();
+        let (sender, second) = mpsc::unbounded_channel();
+        let cas = vec![Member::new("first", first), Member::new("second", ChannelCa(sender))];
+        tokio::spawn(office.source(cas, settings).run());
+        let other = office.other_ca("other");
+        Self { office, second, other }
+    }
+
+    async fn first(&mut self) -> Call {
+        self.office.call().await
+    }
+
+    async fn second(&mut self) -> Call {
+        let call = tokio::time::timeout(3 * DAY, self.second.recv()).await;
+        call.expect("the second CA to be asked").expect("the source to run")
+    }
+
+    /// The second CA signs.
+    async fn issue_second(&self, call: Call) {
+        let before = self.office.entry().good.map(|good| good.resource.version.clone());
+        call.answer.send(Ok(answer_of(&self.other, &call.request))).unwrap();
+        let is_new = |entry: &Entry| entry.good.as_ref().map(|good| good.resource.version.clone()) != before;
+        self.office.served(is_new).await;
+    }
+
+    fn roots(&self) -> usize {
+        let entry = self.office.cache.watch(&ROOTS).unwrap().borrow().clone();
+        let Secret::TrustBundle(bundle) = &entry.good.unwrap().secret else { panic!("not a bundle") };
+        bundle.roots().len()
+    }
+
+    fn nobody_is_asked(&mut self) -> bool {
+        self.office.calls.try_recv().is_err() && self.second.try_recv().is_err()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_one_is_asked_at_once_and_the_first_again_at_the_next_renewal() {
+    let mut two = Two::open(settings());
+    let began = Instant::now();
+    let first = two.first().await;
+    let asked_first = first.request.clone();
+    first.answer.send(Err(unavailable())).unwrap();
+    let second = two.second().await;
+    assert_ne!(
+        second.request.csr, asked_first.csr,
+        "another key: nobody knows what the first did with the request"
+    );
+    assert_eq!(began.elapsed(), Duration::ZERO, "without a delay");
+    two.issue_second(second).await;
+    assert_eq!((two.office.count("refused"), two.office.count("ok"), two.roots()), (1, 1, 1));
+    assert_eq!(two.office.entry().failure(), None);
+
+    let first = two.first().await;
+    assert!(began.elapsed() > 11 * HOUR);
+    two.office.issue(first).await;
+    assert_eq!(two.roots(), 2, "peers may hold leaves of both");
+    // It has recovered: the second one is not asked any more.
+    for _ in 0..4 {
+        let first = two.first().await;
+        two.office.issue(first).await;
+    }
+    assert!(two.nobody_is_asked());
+    assert_eq!(two.roots(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_call_at_a_time_even_where_the_first_one_hangs_or_lies() {
+    let mut two = Two::open(settings());
+    let hanging = two.first().await;
+    let began = Instant::now();
+    let second = two.second().await;
+    assert_eq!(began.elapsed(), 10 * SECOND, "when the first one has had its time");
+    assert!(hanging.answer.is_closed(), "the first call is over");
+    two.issue_second(second).await;
+
+    let lying = two.first().await;
+    let stranger = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+    let csr = csr::request(&stranger, Some(&web())).unwrap();
+    let lie = two.office.answer(&SigningRequest { csr, ..lying.request.clone() });
+    lying.answer.send(Ok(lie)).unwrap();
+    let second = two.second().await;
+    two.issue_second(second).await;
+    assert_eq!(
+        (two.office.count("timeout"), two.office.count("foreign_key"), two.office.count("ok")),
+        (1, 1, 2)
+    );
+    assert!(two.nobody_is_asked());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_fails_often_is_not_asked_first_each_time() {
+    // Renewals every 5 s.
+    let mut two = Two::open(Settings { ttl: 10 * SECOND, ..settings() });
+    let (mut first_calls, mut second_calls) = (0, 0);
+    let began = Instant::now();
+    while began.elapsed() < HOUR {
+        tokio::select! {
+            biased;
+            Some(first) = two.office.calls.recv() => {
+                first_calls += 1;
+                first.answer.send(Err(unavailable())).unwrap();
+            }
+            Some(second) = two.second.recv() => {
+                second_calls += 1;
+                two.issue_second(second).await;
+            }
+        }
+    }
+    // It rests for longer and longer, for 5 minutes at most.
+    assert!((12..40).contains(&first_calls), "{first_calls}");
+    assert!(second_calls > 600, "{second_calls}");
+    let first = two.first().await;
+    two.office.issue(first).await;
+    let first = two.first().await;
+    two.office.issue(first).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_all_fail_they_are_asked_in_rounds_with_a_growing_pause() {
+    let mut two = Two::open(settings());
+    let mut pauses = Vec::new();
+    for _ in 0..6 {
+        let round = Instant::now();
+        two.first().await.answer.send(Err(refused(tonic::Code::PermissionDenied))).unwrap();
+        pauses.push(round.elapsed());
+        two.second().await.answer.send(Err(unavailable())).unwrap();
+        let failed = two.office.served(|entry| entry.failure().is_some()).await.failure().unwrap();
+        assert!(failed.contains("PermissionDenied") && failed.contains("Unavailable"), "{failed}");
+    }
+    assert!(pauses.iter().skip(1).all(|pause| !pause.is_zero()), "{pauses:?}");
+    let first = two.first().await;
+    two.office.issue(first).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_for_approval_is_not_made_a_second_time_elsewhere() {
+    let mut two = Two::open(settings());
+    for _ in 0..3 {
+        two.first().await.answer.send(Err(CaError::Pending("it waits".to_owned()))).unwrap();
+    }
+    let first = two.first().await;
+    assert!(two.nobody_is_asked());
+    first.answer.send(Err(unavailable())).unwrap();
+    two.second().await;
+}
