@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use rustls::pki_types::CertificateDer;
 use tokio::time::Instant;
 
 pub use self::retry::{Validity, retry_delay};
@@ -259,6 +260,8 @@ impl WorkloadSource {
         let mut failures: u32 = 0;
         loop {
             self.wait_until_due().await;
+            // Whether or not the CA answers.
+            self.drop_old_roots();
             match self.renew().await {
                 Ok(()) => failures = 0,
                 Err(failed) => {
@@ -478,15 +481,10 @@ impl WorkloadSource {
         let Ok(bundle) = TrustBundle::new(self.trust.roots()) else { return false };
         let before = self.roots.entry().good;
         let before = match before.as_deref().map(|good| &good.secret) {
-            Some(Secret::TrustBundle(before)) => Some(before),
-            _ => None,
+            Some(Secret::TrustBundle(before)) => before.roots(),
+            _ => bundle.roots(),
         };
-        let subjects = |these: &TrustBundle, less: &TrustBundle| -> Vec<String> {
-            let is_new = |root: &&Certificate| !less.facts().contains(root);
-            these.facts().iter().filter(is_new).map(|root| root.subject.clone()).collect()
-        };
-        let (added, removed) = before
-            .map_or_else(Default::default, |before| (subjects(&bundle, before), subjects(before, &bundle)));
+        let (added, removed) = (subjects(bundle.roots(), before), subjects(before, bundle.roots()));
         let published = self.roots.publish(Secret::TrustBundle(bundle), self.clock.now(), renews);
         if published != Published::Changed || (added.is_empty() && removed.is_empty()) {
             return false;
@@ -518,7 +516,11 @@ impl WorkloadSource {
     }
 
     fn drop_old_roots(&mut self) {
-        self.trust.settle(self.clock.now());
+        let now = self.clock.now();
+        if self.trust.next_end().is_none_or(|end| end > now) {
+            return;
+        }
+        self.trust.settle(now);
         let renews = self.key_pair.entry().good.and_then(|good| good.renews);
         self.publish_roots(renews);
     }
@@ -593,6 +595,12 @@ impl WorkloadSource {
             () = files => {}
         }
     }
+}
+
+/// The subjects of those of `roots` that are not among `others`.
+fn subjects(roots: &[CertificateDer<'static>], others: &[CertificateDer<'static>]) -> Vec<String> {
+    let only_here = roots.iter().filter(|root| !others.contains(root));
+    only_here.filter_map(|root| Some(Certificate::parse(root).ok()?.subject)).collect()
 }
 
 async fn sign(

@@ -11,7 +11,6 @@ use std::time::UNIX_EPOCH;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use rustls::pki_types::CertificateDer;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::*;
