@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::admin::Admin;
 use crate::ca::cfssl::Cfssl;
 use crate::ca::citadel::Citadel;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
@@ -21,11 +22,13 @@ use crate::ca::rest;
 use crate::ca::vault::Vault;
 use crate::cache::{Cache, Workload};
 use crate::clock::Clock;
-use crate::config::{Config, Provider};
+use crate::config::{AdminSocket, Config, Provider};
 use crate::generation::Place;
+use crate::history::History;
 use crate::metrics::Metrics;
 use crate::output::Output;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
+use crate::report::{About, Reporter};
 use crate::sds::SecretDiscovery;
 use crate::sds::listener::Listener;
 use crate::source::crl::CrlSource;
@@ -33,6 +36,7 @@ use crate::source::files::FileSource;
 use crate::source::watch::Watcher;
 use crate::source::workload::WorkloadSource;
 use crate::status::Status;
+use crate::telemetry::LogLevel;
 use crate::{command, limits, readiness, rpc};
 
 /// The one workload there is.
@@ -47,7 +51,7 @@ pub fn protect_memory() {
 }
 
 /// Runs the agent until SIGTERM or SIGINT.
-pub async fn run(config: Config) -> anyhow::Result<()> {
+pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut signals = Signals::new()?;
     protect_memory();
@@ -67,8 +71,9 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let calls = TaskTracker::new();
 
     // The sockets first: what can't be taken is said before anybody is asked for a certificate.
-    let listener = Listener::bind(&config.socket, config.socket_mode)?;
+    let listener = Listener::bind(&config.socket, config.socket_mode, "--socket")?;
     let (socket, socket_file) = listener.into_parts();
+    let admin_socket = config.admin_socket.as_ref().map(bind_admin).transpose()?.flatten();
     let mut status_address = None;
     if let Some(address) = config.status_address {
         let listener = TcpListener::bind(address).await.with_context(|| {
@@ -103,6 +108,30 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         status = status_address.map(tracing::field::display),
         "attache serves"
     );
+    let history = History::default();
+    tasks.spawn(history.clone().follow(cache.clone(), WORKLOAD, clock.clone()));
+    let mut admin_file = None;
+    if let Some(listener) = admin_socket {
+        let (socket, file) = listener.into_parts();
+        admin_file = Some(file);
+        let about = About {
+            started: clock.now(),
+            socket: config.socket.clone(),
+            provider: cas.provider(),
+            cas: cas.in_order().map(str::to_owned).collect(),
+        };
+        let (cache, metrics, clock) = (cache.clone(), metrics.clone(), clock.clone());
+        let reporter = Reporter { cache, metrics, history, about, clock };
+        let admin = Admin { reporter, workload: WORKLOAD, log };
+        let (calls, stop) = (calls.clone(), stop.clone());
+        tasks.spawn(async move {
+            let serve = |io| {
+                let (admin, stop) = (admin.clone(), stop.clone());
+                drop(calls.spawn(async move { admin.serve(io, stop).await }));
+            };
+            rpc::accept("the admin socket", |cx| socket.poll_accept(cx), serve, &stop).await;
+        });
+    }
     if !cas.is_empty() {
         let (cache, clock, metrics) = (&cache, clock.clone(), metrics.clone());
         let mut source = WorkloadSource::new(cas, config.workload, cache, WORKLOAD, clock, metrics);
@@ -144,12 +173,25 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     }
 
     // Gone from the folder before the streams end: a successor may take the place at once.
-    drop(socket_file);
+    drop((socket_file, admin_file));
     stop.cancel();
     calls.close();
     drain(&calls, &files_written, config.drain_timeout, &mut signals).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// The admin socket. Two agents may have their SDS sockets in one folder: there the second one goes without, unless
+/// somebody wants it.
+fn bind_admin(socket: &AdminSocket) -> anyhow::Result<Option<Listener>> {
+    match Listener::bind(&socket.path, 0o600, "--admin-socket") {
+        Ok(listener) => Ok(Some(listener)),
+        Err(error) if socket.is_named => Err(error.into()),
+        Err(error) => {
+            tracing::warn!(reason = %error, "there is no admin socket: attache status, renew and log can't be used");
+            Ok(None)
+        }
+    }
 }
 
 fn certificate_authority(provider: Provider, clock: &Clock) -> anyhow::Result<Member> {

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::{Notify, mpsc, watch};
@@ -186,6 +186,20 @@ impl NotServed {
     }
 }
 
+/// Why a secret was not renewed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotRenewed {
+    /// Nobody renews it.
+    #[error("no CA is asked for it")]
+    NoSource,
+    /// The files decide.
+    #[error("it comes from mounted files, which are read as soon as they change")]
+    Files,
+    /// The source has tried.
+    #[error("{0}")]
+    Failed(String),
+}
+
 /// All entries. Clones are the same cache.
 #[derive(Clone, Debug, Default)]
 pub struct Cache(Arc<Mutex<Slots>>);
@@ -209,6 +223,15 @@ struct Slot {
     deserted: Notify,
     /// A stream has given a verdict, or has left.
     verdict: Notify,
+    /// Where a source can be asked to renew.
+    renewal: OnceLock<watch::Sender<Renewal>>,
+}
+
+/// How often somebody has asked for a renewal, and up to which of these the source has tried.
+#[derive(Clone, Copy, Debug, Default)]
+struct Renewal {
+    asked: u64,
+    settled: u64,
 }
 
 /// No code panics while it holds one of these locks, and their data is whole between any two statements.
@@ -265,6 +288,24 @@ impl Cache {
     /// The same of an entry that is there in any case, whether or not its source has come yet.
     pub fn follow(&self, key: Key) -> watch::Receiver<Entry> {
         self.slot_of(key).entry.subscribe()
+    }
+
+    /// Asks the source of `key` to renew it now, and returns when it has tried.
+    pub async fn renew(&self, key: &Key) -> Result<(), NotRenewed> {
+        let slot = self.slot(key).ok_or(NotRenewed::NoSource)?;
+        if slot.entry.borrow().holder > Some(Origin::Ca) {
+            return Err(NotRenewed::Files);
+        }
+        let renewal = slot.renewal.get().ok_or(NotRenewed::NoSource)?;
+        let mut mine = 0;
+        renewal.send_modify(|renewal| {
+            renewal.asked += 1;
+            mine = renewal.asked;
+        });
+        let settled = renewal.subscribe().wait_for(|renewal| renewal.settled >= mine).await.map(drop);
+        settled.map_err(|_| NotRenewed::NoSource)?;
+        let failure = slot.entry.borrow().failure();
+        failure.map_or(Ok(()), |reason| Err(NotRenewed::Failed(reason)))
     }
 
     /// Puts `crls` into the trust bundle of `key` and into those that come after it, as long as they are enough: new
@@ -439,6 +480,12 @@ impl Publisher {
         }
     }
 
+    /// What is asked of the source of this entry.
+    pub fn renewals(&self) -> Renewals {
+        self.slot.renewal.get_or_init(watch::Sender::default);
+        Renewals { slot: Arc::clone(&self.slot) }
+    }
+
     /// Returns once every open stream holds the value that is served, or one has refused it: waiting longer would change
     /// nothing. At once where there is no stream.
     pub async fn settled(&self) {
@@ -478,6 +525,32 @@ impl Publisher {
         let before = entry.failures.len();
         entry.failures.retain(|origin, failure| *origin > self.origin && !failure.is_absence);
         entry.failures.len() < before
+    }
+}
+
+/// The renewals that somebody asks for before they are due.
+#[derive(Debug)]
+pub struct Renewals {
+    slot: Arc<Slot>,
+}
+
+impl Renewals {
+    /// Returns when one is asked for and nothing was tried since.
+    pub async fn wanted(&self) {
+        let Some(renewal) = self.slot.renewal.get() else { return std::future::pending().await };
+        // The sender lives in the slot.
+        let _ = renewal.subscribe().wait_for(|renewal| renewal.asked > renewal.settled).await;
+    }
+
+    /// The source has tried: whoever has asked until now looks at the entry.
+    pub fn settle(&self) {
+        if let Some(renewal) = self.slot.renewal.get() {
+            renewal.send_if_modified(|renewal| {
+                let is_news = renewal.settled != renewal.asked;
+                renewal.settled = renewal.asked;
+                is_news
+            });
+        }
     }
 }
 

@@ -1,14 +1,19 @@
 //! The command line: a table of commands.
 
+mod admin;
 mod bootstrap;
 mod ca;
 mod get;
+mod log;
+mod renew;
 mod run;
+mod status;
 
 use std::ffi::OsString;
 use std::future::Future;
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -29,6 +34,9 @@ enum Command {
     Run(RunArgs),
     Ca(ca::CaArgs),
     Get(get::GetArgs),
+    Status(status::StatusArgs),
+    Renew(renew::RenewArgs),
+    Log(log::LogArgs),
     Bootstrap(bootstrap::BootstrapArgs),
 }
 
@@ -43,6 +51,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok((_, unknown)) if !unknown.is_empty() => Err(Mistakes(unknown).into()),
         Ok((Command::Ca(args), _)) => ca::run(&args),
         Ok((Command::Get(args), _)) => get::run(&args),
+        Ok((Command::Status(args), _)) => status::run(&args),
+        Ok((Command::Renew(args), _)) => renew::run(&args),
+        Ok((Command::Log(args), _)) => log::run(&args),
         Ok((Command::Bootstrap(args), _)) => bootstrap::run(&args),
         Err(error) => {
             // Help and version come this way too, with code 0.
@@ -113,4 +124,36 @@ fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<
     // A name server that does not answer must not hold the exit back.
     runtime.shutdown_background();
     outcome
+}
+
+/// `duration` in its two largest units: enough to see whether to worry.
+fn span(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (1.., ..) => format!("{days}d {hours}h"),
+        (0, 1.., _) => format!("{hours}h {minutes}m"),
+        (0, 0, 1..) => format!("{minutes}m {}s", seconds % 60),
+        _ => format!("{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_have_two_units_at_most() {
+        let cases = [
+            (0, "0s"),
+            (59, "59s"),
+            (61, "1m 1s"),
+            (3600, "1h 0m"),
+            (90_000, "1d 1h"),
+            (315_360_000, "3650d 0h"),
+        ];
+        for (seconds, expected) in cases {
+            assert_eq!(span(Duration::from_secs(seconds)), expected);
+        }
+    }
 }

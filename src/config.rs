@@ -36,9 +36,12 @@ use crate::sds::listener::ListenError;
 use crate::source::crl::CrlFile;
 use crate::source::files;
 use crate::source::workload::{Grace, IdentitySource, Settings, StateFolder};
+use crate::telemetry::{LogConfig, parse_filter};
 
 /// Where Istio's proxies look for a socket that is not their agent's.
 pub const DEFAULT_SOCKET: &str = "/var/run/secrets/workload-spiffe-uds/socket";
+/// The admin socket's name, beside the SDS socket.
+pub const ADMIN_SOCKET: &str = "admin.sock";
 /// Where mounted files are, unless somebody says otherwise.
 const CERT_DIR: &str = "/etc/certs";
 /// Where the CA's root is, unless somebody says otherwise or it came with the client certificate.
@@ -66,6 +69,8 @@ pub struct Config {
     pub crl: CrlFile,
     /// The files for other programs, if there are to be any.
     pub output: Option<output::Settings>,
+    /// Where people's commands come in; none to have none.
+    pub admin_socket: Option<AdminSocket>,
     /// Where probes and metrics are; none to have none.
     pub status_address: Option<SocketAddr>,
     /// How long open calls may take to end after SIGTERM.
@@ -76,13 +81,13 @@ pub struct Config {
     pub notes: Vec<String>,
 }
 
-/// What is logged, and how.
-#[derive(Clone, Debug)]
-pub struct LogConfig {
-    /// Levels by target.
-    pub filter: Targets,
-    /// One JSON object a line, instead of text.
-    pub json: bool,
+/// Where people's commands come in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdminSocket {
+    /// The socket's path.
+    pub path: PathBuf,
+    /// Somebody named it: without it the agent does not start.
+    pub is_named: bool,
 }
 
 /// The CA client to use.
@@ -210,7 +215,7 @@ impl Config {
         let mut notes = Vec::new();
 
         let socket = PathBuf::from(r.text("socket", &args.socket, &[]).or(DEFAULT_SOCKET));
-        if let Err(error) = ListenError::check_path(&socket) {
+        if let Err(error) = ListenError::check_path(&socket, "--socket") {
             r.mistake(error.to_string());
         }
         let socket_mode = r.parsed("socket-mode", &args.socket_mode, &[], parse_mode).or(0o660_u32);
@@ -386,6 +391,7 @@ impl Config {
             notes.push(format!("--state-dir {folder} is not used: without a CA there is nothing to keep"));
         }
 
+        let admin_socket = admin_socket(r, args, &socket);
         let status_address = r
             .parsed("status-address", &args.status_address, &[], parse_status_address)
             .or(Some(SocketAddr::from(([127, 0, 0, 1], 15055))));
@@ -415,6 +421,7 @@ impl Config {
             files,
             crl,
             output,
+            admin_socket,
             status_address,
             drain_timeout,
             log,
@@ -448,6 +455,29 @@ fn addresses(
 fn state(r: &mut Reader<'_>, args: &RunArgs) -> Option<StateFolder> {
     let folder = r.text("state-dir", &args.state_dir, &[]).value?;
     Some(StateFolder::new(std::path::absolute(&folder).unwrap_or_else(|_| folder.into())))
+}
+
+/// Beside the SDS socket, unless it is somewhere else.
+fn admin_socket(r: &mut Reader<'_>, args: &RunArgs, socket: &Path) -> Option<AdminSocket> {
+    let path = r.text("admin-socket", &args.admin_socket, &[]);
+    let is_named = path.value.is_some();
+    let path = match path.value {
+        Some(text) if text == "none" => return None,
+        Some(path) => PathBuf::from(path),
+        None => socket.with_file_name(ADMIN_SOCKET),
+    };
+    if path == socket {
+        r.mistake(format!(
+            "{} is the SDS socket, too: give the admin socket a path of its own",
+            path.display()
+        ));
+    }
+    match ListenError::check_path(&path, "--admin-socket") {
+        Err(error) if is_named => r.mistake(error.to_string()),
+        Err(_) => return None,
+        Ok(()) => {}
+    }
+    Some(AdminSocket { path, is_named })
 }
 
 /// What is written for other programs.
@@ -806,15 +836,6 @@ fn parse_status_address(text: &str) -> Result<Option<SocketAddr>, String> {
     }
     let address = text.parse().map(Some);
     address.map_err(|_| format!("{text:?} is not an address; the shape is 127.0.0.1:15055, or none"))
-}
-
-fn parse_filter(text: &str) -> Result<Targets, String> {
-    let wrong = || format!("{text:?} is not a log level; choose error, warn, info, debug or trace");
-    // `Targets` takes any word for the name of a target.
-    if !text.contains('=') && text.parse::<tracing::level_filters::LevelFilter>().is_err() {
-        return Err(wrong());
-    }
-    text.parse().map_err(|_| wrong())
 }
 
 /// True for JSON.

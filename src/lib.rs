@@ -17,6 +17,7 @@ pub mod rpc;
 // state
 pub mod cache;
 pub mod readiness;
+pub mod history;
 pub mod metrics;
 // inputs
 pub mod credential;
@@ -25,9 +26,12 @@ pub mod source;
 // outputs
 pub mod sds;
 pub mod output;
+pub mod http1;
 pub mod status;
+pub mod report;
+pub mod telemetry;
+pub mod admin;
 // wiring
 pub mod config;
-pub mod telemetry;
 pub mod app;
 pub mod cli;

@@ -60,7 +60,12 @@ impl Failover {
 
     /// Their names.
     pub fn names(&self) -> BTreeSet<String> {
-        self.members.iter().map(|member| member.name.to_string()).collect()
+        self.in_order().map(str::to_owned).collect()
+    }
+
+    /// Their names, in the configured order.
+    pub fn in_order(&self) -> impl Iterator<Item = &str> {
+        self.members.iter().map(|member| &*member.name)
     }
 
     /// What they are called as a whole: all are of one kind.

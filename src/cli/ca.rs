@@ -20,7 +20,7 @@ use crate::app::{Signals, protect_memory};
 use crate::ca::embedded::DevelopmentCa;
 use crate::ca::server::{CaServer, Settings};
 use crate::clock::Clock;
-use crate::config::{LogConfig, parse_duration};
+use crate::config::parse_duration;
 use crate::identity::SpiffeId;
 use crate::pki::certificate::Certificate;
 use crate::proto::istio::v1::auth::istio_certificate_service_server::IstioCertificateServiceServer;
@@ -89,7 +89,7 @@ const SERVER_CERTIFICATE_AGE: Duration = Duration::from_secs(10 * 24 * 3600);
 /// Serves until SIGTERM or SIGINT.
 pub(super) fn run(args: &CaArgs) -> anyhow::Result<()> {
     let filter = Targets::new().with_default(args.log_level);
-    telemetry::init(&LogConfig { filter, json: false });
+    telemetry::init(&telemetry::LogConfig { filter, json: false });
     super::block_on(serve(args.clone()))
 }
 

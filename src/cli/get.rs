@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tonic::{Code, Request, Status};
 
+use super::span;
 use crate::clock::Clock;
 use crate::config::{DEFAULT_SOCKET, parse_duration};
 use crate::pki::certificate::Certificate;
@@ -279,36 +280,4 @@ fn validity(certificate: &Certificate, now: SystemTime) -> String {
         (_, Err(past)) => format!("EXPIRED {} ago", span(past.duration())),
     };
     format!("{} to {} ({state})", show(from), show(until))
-}
-
-/// `duration` in its two largest units: enough to see whether to worry.
-fn span(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
-    match (days, hours, minutes) {
-        (1.., ..) => format!("{days}d {hours}h"),
-        (0, 1.., _) => format!("{hours}h {minutes}m"),
-        (0, 0, 1..) => format!("{minutes}m {}s", seconds % 60),
-        _ => format!("{seconds}s"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spans_have_two_units_at_most() {
-        let cases = [
-            (0, "0s"),
-            (59, "59s"),
-            (61, "1m 1s"),
-            (3600, "1h 0m"),
-            (90_000, "1d 1h"),
-            (315_360_000, "3650d 0h"),
-        ];
-        for (seconds, expected) in cases {
-            assert_eq!(span(Duration::from_secs(seconds)), expected);
-        }
-    }
 }

@@ -23,6 +23,6 @@ pub(super) fn run(args: &RunArgs, unknown: Vec<String>) -> anyhow::Result<()> {
         (Ok(_), false) => return Err(Mistakes(unknown).into()),
         (Err(Mistakes(all)), _) => return Err(Mistakes(unknown.into_iter().chain(all).collect()).into()),
     };
-    telemetry::init(&config.log);
-    super::block_on(app::run(config))
+    let log = telemetry::init(&config.log);
+    super::block_on(app::run(config, log))
 }

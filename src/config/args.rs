@@ -182,6 +182,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "DURATION", help_heading = "Output")]
     pub output_hook_timeout: Option<String>,
 
+    /// The socket of attache status, renew and log, for this user alone; none to have none
+    /// [default: admin.sock beside --socket]
+    #[arg(long, value_name = "PATH", help_heading = "Operation")]
+    pub admin_socket: Option<String>,
     /// The address of /livez, /readyz and /metrics; none to have none [default: 127.0.0.1:15055]
     #[arg(long, value_name = "ADDRESS", help_heading = "Operation")]
     pub status_address: Option<String>,

@@ -35,49 +35,49 @@ pub struct SocketFile {
 #[expect(missing_docs, reason = "each variant's message is its documentation")]
 pub enum ListenError {
     #[error(
-        "the path of the socket {path} has {length} bytes: Unix sockets take {SOCKET_PATH_BYTES} at most; choose a shorter one with --socket"
+        "the path of the socket {path} has {length} bytes: Unix sockets take {SOCKET_PATH_BYTES} at most; choose a shorter one with {option}"
     )]
-    PathTooLong { path: PathBuf, length: usize },
+    PathTooLong { path: PathBuf, length: usize, option: &'static str },
     #[error(
-        "the folder of the socket {path} can't be used: {source}; create or mount {folder}, or choose another path with --socket"
+        "the folder of the socket {path} can't be used: {source}; create or mount {folder}, or choose another path with {option}"
     )]
-    Folder { path: PathBuf, folder: PathBuf, source: io::Error },
+    Folder { path: PathBuf, folder: PathBuf, source: io::Error, option: &'static str },
     #[error(
-        "the socket {path} belongs to a live agent{}: stop that one, or choose another path with --socket",
+        "the socket {path} belongs to a live agent{}: stop that one, or choose another path with {option}",
         pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
     )]
-    Taken { path: PathBuf, pid: Option<i32> },
-    #[error("{path} is there and is not a socket: remove it, or choose another path with --socket")]
-    NotASocket { path: PathBuf },
+    Taken { path: PathBuf, pid: Option<i32>, option: &'static str },
+    #[error("{path} is there and is not a socket: remove it, or choose another path with {option}")]
+    NotASocket { path: PathBuf, option: &'static str },
     #[error("listening on the socket {path} failed: {source}")]
     Io { path: PathBuf, source: io::Error },
 }
 
 impl ListenError {
     /// Refuses a path that no socket can have.
-    pub fn check_path(path: &Path) -> Result<(), Self> {
+    pub fn check_path(path: &Path, option: &'static str) -> Result<(), Self> {
         let length = path.as_os_str().as_bytes().len();
         if length > SOCKET_PATH_BYTES {
-            return Err(Self::PathTooLong { path: path.to_owned(), length });
+            return Err(Self::PathTooLong { path: path.to_owned(), length, option });
         }
         Ok(())
     }
 }
 
 impl Listener {
-    /// Listens on `path`, whose file gets `mode`. A dead agent's socket is replaced.
-    pub fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
-        ListenError::check_path(path)?;
+    /// Listens on `path`, which `option` names, and whose file gets `mode`. A dead agent's socket is replaced.
+    pub fn bind(path: &Path, mode: u32, option: &'static str) -> Result<Self, ListenError> {
+        ListenError::check_path(path, option)?;
         let failed = |source| ListenError::Io { path: path.to_owned(), source };
         let folder = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
         let no_folder =
-            |source| ListenError::Folder { path: path.to_owned(), folder: folder.to_owned(), source };
+            |source| ListenError::Folder { path: path.to_owned(), folder: folder.to_owned(), source, option };
         // Two agents that start together must not both take the place of a dead one: one looks after the other.
         let _guard = plain_file::lock_folder(folder).map_err(no_folder)?;
-        clear(path)?;
+        clear(path, option)?;
         let socket = UnixSocket::new_stream().map_err(failed)?;
         socket.bind(path).map_err(no_folder)?;
         let metadata = fs::symlink_metadata(path).map_err(failed)?;
@@ -95,13 +95,13 @@ impl Listener {
 }
 
 /// Makes `path` free, unless somebody listens there.
-fn clear(path: &Path) -> Result<(), ListenError> {
+fn clear(path: &Path, option: &'static str) -> Result<(), ListenError> {
     let failed = |source| ListenError::Io { path: path.to_owned(), source };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed(error)),
         Ok(metadata) if !metadata.file_type().is_socket() => {
-            return Err(ListenError::NotASocket { path: path.to_owned() });
+            return Err(ListenError::NotASocket { path: path.to_owned(), option });
         }
         Ok(_) => {}
     }
@@ -109,7 +109,7 @@ fn clear(path: &Path) -> Result<(), ListenError> {
         Ok(live) => {
             let pid = rustix::net::sockopt::socket_peercred(&live).ok();
             let pid = pid.map(|peer| peer.pid.as_raw_nonzero().get());
-            Err(ListenError::Taken { path: path.to_owned(), pid })
+            Err(ListenError::Taken { path: path.to_owned(), pid, option })
         }
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             tracing::info!(path = %path.display(), "a dead agent's socket is replaced");
@@ -117,7 +117,7 @@ fn clear(path: &Path) -> Result<(), ListenError> {
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         // A full backlog, or a socket that we may not connect to: somebody is there.
-        Err(_) => Err(ListenError::Taken { path: path.to_owned(), pid: None }),
+        Err(_) => Err(ListenError::Taken { path: path.to_owned(), pid: None, option }),
     }
 }
 
@@ -149,9 +149,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let live = Listener::bind(&path, 0o600).unwrap();
+        let live = Listener::bind(&path, 0o600, "--socket").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        let error = Listener::bind(&path, 0o600).unwrap_err();
+        let error = Listener::bind(&path, 0o600, "--socket").unwrap_err();
         let pid = i32::try_from(std::process::id()).unwrap();
         assert!(matches!(error, ListenError::Taken { pid: Some(found), .. } if found == pid), "{error}");
         drop(live);
@@ -162,7 +162,7 @@ mod tests {
     async fn a_socket_that_somebody_else_put_there_is_left() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let ours = Listener::bind(&path, 0o600).unwrap();
+        let ours = Listener::bind(&path, 0o600, "--socket").unwrap();
         fs::remove_file(&path).unwrap();
         let _theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
         drop(ours);
@@ -177,7 +177,7 @@ mod tests {
         let long = folder.path().join("x".repeat(100));
         let missing = folder.path().join("no/socket");
         for (path, words) in [(&file, "not a socket"), (&long, "107"), (&missing, "create or mount")] {
-            let error = Listener::bind(path, 0o600).unwrap_err().to_string();
+            let error = Listener::bind(path, 0o600, "--socket").unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("--socket"), "{error}");
         }
         assert_eq!(fs::read_to_string(&file).unwrap(), "precious");

@@ -20,7 +20,7 @@ use crate::backoff::Repeats;
 use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::failover::{Failover, Member};
 use crate::ca::{Answer, CaError, CertificateAuthority, Class, Pending, SigningRequest};
-use crate::cache::{Cache, Entry, Key, Origin, Published, Publisher, Workload};
+use crate::cache::{Cache, Entry, Key, Origin, Published, Publisher, Renewals, Workload};
 use crate::clock::Clock;
 use crate::credential::TokenFile;
 use crate::identity::{ServiceAccount, SpiffeId};
@@ -138,6 +138,7 @@ pub struct WorkloadSource {
     /// Of the CA of this name.
     unfinished: BTreeMap<Arc<str>, Unfinished>,
     repeats: Repeats,
+    renewals: Renewals,
     clock: Clock,
     metrics: Metrics,
 }
@@ -181,9 +182,11 @@ impl WorkloadSource {
         metrics: Metrics,
     ) -> Self {
         let publisher = |name| cache.publisher(Key { workload, name }, Origin::Ca);
+        let key_pair = publisher(SecretName::Workload);
         Self {
             cas,
-            key_pair: publisher(SecretName::Workload),
+            renewals: key_pair.renewals(),
+            key_pair,
             roots: publisher(SecretName::Roots),
             trust: Trust::new(settings.drops_old_roots),
             keeper: settings.state.clone().map(Keeper::new),
@@ -263,11 +266,15 @@ impl WorkloadSource {
             // Whether or not the CA answers.
             self.drop_old_roots();
             match self.renew().await {
-                Ok(()) => failures = 0,
+                Ok(()) => {
+                    failures = 0;
+                    self.renewals.settle();
+                }
                 Err(failed) => {
                     failures = failures.saturating_add(1);
                     let delay = self.delay(&failed, failures);
                     self.report(&failed, delay);
+                    self.renewals.settle();
                     self.tidy(failed.iter().map(|failed| &failed.ca)).await;
                     self.sleep_unless_files_take_over(delay).await;
                 }
@@ -294,6 +301,7 @@ impl WorkloadSource {
             // The senders live in `self`, so `changed` does not fail.
             tokio::select! {
                 () = renewal => return,
+                () = self.renewals.wanted(), if due != Due::Never => return,
                 () = old_root => self.drop_old_roots(),
                 _ = entries.0.changed() => {}
                 _ = entries.1.changed() => {}
@@ -592,6 +600,7 @@ impl WorkloadSource {
         };
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
+            () = self.renewals.wanted() => {}
             () = files => {}
         }
     }

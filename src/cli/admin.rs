@@ -1,0 +1,78 @@
+//! Calls to a running agent's admin socket.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::UnixStream;
+
+use crate::config::{ADMIN_SOCKET, DEFAULT_SOCKET};
+
+/// Where the agent is.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct AdminArgs {
+    /// The agent's SDS socket: the admin socket is beside it
+    /// [default: ATTACHE_SOCKET, else /var/run/secrets/workload-spiffe-uds/socket]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// The agent's admin socket, where it is elsewhere [default: ATTACHE_ADMIN_SOCKET]
+    #[arg(long, value_name = "PATH")]
+    admin_socket: Option<PathBuf>,
+}
+
+impl AdminArgs {
+    fn path(&self) -> PathBuf {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        // What was typed wins over the environment, which is the agent's own where this runs in its container.
+        let beside = |socket: &PathBuf| socket.with_file_name(ADMIN_SOCKET);
+        let typed = self.admin_socket.clone().or_else(|| self.socket.as_ref().map(beside));
+        typed
+            .or_else(|| variable("ATTACHE_ADMIN_SOCKET"))
+            .or_else(|| variable("ATTACHE_SOCKET").as_ref().map(beside))
+            .unwrap_or_else(|| beside(&PathBuf::from(DEFAULT_SOCKET)))
+    }
+
+    /// Makes one call. What the agent can't do is an error in its own words.
+    pub(super) async fn call(
+        &self,
+        method: Method,
+        target: &str,
+        patience: Duration,
+    ) -> anyhow::Result<Value> {
+        let path = self.path();
+        let call = call(&path, method, target);
+        let answered = tokio::time::timeout(patience, call).await;
+        let (status, body) = answered.with_context(|| {
+            format!("the agent at {} has not answered within {patience:?}", path.display())
+        })??;
+        let value: Value = serde_json::from_slice(&body).with_context(|| {
+            format!("{} is no admin socket of attache: its answer is no JSON", path.display())
+        })?;
+        if !status.is_success() {
+            bail!("{}", value.get("error").and_then(Value::as_str).unwrap_or(status.as_str()));
+        }
+        Ok(value)
+    }
+}
+
+async fn call(path: &Path, method: Method, target: &str) -> anyhow::Result<(StatusCode, Bytes)> {
+    let io = UnixStream::connect(path).await.with_context(|| {
+        format!(
+            "connecting to the admin socket {} failed; is `attache run` running as this user, and is --socket the same?",
+            path.display()
+        )
+    })?;
+    let broken = || format!("{} does not speak HTTP as attache does", path.display());
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(io)).await.with_context(broken)?;
+    tokio::spawn(connection);
+    let request = Request::builder().method(method).uri(target).header("host", "attache");
+    let response = sender.send_request(request.body(Empty::<Bytes>::new())?).await.with_context(broken)?;
+    let (head, body) = response.into_parts();
+    Ok((head.status, body.collect().await.with_context(broken)?.to_bytes()))
+}

@@ -1,0 +1,204 @@
+//! `attache status`: the state of a running agent, for people.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal as _, Write as _};
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context as _;
+use http::Method;
+use serde_json::Value;
+
+use super::admin::AdminArgs;
+use super::span;
+use crate::clock::Clock;
+
+/// How often `--watch` looks.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Show each secret of a running agent: whose it is, when it ends and renews, who holds which version, what failed last.
+///
+/// Exits with 1 if the agent is not ready: a secret is missing or has expired.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct StatusArgs {
+    /// What to print: a table, or JSON (its shape is described in docs/status.md)
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Output::Table)]
+    output: Output,
+    /// Print it anew each second
+    #[arg(long)]
+    watch: bool,
+    #[command(flatten)]
+    agent: AdminArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    Table,
+    Json,
+}
+
+/// Asks, and prints to standard output.
+pub(super) fn run(args: &StatusArgs) -> anyhow::Result<()> {
+    let is_terminal = std::io::stdout().is_terminal();
+    super::block_on(async {
+        loop {
+            let report = args.agent.call(Method::GET, "/v1/status", Duration::from_secs(10)).await?;
+            let text = match args.output {
+                Output::Table => table(&report, Clock::system().now(), is_terminal),
+                Output::Json => format!("{report:#}\n"),
+            };
+            let mut out = std::io::stdout();
+            if args.watch && is_terminal {
+                // To the corner, and what is below it is cleared.
+                write!(out, "\x1b[H\x1b[2J").context("writing the answer failed")?;
+            }
+            out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("writing the answer failed")?;
+            if args.watch {
+                tokio::time::sleep(PERIOD).await;
+                continue;
+            }
+            if report.get("ready").and_then(Value::as_bool) == Some(true) {
+                return Ok(());
+            }
+            anyhow::bail!("the agent is not ready: {}", missing(&report));
+        }
+    })
+}
+
+fn missing(report: &Value) -> String {
+    let each = report.get("missing").and_then(Value::as_array).into_iter().flatten();
+    let each = each.map(|one| format!("{}: {}", text(one, "name"), text(one, "reason")));
+    each.collect::<Vec<_>>().join("; ")
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+    value.get(field).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn moment(value: &Value, field: &str) -> Option<SystemTime> {
+    humantime::parse_rfc3339(value.get(field)?.as_str()?).ok()
+}
+
+/// The table. With `colours` for a terminal.
+pub(super) fn table(report: &Value, now: SystemTime, colours: bool) -> String {
+    let mut out = String::new();
+    let started = moment(report, "started").and_then(|at| now.duration_since(at).ok()).unwrap_or_default();
+    let ca = report.get("ca").unwrap_or(&Value::Null);
+    let addresses = ca.get("addresses").and_then(Value::as_array).into_iter().flatten();
+    // A CA without an address is called as its provider is.
+    let addresses = addresses.filter_map(Value::as_str).filter(|name| *name != text(ca, "provider"));
+    let addresses: Vec<_> = addresses.collect();
+    let at = if addresses.is_empty() { String::new() } else { format!(" at {}", addresses.join(", ")) };
+    let is_ready = report.get("ready").and_then(Value::as_bool) == Some(true);
+    // Writing to a String does not fail.
+    let _ = writeln!(
+        out,
+        "attache {}, process {}, up {}, {}; CA: {}{at}",
+        text(report, "version"),
+        report.get("pid").unwrap_or(&Value::Null),
+        span(started),
+        if is_ready { paint("ready", true, colours) } else { paint("NOT READY", false, colours) },
+        text(ca, "provider"),
+    );
+    for secret in report.get("secrets").and_then(Value::as_array).into_iter().flatten() {
+        let _ = writeln!(out);
+        write_secret(&mut out, secret, now, colours);
+    }
+    if let Some(output) = report.get("output").filter(|output| !output.is_null()) {
+        let until = moment(output, "not_after").map_or("nothing written yet".to_owned(), |at| left(at, now));
+        let _ = writeln!(out, "\noutput folder  {until}");
+        if let Some(error) = output.get("error").and_then(Value::as_str) {
+            let _ = writeln!(out, "    {:<12} {error}", "last error");
+        }
+    }
+    out
+}
+
+fn write_secret(out: &mut String, secret: &Value, now: SystemTime, colours: bool) {
+    let state = text(secret, "state");
+    let origin =
+        secret.get("origin").and_then(Value::as_str).map_or(String::new(), |from| format!(", from {from}"));
+    let _ = writeln!(out, "{}: {}{origin}", text(secret, "name"), paint(state, state == "ok", colours));
+    let mut row = |label: &str, value: &str| {
+        let _ = writeln!(out, "    {label:<12} {value}");
+    };
+    if let Some(pair) = secret.get("key_pair").filter(|pair| !pair.is_null()) {
+        row("identity", text(pair, "names"));
+        row(
+            "certificate",
+            &format!(
+                "serial {}, {}, by {}",
+                text(pair, "serial"),
+                text(pair, "key_type"),
+                text(pair, "issuer")
+            ),
+        );
+    }
+    if let Some(bundle) = secret.get("trust_bundle").filter(|bundle| !bundle.is_null()) {
+        for root in bundle.get("roots").and_then(Value::as_array).into_iter().flatten() {
+            let until = moment(root, "not_after").map_or(String::new(), |at| left(at, now));
+            row("root", &format!("{} (serial {}): {until}", text(root, "subject"), text(root, "serial")));
+        }
+        match bundle.get("crls").and_then(Value::as_u64) {
+            None | Some(0) => {}
+            Some(count) => row("CRLs", &count.to_string()),
+        }
+    }
+    if let Some(at) = moment(secret, "not_after") {
+        row("valid", &left(at, now));
+    }
+    if let Some(at) = moment(secret, "renews") {
+        let when = match at.duration_since(now) {
+            Ok(ahead) => format!("in {}", span(ahead)),
+            Err(late) => format!("due for {}", span(late.duration())),
+        };
+        row("renewal", &format!("{} ({when})", humantime::format_rfc3339_seconds(at)));
+    }
+    if !text(secret, "version").is_empty() {
+        row("version", text(secret, "version"));
+    }
+    let streams = secret.get("streams").and_then(Value::as_u64).unwrap_or_default();
+    row("streams", &streams_text(secret, streams));
+    if let Some(rejection) = secret.get("rejection").filter(|rejection| !rejection.is_null()) {
+        row("rejected", &format!("version {}: {}", text(rejection, "version"), text(rejection, "reason")));
+    }
+    if let Some(error) = secret.get("error").and_then(Value::as_str) {
+        row("last error", error);
+    }
+}
+
+fn streams_text(secret: &Value, streams: u64) -> String {
+    let current = text(secret, "version");
+    let holding = secret.get("holding").and_then(Value::as_array).into_iter().flatten();
+    let mut told = 0;
+    let mut parts = Vec::new();
+    for one in holding {
+        let count = one.get("streams").and_then(Value::as_u64).unwrap_or_default();
+        told += count;
+        match text(one, "version") {
+            version if version == current => parts.insert(0, format!("{count} with this version")),
+            version => parts.push(format!("{count} with {version}")),
+        }
+    }
+    if streams > told {
+        parts.push(format!("{} with none", streams - told));
+    }
+    if parts.is_empty() { "0".to_owned() } else { format!("{streams}: {}", parts.join(", ")) }
+}
+
+/// A moment in the future with the time until then, or EXPIRED.
+fn left(at: SystemTime, now: SystemTime) -> String {
+    let shown = humantime::format_rfc3339_seconds(at);
+    match at.duration_since(now) {
+        Ok(left) => format!("until {shown} ({} left)", span(left)),
+        Err(past) => format!("until {shown} (EXPIRED {} ago)", span(past.duration())),
+    }
+}
+
+/// `word`, green if it is good and red if not, where there are colours.
+fn paint(word: &str, is_good: bool, colours: bool) -> String {
+    match (colours, is_good) {
+        (false, _) => word.to_owned(),
+        (true, true) => format!("\x1b[32m{word}\x1b[0m"),
+        (true, false) => format!("\x1b[31m{word}\x1b[0m"),
+    }
+}

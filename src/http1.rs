@@ -1,0 +1,61 @@
+//! HTTP/1.1 for people and probes: one loop for each connection, and its answers.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::time::Duration;
+
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
+
+/// How long a client may take to say what it wants.
+const HEADER_TIME: Duration = Duration::from_secs(5);
+
+/// An answer that is known as a whole.
+pub type Answer = Response<Full<Bytes>>;
+
+/// Serves `io` until the client goes or `stop` is cancelled.
+pub async fn serve<IO, F>(io: IO, answer: impl Fn(Request<Incoming>) -> F, stop: CancellationToken)
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+    F: Future<Output = Answer>,
+{
+    let service = service_fn(|request| {
+        let answer = answer(request);
+        async { Ok::<_, Infallible>(answer.await) }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        // Whoever connects and says nothing is shown the door.
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIME)
+        .max_buf_size(16 << 10)
+        .serve_connection(TokioIo::new(io), service);
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "an HTTP connection broke");
+    }
+}
+
+/// Words for people.
+pub fn text(status: StatusCode, body: &str) -> Answer {
+    answer(status, "text/plain; charset=utf-8", body.to_owned())
+}
+
+/// An answer of any kind.
+pub fn answer(status: StatusCode, content_type: &'static str, body: String) -> Answer {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
