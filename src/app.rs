@@ -31,6 +31,7 @@ use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::S
 use crate::report::{About, Reporter};
 use crate::sds::SecretDiscovery;
 use crate::sds::listener::Listener;
+use crate::sds::peers::Peers;
 use crate::source::crl::CrlSource;
 use crate::source::files::FileSource;
 use crate::source::watch::Watcher;
@@ -145,12 +146,20 @@ pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
         tasks.spawn(calls.track_future(output.run(stop.clone())));
     }
 
+    let peers = Peers::new(config.allowed, metrics.clone());
     let service = SecretDiscovery::new(cache.clone(), WORKLOAD, metrics, clock.clone(), stop.clone());
     let service = SecretDiscoveryServiceServer::new(service).max_decoding_message_size(limits::REQUEST_BYTES);
     tasks.spawn({
         let (calls, stop) = (calls.clone(), stop.clone());
         async move {
-            let serve = |io| drop(calls.spawn(rpc::serve(io, service.clone(), stop.clone())));
+            let serve = |io| {
+                let Some(place) = peers.admit(&io) else { return };
+                let served = rpc::serve(io, service.clone(), stop.clone());
+                calls.spawn(async move {
+                    served.await;
+                    drop(place);
+                });
+            };
             rpc::accept("the SDS socket", |cx| socket.poll_accept(cx), serve, &stop).await;
         }
     });

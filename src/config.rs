@@ -33,6 +33,7 @@ use crate::identity::SpiffeId;
 use crate::output::{self, Hook};
 use crate::pki::key::KeyType;
 use crate::sds::listener::ListenError;
+use crate::sds::peers::Allowed;
 use crate::source::crl::CrlFile;
 use crate::source::files;
 use crate::source::workload::{Grace, IdentitySource, Settings, StateFolder};
@@ -57,6 +58,8 @@ pub struct Config {
     pub socket: PathBuf,
     /// The socket file's permissions.
     pub socket_mode: u32,
+    /// Who may connect.
+    pub allowed: Allowed,
     /// Who signs: several stand in for each other, in this order; none where mounted files are all there is.
     pub providers: Vec<Provider>,
     /// What decided that, for people.
@@ -219,6 +222,11 @@ impl Config {
             r.mistake(error.to_string());
         }
         let socket_mode = r.parsed("socket-mode", &args.socket_mode, &[], parse_mode).or(0o660_u32);
+
+        let allowed = Allowed {
+            uids: numbers(r, "allow-uid", &args.allow_uid),
+            gids: numbers(r, "allow-gid", &args.allow_gid),
+        };
 
         let prefixes = file_prefixes(r, args);
         let system_roots = r.variable("SSL_CERT_FILE").map(PathBuf::from);
@@ -415,6 +423,7 @@ impl Config {
         reader.finish(Self {
             socket,
             socket_mode,
+            allowed,
             providers,
             provider_reason: provider_reason.unwrap_or_default(),
             workload,
@@ -449,6 +458,16 @@ fn addresses(
         }
         Ok(addresses)
     })
+}
+
+/// User or group ids.
+fn numbers(r: &mut Reader<'_>, flag: &str, typed: &[String]) -> Vec<u32> {
+    let typed = (!typed.is_empty()).then(|| typed.join(","));
+    let found = r.parsed(flag, &typed, &[], |text| {
+        let number = |one: &str| one.trim().parse().map_err(|_| format!("{one:?} is not a number"));
+        text.split(',').map(number).collect::<Result<Vec<u32>, _>>()
+    });
+    found.value.unwrap_or_default()
 }
 
 /// The folder for what is kept across restarts.

@@ -4,6 +4,7 @@ pub mod dialect;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod listener;
+pub mod peers;
 pub mod session;
 mod stream;
 

@@ -19,6 +19,13 @@ pub struct RunArgs {
     /// The socket's file mode, octal [default: 0660]
     #[arg(long, value_name = "MODE", help_heading = "Socket")]
     pub socket_mode: Option<String>,
+    /// Let only processes of this user id connect (a number; repeatable; in the environment with "," between them), and
+    /// those of the agent's own user [default: whoever may write to the socket]
+    #[arg(long, value_name = "UID", help_heading = "Socket")]
+    pub allow_uid: Vec<String>,
+    /// Let processes of this group id connect (of the group that they run as, not of further ones)
+    #[arg(long, value_name = "GID", help_heading = "Socket")]
+    pub allow_gid: Vec<String>,
 
     /// Who signs: citadel (Istio's CA protocol), vault (HashiCorp Vault, OpenBao), kubernetes (CertificateSigningRequests,
     /// see docs/ca-kubernetes.md), cfssl, exec (a command), embedded (a CA of its own, for development), none (mounted files

@@ -476,3 +476,12 @@ fn the_state_is_no_source_and_of_no_use_without_a_ca() {
         without.notes
     );
 }
+
+#[test]
+fn peers_are_numbers() {
+    let found =
+        config("--ca embedded --allow-uid 1337 --allow-uid 0", &[("ATTACHE_ALLOW_GID", "5, 6")]).unwrap();
+    assert_eq!(found.allowed, Allowed { uids: vec![1337, 0], gids: vec![5, 6] });
+    let report = config("--ca embedded --allow-uid istio-proxy", &[]).unwrap_err().to_string();
+    assert!(report.contains("--allow-uid") && report.contains("not a number"), "{report}");
+}
