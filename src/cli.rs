@@ -8,6 +8,7 @@ mod log;
 mod renew;
 mod run;
 mod status;
+mod watch;
 
 use std::ffi::OsString;
 use std::future::Future;
@@ -34,6 +35,7 @@ enum Command {
     Run(RunArgs),
     Ca(ca::CaArgs),
     Get(get::GetArgs),
+    Watch(watch::WatchArgs),
     Status(status::StatusArgs),
     Renew(renew::RenewArgs),
     Log(log::LogArgs),
@@ -51,6 +53,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok((_, unknown)) if !unknown.is_empty() => Err(Mistakes(unknown).into()),
         Ok((Command::Ca(args), _)) => ca::run(&args),
         Ok((Command::Get(args), _)) => get::run(&args),
+        Ok((Command::Watch(args), _)) => watch::run(&args),
         Ok((Command::Status(args), _)) => status::run(&args),
         Ok((Command::Renew(args), _)) => renew::run(&args),
         Ok((Command::Log(args), _)) => log::run(&args),

@@ -136,7 +136,7 @@ async fn fetch_one(
 }
 
 /// A secret, taken apart to be shown.
-struct Shown {
+pub(super) struct Shown {
     name: String,
     certificates: Vec<Certificate>,
     pem: Vec<u8>,
@@ -152,7 +152,7 @@ struct Key {
 }
 
 impl Shown {
-    fn new(secret: Secret) -> Result<Self, Status> {
+    pub(super) fn new(secret: Secret) -> Result<Self, Status> {
         let bad = |what: &str| Status::data_loss(format!("{}: {what}", secret.name));
         let (chain, key) = match &secret.r#type {
             Some(Type::TlsCertificate(pair)) => (&pair.certificate_chain, Some(&pair.private_key)),
@@ -178,7 +178,7 @@ impl Shown {
         Ok(Self { name: secret.name.clone(), certificates, pem: pem::of_certificates(&ders), key, crls })
     }
 
-    fn table(&self, now: SystemTime) -> String {
+    pub(super) fn table(&self, now: SystemTime) -> String {
         let mut out = String::new();
         let kind = if self.key.is_some() { "key pair" } else { "trust bundle" };
         let count = match self.certificates.len() {
@@ -229,7 +229,7 @@ impl Shown {
         }
     }
 
-    fn json(&self, show_key: bool) -> Value {
+    pub(super) fn json(&self, show_key: bool) -> Value {
         let show = |moment| humantime::format_rfc3339_seconds(moment).to_string();
         let certificate = |certificate: &Certificate| {
             json!({

@@ -1,0 +1,130 @@
+//! `attache watch`: prints every push of an SDS socket, as Envoy would get it.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use prost::Message as _;
+use serde_json::json;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::Request;
+
+use super::get::Shown;
+use crate::clock::Clock;
+use crate::config::DEFAULT_SOCKET;
+use crate::proto::SECRET_TYPE_URL;
+use crate::proto::envoy::config::core::v3::Node;
+use crate::proto::envoy::extensions::transport_sockets::tls::v3::Secret;
+use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
+use crate::rpc;
+
+/// How long to wait before connecting anew, where the agent has gone.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Subscribe to secrets on an SDS socket, and print each push until interrupted.
+///
+/// It accepts what it gets, as an Envoy does that likes everything, and connects anew when the agent restarts. Private
+/// keys are never printed.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct WatchArgs {
+    /// Resource names
+    #[arg(value_name = "NAME", default_values = ["default", "ROOTCA"])]
+    names: Vec<String>,
+    /// The socket to ask
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// What to print: a table for each push, or one line of JSON
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Output::Table)]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    Table,
+    Json,
+}
+
+/// Watches for ever; the first connection must succeed.
+pub(super) fn run(args: &WatchArgs) -> anyhow::Result<()> {
+    super::block_on(async {
+        let mut was_connected = false;
+        loop {
+            let ended = watch(args, &mut was_connected).await;
+            match ended {
+                Err(error) if !was_connected || error.is::<std::io::Error>() => return Err(error),
+                Err(error) => note(&format!("{}; connecting anew", super::told(&error))),
+                Ok(()) => note("the agent has ended the stream; connecting anew"),
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    })
+}
+
+/// What is no push goes to standard error.
+fn note(words: &str) {
+    let _ = writeln!(std::io::stderr(), "attache: {words}");
+}
+
+async fn watch(args: &WatchArgs, was_connected: &mut bool) -> anyhow::Result<()> {
+    let socket = args.socket.display();
+    let io = UnixStream::connect(&args.socket).await.map_err(|error| {
+        anyhow::anyhow!(
+            "connecting to {socket} failed: {error}; is `attache run` running, and is --socket the same?"
+        )
+    })?;
+    let talk = async |connection| {
+        let mut client =
+            SecretDiscoveryServiceClient::with_origin(connection, http::Uri::from_static("http://attache"));
+        let (requests, outgoing) = mpsc::unbounded_channel();
+        let request = |version: String, nonce: String| DiscoveryRequest {
+            version_info: version,
+            node: Some(Node { id: "attache-watch".to_owned(), cluster: String::new() }),
+            resource_names: args.names.clone(),
+            type_url: SECRET_TYPE_URL.to_owned(),
+            response_nonce: nonce,
+            ..DiscoveryRequest::default()
+        };
+        // The receiver is in the call below.
+        let _ = requests.send(request(String::new(), String::new()));
+        let call = Request::new(UnboundedReceiverStream::new(outgoing));
+        let mut pushes = client.stream_secrets(call).await?.into_inner();
+        *was_connected = true;
+        while let Some(push) = pushes.message().await? {
+            print(args.output, &push)?;
+            let _ = requests.send(request(push.version_info, push.nonce));
+        }
+        anyhow::Ok(())
+    };
+    let ended = rpc::with_connection(io, talk).await;
+    ended.with_context(|| format!("{socket} does not speak HTTP/2, or the connection broke"))?
+}
+
+fn print(output: Output, push: &DiscoveryResponse) -> anyhow::Result<()> {
+    let now = Clock::system().now();
+    let at = humantime::format_rfc3339_millis(now);
+    let mut out = String::new();
+    for any in &push.resources {
+        let secret = Secret::decode(any.value.clone()).context("a push is no Secret message")?;
+        let shown = match Shown::new(secret) {
+            Ok(shown) => shown,
+            Err(status) => bail!("a push can't be shown: {}", status.message()),
+        };
+        out.push_str(&match output {
+            Output::Table => format!("--- {at} version {}\n{}", push.version_info, shown.table(now)),
+            Output::Json => {
+                let secret = shown.json(false);
+                format!(
+                    "{}\n",
+                    json!({ "at": at.to_string(), "version": push.version_info, "secret": secret })
+                )
+            }
+        });
+    }
+    let mut stdout = std::io::stdout();
+    stdout.write_all(out.as_bytes()).and_then(|()| stdout.flush())?;
+    Ok(())
+}
