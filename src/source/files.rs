@@ -56,7 +56,7 @@ pub struct Settings {
     pub is_alone: bool,
     /// At most one publish of a secret in each such span.
     pub debounce: Duration,
-    /// Where the agent itself writes: what is mounted as links to there is not served.
+    /// Where the agent itself writes: what lies there, after all links, is not served.
     pub own: Vec<PathBuf>,
     /// Where files that are asked for by name must lie; anywhere if empty.
     pub prefixes: Vec<PathBuf>,
@@ -128,11 +128,7 @@ impl FileSource {
 
     /// Publishes what is mounted now, so that no CA is asked for what files give.
     pub fn publish_once(&mut self) {
-        for path in self.mounted.places.paths() {
-            if plain_file::lies_in(&path, &self.settings.own) {
-                tracing::warn!(path = %path.display(), "this leads to where the agent itself writes; it is not read");
-            }
-        }
+        tell_of_own(&self.mounted.places);
         let generation = self.mounted.look();
         self.mounted.publish(generation);
     }
@@ -160,12 +156,24 @@ impl FileSource {
     }
 }
 
+/// Else somebody would look for what is wrong with files that are there and good.
+fn tell_of_own(places: &Places) {
+    for path in places.paths() {
+        if plain_file::lies_in(&path, &places.own) {
+            tracing::warn!(path = %path.display(), "this leads to where the agent itself writes; it is not read");
+        }
+    }
+}
+
 /// The files behind a name that is asked for.
 fn places_of(name: &SecretName, settings: &Settings) -> Places {
     // Whoever reads of it does not know where the agent runs.
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let roots = |path: &Path| Place { roots: Some(absolute(path)), key_pair: None };
-    let named = |place| Places { inside: settings.prefixes.clone(), ..Places::new(vec![place]) };
+    let named = |place| {
+        let (inside, own) = (settings.prefixes.clone(), settings.own.clone());
+        Places { inside, own, ..Places::new(vec![place]) }
+    };
     match name {
         SecretName::FileKeyPair(name) => {
             let key_pair = Some((absolute(name.chain()), absolute(name.key())));
@@ -190,6 +198,7 @@ impl Tools {
 
     /// Serves a name that somebody asked for, until nobody has been there for a while.
     async fn serve(self, key: Key, places: Places) {
+        tell_of_own(&places);
         let feed = Some(Feed::new(&self.cache, key.clone(), true));
         let (cache, metrics) = (self.cache.clone(), self.metrics.clone());
         let publisher = cache.publisher(key.clone(), Origin::Files);
