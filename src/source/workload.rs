@@ -248,8 +248,8 @@ impl WorkloadSource {
         let grace = self.settings.grace;
         let draw = fastrand::f64() * 2.0 - 1.0;
         let mut renews = grace.renewal(pair.leaf().not_before, pair.not_after(), received, draw);
-        // Another kind of key is wanted now.
-        if key_type != self.settings.key_type.name() {
+        // Another kind of key is wanted now; or only the CA knows which roots it does not name any more.
+        if key_type != self.settings.key_type.name() || self.settings.drops_old_roots {
             renews = now;
         }
         self.key_pair.announce(&pair, now);
@@ -499,8 +499,8 @@ impl WorkloadSource {
         }
         let old_until = self.trust.next_end().map(humantime::format_rfc3339_seconds);
         tracing::info!(
-            added = limits::listed(&added, "; "),
-            removed = limits::listed(&removed, "; "),
+            added = (!added.is_empty()).then(|| limits::listed(&added, "; ")),
+            removed = (!removed.is_empty()).then(|| limits::listed(&removed, "; ")),
             old_until = old_until.map(tracing::field::display),
             "the trust roots change"
         );
@@ -606,10 +606,11 @@ impl WorkloadSource {
     }
 }
 
-/// The subjects of those of `roots` that are not among `others`.
+/// Those of `roots` that are not among `others`, for people. A new root often has the old one's name.
 fn subjects(roots: &[CertificateDer<'static>], others: &[CertificateDer<'static>]) -> Vec<String> {
     let only_here = roots.iter().filter(|root| !others.contains(root));
-    only_here.filter_map(|root| Some(Certificate::parse(root).ok()?.subject)).collect()
+    let name = |root: Certificate| format!("{} (serial {})", root.subject, root.serial);
+    only_here.filter_map(|root| Certificate::parse(root).ok().map(name)).collect()
 }
 
 async fn sign(

@@ -150,8 +150,12 @@ async fn the_time_of_old_roots_goes_on_across_a_restart() {
     let (cache, _calls) = restart(&office, "channel", with_state(&office)).await;
     assert_eq!(roots(&cache), 2);
     let dropping = Settings { drops_old_roots: true, ..with_state(&office) };
-    let (cache, _calls) = restart(&office, "channel", dropping).await;
+    let (cache, mut calls) = restart(&office, "channel", dropping).await;
     assert_eq!(roots(&cache), 1);
+    // What the CA named last may be what it does not name any more.
+    let asked = Instant::now();
+    calls.recv().await.unwrap();
+    assert_eq!(asked.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
