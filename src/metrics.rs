@@ -2,6 +2,7 @@
 //!
 //! What the cache knows (expiry, streams, readiness) is read from it when somebody asks, not kept twice.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -19,7 +20,7 @@ use crate::cache::{Cache, Snapshot};
 use crate::clock::Clock;
 use crate::pki::crl::Crl;
 use crate::readiness;
-use crate::secret::{Secret, SecretName};
+use crate::secret::{Secret, SecretName, TrustBundle};
 
 /// The label of everything that is counted for each secret.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -189,6 +190,7 @@ impl Collector for Entries {
             "When the first of its CRLs is to be replaced",
             |one| crls(one)?.iter().filter_map(|crl| crl.next_update).min(),
         )?;
+        self.roots(&mut encoder)?;
         let count = |count: usize| Some(i64::try_from(count).unwrap_or(i64::MAX));
         self.gauges(&mut encoder, "crls", "CRLs that are served with the trust bundle", |one| {
             count(crls(one)?.len())
@@ -230,12 +232,17 @@ fn seconds(moment: SystemTime) -> f64 {
     moment.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// The CRLs of the one trust bundle that may have some.
-fn crls(one: &Snapshot) -> Option<&[Arc<Crl>]> {
+/// The workload's trust bundle.
+fn trust_bundle(one: &Snapshot) -> Option<&TrustBundle> {
     match &one.entry.good.as_ref()?.secret {
-        Secret::TrustBundle(bundle) if one.key.name == SecretName::Roots => Some(bundle.crls()),
+        Secret::TrustBundle(bundle) if one.key.name == SecretName::Roots => Some(bundle),
         _ => None,
     }
+}
+
+/// The CRLs of the one trust bundle that may have some.
+fn crls(one: &Snapshot) -> Option<&[Arc<Crl>]> {
+    trust_bundle(one).map(TrustBundle::crls)
 }
 
 impl Entries {
@@ -254,6 +261,23 @@ impl Entries {
                 let labels = [("name", one.key.name.as_str())];
                 ConstGauge::new(seconds(moment)).encode(family.encode_family(&labels)?)?;
             }
+        }
+        Ok(())
+    }
+
+    /// A sample for each root, so that one can see who has a new one already, and who has an old one still.
+    fn roots(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let (name, help) = ("trust_root_not_after_timestamp", "When a root of the trust bundle ends");
+        let gauge_type = ConstGauge::new(0.0).metric_type();
+        let mut family = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), gauge_type)?;
+        // Roots of two CAs may have one serial number, and samples may not.
+        let mut ends = BTreeMap::new();
+        for root in self.snapshots.iter().filter_map(trust_bundle).flat_map(TrustBundle::facts) {
+            let end = ends.entry(root.serial.as_str()).or_insert(root.not_after);
+            *end = root.not_after.min(*end);
+        }
+        for (serial, end) in ends {
+            ConstGauge::new(seconds(end)).encode(family.encode_family(&[("serial", serial)])?)?;
         }
         Ok(())
     }
