@@ -28,6 +28,7 @@ mod mtls;
 mod named_files;
 mod nginx;
 mod output;
+mod root_switch;
 mod scale;
 mod start_stop;
 mod support;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use attache::ca::embedded::DevelopmentCa;
 use attache::clock::Clock;
@@ -63,6 +63,8 @@ pub struct Call {
     pub request: IstioCertificateRequest,
     /// The certificate that the client presented.
     pub client: Option<Certificate>,
+    /// From its arrival to its answer; none if it got none.
+    pub time: (Instant, Option<Instant>),
 }
 
 impl Call {
@@ -88,11 +90,19 @@ struct Service {
 struct State {
     mood: Mutex<Mood>,
     calls: Mutex<Vec<Call>>,
-    ca: DevelopmentCa,
+    /// Who signs, and whose roots are named.
+    office: Mutex<Office>,
+    ca: Arc<DevelopmentCa>,
     /// The same CA an hour and more ago.
     past: DevelopmentCa,
     stranger: DevelopmentCa,
     identity: SpiffeId,
+}
+
+#[derive(Clone)]
+struct Office {
+    signer: Arc<DevelopmentCa>,
+    named: Vec<Arc<DevelopmentCa>>,
 }
 
 impl FakeCa {
@@ -112,10 +122,12 @@ impl FakeCa {
         let open = |name: &str, clock| DevelopmentCa::open(&folder.join(name), clock).unwrap();
         #[expect(clippy::disallowed_methods, reason = "an hour before the agent's own clock")]
         let past = SystemTime::now() - Duration::from_secs(2 * 3600);
+        let ca = Arc::new(open("fake-ca", Clock::system()));
         let state = State {
             mood: Mutex::new(Mood::Good),
             calls: Mutex::default(),
-            ca: open("fake-ca", Clock::system()),
+            office: Mutex::new(Office { signer: Arc::clone(&ca), named: vec![Arc::clone(&ca)] }),
+            ca,
             past: open("fake-ca", Clock::starting_at(past)),
             stranger: open("stranger", Clock::system()),
             identity: identity.parse().unwrap(),
@@ -134,6 +146,12 @@ impl FakeCa {
 
     pub fn set(&self, mood: Mood) {
         *self.service.state.mood.lock().unwrap() = mood;
+    }
+
+    /// From now on `signer` signs, and the roots of `named` are those that the answers name.
+    pub fn switch(&self, signer: &Arc<DevelopmentCa>, named: &[&Arc<DevelopmentCa>]) {
+        let named = named.iter().copied().map(Arc::clone).collect();
+        *self.service.state.office.lock().unwrap() = Office { signer: Arc::clone(signer), named };
     }
 
     pub fn calls(&self) -> Vec<Call> {
@@ -189,14 +207,28 @@ impl IstioCertificateService for Service {
     ) -> Result<Response<IstioCertificateResponse>, Status> {
         let State { ca, past, stranger, identity, .. } = &*self.state;
         let (metadata, _, request) = request.into_parts();
-        let call = Call { metadata, request: request.clone(), client: self.client.clone() };
-        self.state.calls.lock().unwrap().push(call);
+        let call = Call {
+            metadata,
+            request: request.clone(),
+            client: self.client.clone(),
+            time: (Instant::now(), None),
+        };
+        let number = {
+            let mut calls = self.state.calls.lock().unwrap();
+            calls.push(call);
+            calls.len() - 1
+        };
+        let answered = || self.state.calls.lock().unwrap()[number].time.1 = Some(Instant::now());
         let mood = *self.state.mood.lock().unwrap();
+        let Office { signer, named } = self.state.office.lock().unwrap().clone();
         let ttl = Duration::from_secs(request.validity_duration.try_into().unwrap());
         let asked = CertificateSigningRequestDer::from_pem_slice(request.csr.as_bytes()).unwrap();
         let leaf = match mood {
             Mood::Hang => std::future::pending().await,
-            Mood::Refuse(code) => return Err(Status::new(code, "as the test wants it")),
+            Mood::Refuse(code) => {
+                answered();
+                return Err(Status::new(code, "as the test wants it"));
+            }
             Mood::Junk => {
                 return Ok(Response::new(IstioCertificateResponse { cert_chain: vec!["<html>".to_owned()] }));
             }
@@ -209,13 +241,15 @@ impl IstioCertificateService for Service {
                 ca.issue(&asked, &"spiffe://cluster.local/ns/x/sa/thief".parse().unwrap(), ttl)
             }
             Mood::Unchained => stranger.issue(&asked, identity, ttl),
-            Mood::Good => ca.issue(&asked, identity, ttl),
+            Mood::Good => signer.issue(&asked, identity, ttl),
         };
-        let [intermediate, root] = ca.chain();
-        let text = |certificate: &CertificateDer<'static>| {
-            String::from_utf8(pem::of_certificates([certificate])).unwrap()
+        let text = |certificates: &[&CertificateDer<'static>]| {
+            String::from_utf8(pem::of_certificates(certificates.iter().copied())).unwrap()
         };
-        let cert_chain = vec![text(&leaf.unwrap()), text(intermediate), text(root)];
+        // As an istiod whose `root-cert.pem` holds several.
+        let roots: Vec<_> = named.iter().map(|ca| ca.chain()[1]).collect();
+        let cert_chain = vec![text(&[&leaf.unwrap()]), text(&[signer.chain()[0]]), text(&roots)];
+        answered();
         Ok(Response::new(IstioCertificateResponse { cert_chain }))
     }
 }
