@@ -139,6 +139,8 @@ pub struct WorkloadSource {
     unfinished: BTreeMap<Arc<str>, Unfinished>,
     repeats: Repeats,
     renewals: Renewals,
+    /// Of those that others stood in for.
+    stood_in_for: Repeats,
     clock: Clock,
     metrics: Metrics,
 }
@@ -192,6 +194,7 @@ impl WorkloadSource {
             keeper: settings.state.clone().map(Keeper::new),
             unfinished: BTreeMap::new(),
             repeats: Repeats::default(),
+            stood_in_for: Repeats::default(),
             settings,
             clock,
             metrics,
@@ -536,6 +539,9 @@ impl WorkloadSource {
     /// Notes that `ca` has signed, after those of this round that have not.
     fn recovered(&mut self, ca: &Member, failed: &[Failed]) {
         let had_failed = self.cas.signed(&ca.name);
+        if had_failed {
+            self.stood_in_for.recovered();
+        }
         if self.repeats.recovered() || had_failed && failed.is_empty() {
             tracing::info!(
                 provider = ca.client.name(),
@@ -543,10 +549,28 @@ impl WorkloadSource {
                 "the CA signs again"
             );
         }
-        if !failed.is_empty() {
-            let reason = reasons(failed);
-            tracing::warn!(reason, "the next CA was asked instead");
+        if failed.is_empty() {
+            return;
         }
+        let reason = self.reasons(failed);
+        if self.stood_in_for.is_news(&reason) {
+            tracing::warn!(reason, "the next CA was asked instead");
+        } else {
+            tracing::debug!(reason, "the next CA was asked instead");
+        }
+    }
+
+    /// Why these gave nothing. Where there are several, each reason says whose it is.
+    fn reasons(&self, failed: &[Failed]) -> String {
+        let reasons: Vec<_> = failed
+            .iter()
+            .map(|Failed { ca, error }| {
+                let error = error.to_string();
+                let is_known = !self.cas.has_several() || error.contains(&*ca.name);
+                if is_known { error } else { format!("{}: {error}", ca.name) }
+            })
+            .collect();
+        reasons.join("; ")
     }
 
     fn delay(&self, failed: &[Failed], failures: u32) -> Duration {
@@ -560,7 +584,7 @@ impl WorkloadSource {
     }
 
     fn report(&mut self, failed: &[Failed], delay: Duration) {
-        let reason = reasons(failed);
+        let reason = self.reasons(failed);
         let served = self.key_pair.entry().good.map(|good| good.secret.not_after());
         let served = match served {
             Some(at) if at > self.clock.now() => {
@@ -623,18 +647,6 @@ async fn sign(
         Some(Pending { waits_for: Some(words) }) => Err(CaError::Pending(words)),
         _ => Err(CaError::Timeout(timeout)),
     })
-}
-
-/// Why a round gave nothing.
-fn reasons(failed: &[Failed]) -> String {
-    let mut reasons = Vec::new();
-    for Failed { ca, error } in failed {
-        let error = error.to_string();
-        let is_known = failed.len() == 1 || error.contains(&*ca.name);
-        let reason = if is_known { error } else { format!("{}: {error}", ca.name) };
-        reasons.push(reason);
-    }
-    reasons.join("; ")
 }
 
 #[cfg(test)]
