@@ -28,6 +28,8 @@ use tonic::{Code, Request, Response, Status};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mood {
     Good,
+    /// Good, after this time.
+    Slow(Duration),
     /// Takes the call and never answers.
     Hang,
     /// Text instead of certificates.
@@ -242,6 +244,10 @@ impl IstioCertificateService for Service {
             }
             Mood::Unchained => stranger.issue(&asked, identity, ttl),
             Mood::Good => signer.issue(&asked, identity, ttl),
+            Mood::Slow(time) => {
+                tokio::time::sleep(time).await;
+                signer.issue(&asked, identity, ttl)
+            }
         };
         let text = |certificates: &[&CertificateDer<'static>]| {
             String::from_utf8(pem::of_certificates(certificates.iter().copied())).unwrap()

@@ -1,0 +1,121 @@
+//! Several CAs: who is asked when, what is said of it, and what is served meanwhile.
+
+use std::path::Path;
+use std::time::Duration;
+
+use attache::pki::pem;
+use rustix::process::Signal;
+use tonic::Code;
+
+use crate::support::fake_ca::{Call, FakeCa, Mood};
+use crate::support::files::spiffe;
+use crate::support::process::{Agent, Ca};
+use crate::support::sds::{Stream, certificates, on_connection, served_serial};
+
+/// Renewed every 0.6 s, a minute before the end.
+const SOON: [&str; 4] = ["--cert-ttl", "60s", "--grace-ratio", "0.99"];
+
+fn strs(options: &[String]) -> Vec<&str> {
+    options.iter().map(String::as_str).collect()
+}
+
+/// How many roots a stream gets that opens now.
+async fn roots(socket: &Path) -> usize {
+    on_connection(socket, async |client| {
+        let mut stream = Stream::open(&client, &["ROOTCA"]).await.unwrap();
+        pem::certificates(certificates(&stream.next().await.unwrap()).as_bytes()).unwrap().len()
+    })
+    .await
+}
+
+#[tokio::test]
+async fn the_second_ca_signs_while_the_first_is_away_or_hangs_and_the_first_when_it_is_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut first = Ca::start(folder).await;
+    let second = FakeCa::start(folder, &spiffe("web")).await;
+    let names = [format!("https://{}", first.address), format!("http://{}", second.address)];
+    first.process.kill().await;
+    let mut options = first.client("web");
+    options.extend(["--ca-address", &names[1], "--ca-timeout", "1s"].map(str::to_owned));
+    options.extend(SOON.map(str::to_owned));
+    let mut agent = Agent::ready(folder, "web", &strs(&options)).await;
+    let issued_by = |name: &str| format!(" ca=\"{name}\"");
+    let (_, line) = agent.process.wait_log("certificate issued").await;
+    assert!(line.contains(&issued_by(&names[1])), "{line}");
+    let (_, line) = agent.process.wait_log("the next CA was asked instead").await;
+    assert!(line.contains(" WARN ") && line.contains(&names[0]) && line.contains("refused"), "{line}");
+    assert_eq!(roots(&agent.socket).await, 1);
+
+    // It is the first again.
+    first.restart().await;
+    let (_, line) = agent.process.wait_log("the CA signs again").await;
+    assert!(line.contains(&issued_by(&names[0])), "{line}");
+    agent.process.wait_log("the trust roots change").await;
+    assert_eq!(roots(&agent.socket).await, 2, "peers may hold certificates of either");
+    let calls = second.calls().len();
+    agent.process.wait_next_log("certificate issued").await;
+    agent.process.wait_next_log("certificate issued").await;
+    assert_eq!(second.calls().len(), calls, "nobody asks the second one while the first one signs");
+
+    // It hangs: it has its time, then the second one is asked.
+    first.process.signal(Signal::STOP);
+    let (_, line) = agent.process.wait_log("gave no answer within 1s").await;
+    assert!(line.contains("the next CA was asked instead") && line.contains(&names[0]), "{line}");
+    assert!(second.calls().len() > calls);
+    first.process.signal(Signal::CONT);
+    agent.process.wait_log_times("the CA signs again", 2).await;
+
+    assert_eq!(agent.process.count("no new certificate"), 0, "{}", agent.process.log());
+    // However often it was asked in vain.
+    assert_eq!(agent.process.count(" WARN the next CA"), 2, "{}", agent.process.log());
+    assert_eq!(roots(&agent.socket).await, 2);
+}
+
+#[tokio::test]
+async fn while_all_are_away_the_last_good_certificate_is_served_and_the_first_that_is_back_is_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let first = FakeCa::start(&folder.join("first"), &spiffe("web")).await;
+    let second = FakeCa::start(&folder.join("second"), &spiffe("web")).await;
+    first.client(folder);
+    let token = folder.join("token");
+    let options = [&["--token-file", token.to_str().unwrap()][..], &SOON].concat();
+    // As an injected pod's environment names them.
+    let names = [&first, &second].map(|ca| format!("http://{}", ca.address));
+    let both = names.join(", ");
+    let mut agent = Agent::start_as(folder, "web", &options, |mut command| {
+        command.env("CA_ADDR", both);
+        command
+    });
+    agent.process.wait_log(" ready ").await;
+    first.set(Mood::Refuse(Code::Unavailable));
+    second.set(Mood::Refuse(Code::PermissionDenied));
+    let (_, line) = agent.process.wait_log("no new certificate").await;
+    let words = ["WARN", &names[0], "Unavailable", &names[1], "PermissionDenied", "is valid until"];
+    assert!(words.iter().all(|word| line.contains(word)), "{line}");
+    let asked = [&first, &second].map(|ca| ca.calls().len());
+    for (ca, asked) in [&first, &second].into_iter().zip(asked) {
+        while ca.calls().len() < asked + 2 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    assert_eq!(agent.process.count("no new certificate"), 1, "told once:\n{}", agent.process.log());
+    assert_eq!(served_serial(&agent.socket).await, *agent.serials().last().unwrap());
+    assert_eq!(agent.status("/readyz").await, (200, "ready\n".to_owned()));
+    assert_eq!(agent.metric("attache_secret_failing{name=\"default\"}").await, 1.0);
+
+    second.set(Mood::Slow(Duration::from_millis(300)));
+    let (_, line) = agent.process.wait_log("the CA signs again").await;
+    assert!(line.contains(&names[1]), "{line}");
+    first.set(Mood::Slow(Duration::from_millis(300)));
+    agent.process.wait_log_times("the CA signs again", 2).await;
+    agent.process.wait_next_log("certificate issued").await;
+    assert_eq!(agent.metric("attache_secret_failing{name=\"default\"}").await, 0.0);
+
+    // One at a time, whoever it is.
+    let calls = [first.calls(), second.calls()].concat();
+    let mut times: Vec<_> = calls.into_iter().map(|Call { time, .. }| time).collect();
+    times.sort_unstable();
+    assert!(times.windows(2).all(|two| two[0].1.is_some_and(|end| end <= two[1].0)), "{times:#?}");
+}
