@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::signature::Ed25519KeyPair;
 use rcgen::{PublicKeyData, SignatureAlgorithm};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -78,12 +80,20 @@ impl SigningKey {
         let pair = match key_type {
             KeyType::EcdsaP256 => rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256),
             KeyType::EcdsaP384 => rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384),
-            KeyType::Ed25519 => rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519),
+            KeyType::Ed25519 => return Self::ed25519(),
             KeyType::Rsa2048 => rsa(_2048),
             KeyType::Rsa3072 => rsa(_3072),
             KeyType::Rsa4096 => rsa(_4096),
         };
         pair.map(Self)
+    }
+
+    /// In the first version of PKCS#8. rcgen makes the second, with the public key in it, which neither Envoy nor OpenSSL
+    /// reads.
+    fn ed25519() -> Result<Self, rcgen::Error> {
+        let unspecified = |_| rcgen::Error::RingUnspecified;
+        let pkcs8 = Ed25519KeyPair::generate_pkcs8v1(&SystemRandom::new()).map_err(unspecified)?;
+        Self::from_pkcs8(&pkcs8.as_ref().into())
     }
 
     /// Reads a PKCS#8 key.

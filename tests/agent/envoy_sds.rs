@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use attache::pki::key::KeyType;
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -64,12 +63,12 @@ async fn the_whole_protocol(version: &str, delta: bool) {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let (ca, certs) = (folder.join("ca"), folder.join("certs"));
-    let mount = |key_type| {
-        let mounted = Mounted::with_key(&ca, "web", key_type);
+    let mount = |mounted: Mounted| {
         mounted.write(&certs);
         mounted
     };
-    let first = mount(KeyType::EcdsaP256);
+    let mount_good = || mount(Mounted::new(&ca, "web"));
+    let first = mount_good();
     let mut agent = Agent::ready(folder, "web", &["--cert-dir", certs.to_str().unwrap()]).await;
     let plain = bootstrap(&agent.socket, if delta { &["--delta"] } else { &[] }).await;
     let envoy =
@@ -79,11 +78,11 @@ async fn the_whole_protocol(version: &str, delta: bool) {
     assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, 1.0);
 
     // Renewal.
-    let second = mount(KeyType::EcdsaP256);
+    let second = mount_good();
     wait_serial(&envoy, &second).await;
 
-    // Envoy refuses Ed25519, and keeps what it has. It is told once, and not tried again.
-    let refused = mount(KeyType::Ed25519);
+    // Envoy refuses a key that it can't read, and keeps what it has. It is told once, and not tried again.
+    let refused = mount(Mounted::bad_for_envoy(&ca, "web"));
     let (_, line) = agent.process.wait_log("Envoy rejected a secret").await;
     assert!(line.contains("name=\"default\"") && line.contains("envoy"), "{line}");
     envoy.wait_stat("sds.default.update_rejected", 1).await;
@@ -91,7 +90,7 @@ async fn the_whole_protocol(version: &str, delta: bool) {
     assert_eq!(agent.metric("attache_secret_rejected{name=\"default\"}").await, 1.0);
 
     // The next good one is taken.
-    let third = mount(KeyType::EcdsaP256);
+    let third = mount_good();
     wait_serial(&envoy, &third).await;
     assert_eq!(envoy.stat("sds.default.update_rejected").await, 1);
     envoy
@@ -128,7 +127,7 @@ async fn the_whole_protocol(version: &str, delta: bool) {
     assert_eq!(agent.metric("attache_pushes_total{name=\"default\"}").await, 1.0);
 
     // And what comes next reaches both.
-    let fourth = mount(KeyType::EcdsaP256);
+    let fourth = mount_good();
     wait_serial(&envoy, &fourth).await;
     envoy
         .wait_until("both streams have it", async || {
@@ -164,7 +163,7 @@ async fn a_bad_key_pair_at_first_does_not_cost_the_roots(delta: bool) {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let (ca, certs, callers) = (folder.join("ca"), folder.join("certs"), folder.join("callers"));
-    Mounted::with_key(&ca, "api", KeyType::Ed25519).write(&certs);
+    Mounted::bad_for_envoy(&ca, "api").write(&certs);
     let mut agent = Agent::ready(folder, "api", &["--cert-dir", certs.to_str().unwrap()]).await;
     let plain = bootstrap(&agent.socket, if delta { &["--delta"] } else { &[] }).await;
     let envoy = Envoy::start(plain, folder, "api").await;
@@ -268,7 +267,7 @@ async fn what_was_served_before_a_rejected_secret_can_be_put_back() {
         let plain = bootstrap(&agent.socket, if delta { &["--delta"] } else { &[] }).await;
         let envoy = Envoy::start(with_listener_file(plain.clone(), folder), folder, "envoy").await;
         envoy.wait_listeners(&["inbound"]).await;
-        Mounted::with_key(&ca, "web", KeyType::Ed25519).write(&certs);
+        Mounted::bad_for_envoy(&ca, "web").write(&certs);
         agent.process.wait_log("Envoy rejected a secret").await;
         good.write(&certs);
         envoy.wait_stat("sds.default.update_success", 2).await;

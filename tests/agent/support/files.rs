@@ -42,25 +42,32 @@ pub struct Mounted {
 impl Mounted {
     /// A fresh key pair of `account`, from the CA in `ca_dir`.
     pub fn new(ca_dir: &Path, account: &str) -> Self {
-        Self::with_key(ca_dir, account, KeyType::EcdsaP256)
+        Self::of_key(ca_dir, account, &SigningKey::generate(KeyType::EcdsaP256).unwrap())
     }
 
-    /// The same with another kind of key.
-    pub fn with_key(ca_dir: &Path, account: &str, key_type: KeyType) -> Self {
-        Self::with_clock(ca_dir, account, key_type, Clock::system())
+    /// A certificate for `key`.
+    pub fn of_key(ca_dir: &Path, account: &str, key: &SigningKey) -> Self {
+        Self::with_clock(ca_dir, account, key, Clock::system())
+    }
+
+    /// One that Envoy can't use: an Ed25519 key with the public key in it, as the second version of PKCS#8 has it.
+    pub fn bad_for_envoy(ca_dir: &Path, account: &str) -> Self {
+        let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+        let key = SigningKey::from_pkcs8(&key.serialize_der().into()).unwrap();
+        Self::of_key(ca_dir, account, &key)
     }
 
     /// The same from two hours ago: it ended an hour ago.
     pub fn expired(ca_dir: &Path, account: &str) -> Self {
         #[expect(clippy::disallowed_methods, reason = "before the agent's own clock")]
         let past = SystemTime::now() - Duration::from_secs(2 * 3600);
-        Self::with_clock(ca_dir, account, KeyType::EcdsaP256, Clock::starting_at(past))
+        let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+        Self::with_clock(ca_dir, account, &key, Clock::starting_at(past))
     }
 
-    fn with_clock(ca_dir: &Path, account: &str, key_type: KeyType, clock: Clock) -> Self {
+    fn with_clock(ca_dir: &Path, account: &str, key: &SigningKey, clock: Clock) -> Self {
         let ca = DevelopmentCa::open(ca_dir, clock).unwrap();
-        let key = SigningKey::generate(key_type).unwrap();
-        let request = csr::request(&key, None).unwrap();
+        let request = csr::request(key, None).unwrap();
         let leaf = ca.issue(&request, &spiffe(account).parse().unwrap(), Duration::from_secs(3600)).unwrap();
         let [intermediate, root] = ca.chain();
         Self {
