@@ -6,6 +6,7 @@
 mod args;
 mod cfssl;
 mod exec;
+mod key;
 mod kubernetes;
 mod reader;
 mod vault;
@@ -293,11 +294,7 @@ impl Config {
         let identity = identity(r, args, &token, &client_cert, name);
         let vault = vault::settings(r, args, chosen, &token);
 
-        let key_type = r.parsed("key-type", &args.key_type, &[], str::parse::<KeyType>);
-        let key_type = match key_type.value {
-            Some(key_type) => key_type,
-            None => istio_key_type(r),
-        };
+        let (key_type, key_format) = key::options(r, args, &mut notes);
         let second = Duration::from_secs(1);
         let ttl = r.duration("cert-ttl", &args.cert_ttl, &["SECRET_TTL"], second);
         if name == Some(ProviderName::Cfssl) && ttl.level > Some(Level::Istio) {
@@ -311,6 +308,7 @@ impl Config {
         let workload = Settings {
             identity,
             key_type,
+            key_format,
             ttl: ttl.or(Duration::from_secs(24 * 3600)),
             grace,
             timeout: timeout.or(Duration::from_secs(10)),
@@ -793,30 +791,6 @@ fn headers(r: &mut Reader<'_>, args: &RunArgs) -> Vec<Header> {
         }
     }
     headers
-}
-
-/// Istio's variables for keys: ECC_SIGNATURE_ALGORITHM with ECC_CURVE, else WORKLOAD_RSA_KEY_SIZE.
-fn istio_key_type(r: &mut Reader<'_>) -> KeyType {
-    let algorithm = r.variable("ECC_SIGNATURE_ALGORITHM");
-    match (algorithm, r.variable("ECC_CURVE"), r.variable("WORKLOAD_RSA_KEY_SIZE")) {
-        (Some("ECDSA"), None | Some("P256"), _) => KeyType::EcdsaP256,
-        (Some("ECDSA"), Some("P384"), _) => KeyType::EcdsaP384,
-        (Some("ECDSA"), Some(other), _) => {
-            r.mistake(format!("ECC_CURVE {other:?}: choose P256 or P384, or set --key-type"));
-            KeyType::default()
-        }
-        (Some(other), _, _) => {
-            r.mistake(format!("ECC_SIGNATURE_ALGORITHM {other:?}: only ECDSA is known; set --key-type"));
-            KeyType::default()
-        }
-        (None, _, Some(bits)) => format!("rsa-{bits}").parse().unwrap_or_else(|_| {
-            r.mistake(format!(
-                "WORKLOAD_RSA_KEY_SIZE {bits:?}: choose 2048, 3072 or 4096, or set --key-type"
-            ));
-            KeyType::default()
-        }),
-        (None, _, None) => KeyType::default(),
-    }
 }
 
 fn parse_provider(text: &str) -> Result<ProviderName, String> {

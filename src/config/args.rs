@@ -138,10 +138,15 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", help_heading = "Identity")]
     pub service_account: Option<String>,
 
-    /// ecdsa-p256, ecdsa-p384, rsa-2048, rsa-3072, rsa-4096 or ed25519 [default: ecdsa-p256]
+    /// The kind of key that is made for each certificate: ecdsa-p256, ecdsa-p384, rsa-2048, rsa-3072, rsa-4096 or ed25519
+    /// (Envoys refuse peers that have one, unless their tls_params say otherwise: see docs/keys.md) [default: ecdsa-p256]
     /// [ECC_SIGNATURE_ALGORITHM, ECC_CURVE, WORKLOAD_RSA_KEY_SIZE]
     #[arg(long, value_name = "TYPE", help_heading = "Certificate")]
     pub key_type: Option<String>,
+    /// How it is written, for Envoy and into --output-dir: pkcs8 (PRIVATE KEY) or traditional (EC PRIVATE KEY, RSA PRIVATE
+    /// KEY; not for ed25519). Mounted keys are served as they are [default: pkcs8] [PKCS8_KEY]
+    #[arg(long, value_name = "FORMAT", help_heading = "Certificate")]
+    pub key_format: Option<String>,
     /// The lifetime to ask for [default: 24h] [SECRET_TTL]
     #[arg(long, value_name = "DURATION", help_heading = "Certificate")]
     pub cert_ttl: Option<String>,

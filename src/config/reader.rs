@@ -32,6 +32,15 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     duration.ok_or_else(|| format!("{text:?} is not a duration; the shape is 24h, 90s, 100ms or 1h30m"))
 }
 
+/// Reads `true`, `false`, and what Go takes for them.
+pub(super) fn parse_switch(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "1" | "t" => Ok(true),
+        "false" | "0" | "f" => Ok(false),
+        _ => Err(format!("{text:?} is neither true nor false")),
+    }
+}
+
 /// Where an option was found, the strongest last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Level {
@@ -152,10 +161,6 @@ impl<'a> Reader<'a> {
             let from = format!("--{flag}");
             return Found { value: Some(true), level: Some(Level::Flag), from, was_wrong: false };
         }
-        self.parsed(flag, &None, others, |text| match text.to_ascii_lowercase().as_str() {
-            "true" | "1" | "t" => Ok(true),
-            "false" | "0" | "f" => Ok(false),
-            _ => Err(format!("{text:?} is neither true nor false")),
-        })
+        self.parsed(flag, &None, others, parse_switch)
     }
 }

@@ -1,6 +1,7 @@
 use clap::Parser;
 
 use super::*;
+use crate::pki::key::KeyFormat;
 
 #[derive(Parser)]
 struct Line {
@@ -238,19 +239,66 @@ fn identities() {
 }
 
 #[test]
-fn istios_variables_for_keys() {
-    let key_type = |environment: &[_]| {
-        let with_ca: Vec<_> = environment.iter().copied().chain([("CA_PROVIDER", "none")]).collect();
-        config("", &with_ca).map(|config| config.workload.key_type)
-    };
-    assert_eq!(key_type(&[]).unwrap(), KeyType::EcdsaP256);
-    assert_eq!(key_type(&[("ECC_CURVE", "P384")]).unwrap(), KeyType::EcdsaP256, "alone it has no effect");
-    assert_eq!(
-        key_type(&[("ECC_SIGNATURE_ALGORITHM", "ECDSA"), ("ECC_CURVE", "P384")]).unwrap(),
-        KeyType::EcdsaP384
-    );
-    assert_eq!(key_type(&[("WORKLOAD_RSA_KEY_SIZE", "2048")]).unwrap(), KeyType::Rsa2048);
-    assert!(key_type(&[("WORKLOAD_RSA_KEY_SIZE", "512")]).is_err());
+fn keys_and_istios_variables_for_them() {
+    use KeyFormat::{Pkcs8, Traditional};
+    use KeyType::{EcdsaP256, EcdsaP384, Ed25519, Rsa2048, Rsa3072, Rsa4096};
+    type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], KeyType, KeyFormat, bool);
+    let ecdsa = ("ECC_SIGNATURE_ALGORITHM", "ECDSA");
+    let (curve, rsa) = (("ECC_CURVE", "P384"), ("WORKLOAD_RSA_KEY_SIZE", "2048"));
+    let cases: [Case<'_>; 20] = [
+        ("", &[], EcdsaP256, Pkcs8, false),
+        ("", &[curve], EcdsaP256, Pkcs8, false),
+        ("", &[ecdsa], EcdsaP256, Pkcs8, false),
+        ("", &[ecdsa, ("ECC_CURVE", "P256")], EcdsaP256, Pkcs8, false),
+        ("", &[ecdsa, curve], EcdsaP384, Pkcs8, false),
+        ("", &[ecdsa, curve, rsa], EcdsaP384, Pkcs8, false),
+        ("", &[curve, rsa], Rsa2048, Pkcs8, false),
+        ("", &[("WORKLOAD_RSA_KEY_SIZE", "3072")], Rsa3072, Pkcs8, false),
+        ("", &[("WORKLOAD_RSA_KEY_SIZE", "4096")], Rsa4096, Pkcs8, false),
+        ("", &[rsa, ("ATTACHE_KEY_TYPE", "ecdsa-p384")], EcdsaP384, Pkcs8, false),
+        ("--key-type rsa-3072", &[ecdsa, ("ATTACHE_KEY_TYPE", "ecdsa-p384")], Rsa3072, Pkcs8, false),
+        ("--key-type ed25519", &[("PKCS8_KEY", "true")], Ed25519, Pkcs8, false),
+        ("", &[("PKCS8_KEY", "false")], EcdsaP256, Traditional, false),
+        ("", &[("PKCS8_KEY", "false"), ("ATTACHE_KEY_FORMAT", "pkcs8")], EcdsaP256, Pkcs8, false),
+        ("--key-format traditional", &[("PKCS8_KEY", "true")], EcdsaP256, Traditional, false),
+        ("--key-format pkcs8", &[("ATTACHE_KEY_FORMAT", "traditional")], EcdsaP256, Pkcs8, false),
+        // Of two that contradict each other the stronger one counts.
+        ("--key-type ed25519", &[("PKCS8_KEY", "false")], Ed25519, Pkcs8, true),
+        ("--key-type ed25519", &[("ATTACHE_KEY_FORMAT", "traditional")], Ed25519, Pkcs8, true),
+        ("--key-format traditional", &[("ATTACHE_KEY_TYPE", "ed25519")], EcdsaP256, Traditional, true),
+        ("--key-format traditional", &[("ATTACHE_KEY_TYPE", "ed25519"), rsa], Rsa2048, Traditional, true),
+    ];
+    for (line, environment, key_type, key_format, is_unused) in cases {
+        let with_ca: Vec<_> = environment.iter().copied().chain([("CA_PROVIDER", "embedded")]).collect();
+        let config = config(line, &with_ca).unwrap();
+        let found = (config.workload.key_type, config.workload.key_format);
+        assert_eq!(found, (key_type, key_format), "{line} {environment:?}");
+        let told = config.notes.iter().filter(|note| note.contains("signature_algorithms")).count();
+        assert_eq!(told, usize::from(key_type == Ed25519), "{:?}", config.notes);
+        let told = config.notes.iter().any(|note| note.contains("is not used: Ed25519 keys have no"));
+        assert_eq!(told, is_unused, "{line} {environment:?}: {:?}", config.notes);
+    }
+
+    type Wrong<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str);
+    let cases: [Wrong<'_>; 8] = [
+        ("", &[("WORKLOAD_RSA_KEY_SIZE", "512")], "choose 2048, 3072 or 4096"),
+        ("", &[ecdsa, ("ECC_CURVE", "P521")], "choose P256 or P384"),
+        ("", &[("ECC_SIGNATURE_ALGORITHM", "RSA")], "only ECDSA is known"),
+        ("", &[("PKCS8_KEY", "maybe")], "PKCS8_KEY: \"maybe\" is neither true nor false"),
+        ("--key-format true", &[], "choose pkcs8 or traditional"),
+        ("--key-format=", &[("PKCS8_KEY", "false")], "--key-format is empty"),
+        ("--key-type ed25519 --key-format traditional", &[], "Ed25519 keys have no traditional form"),
+        (
+            "",
+            &[("ATTACHE_KEY_TYPE", "ed25519"), ("ATTACHE_KEY_FORMAT", "traditional")],
+            "choose pkcs8, or another",
+        ),
+    ];
+    for (line, environment, words) in cases {
+        let with_ca: Vec<_> = environment.iter().copied().chain([("CA_PROVIDER", "embedded")]).collect();
+        let all = mistakes(line, &with_ca);
+        assert!(all.len() == 1 && all[0].contains(words), "{line} {environment:?}: {all:?}");
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Private keys: made here or read from a file. Wiped when dropped, never shown.
 
+mod format;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -10,6 +12,7 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use zeroize::{Zeroize, Zeroizing};
 
+pub use self::format::{KeyFormat, NoTraditionalForm};
 use super::pem::{damage, encode, looks_like_der};
 
 /// The algorithm and size of a new key.

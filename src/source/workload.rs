@@ -28,7 +28,7 @@ use crate::limits;
 use crate::metrics::{ByOutcome, ByProvider, Metrics};
 use crate::pki::certificate::Certificate;
 use crate::pki::csr;
-use crate::pki::key::{KeyType, SigningKey};
+use crate::pki::key::{KeyFormat, KeyType, SigningKey};
 use crate::secret::{KeyPair, Secret, SecretName, TrustBundle};
 
 /// When a certificate is renewed: with `ratio` of its lifetime left, give or take `jitter`.
@@ -114,6 +114,8 @@ pub struct Settings {
     pub identity: IdentitySource,
     /// The kind of key.
     pub key_type: KeyType,
+    /// How it is written.
+    pub key_format: KeyFormat,
     /// The lifetime that is asked for.
     pub ttl: Duration,
     /// When to renew.
@@ -399,7 +401,9 @@ impl WorkloadSource {
             }
         };
         self.wait_until_begun(&answer).await;
-        let checked = answer.check(key.to_private_key(), request.identity.as_ref(), self.clock.now());
+        let key = key.to_private_key().in_format(self.settings.key_format);
+        let key = key.map_err(|error| CaError::Local(error.to_string()))?;
+        let checked = answer.check(key, request.identity.as_ref(), self.clock.now());
         checked.map_err(|answer| match ca.client.remedy(&answer) {
             Some(remedy) => CaError::AnswerWithRemedy { answer, remedy },
             None => answer.into(),

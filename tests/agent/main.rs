@@ -25,6 +25,7 @@ mod foreign_bytes;
 mod get;
 mod inotify;
 mod issuance;
+mod keys;
 mod mtls;
 mod named_files;
 mod nginx;

@@ -44,6 +44,7 @@ fn settings() -> Settings {
     Settings {
         identity: IdentitySource::Fixed(web()),
         key_type: KeyType::EcdsaP256,
+        key_format: KeyFormat::Pkcs8,
         ttl: TTL,
         grace: Grace { ratio: 0.5, jitter: 0.01 },
         timeout: 10 * SECOND,
@@ -708,11 +709,13 @@ async fn a_token_that_appears_later_is_used_at_the_next_try() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_kind_of_key_is_made_and_signed_too() {
-    let mut office = Office::open(Settings { key_type: KeyType::Rsa2048, ..settings() });
+    let key_format = KeyFormat::Traditional;
+    let mut office = Office::open(Settings { key_type: KeyType::Rsa2048, key_format, ..settings() });
     let call = office.call().await;
     let good = office.issue(call).await;
     let Secret::KeyPair(pair) = &good.secret else { panic!("not a key pair") };
     assert_eq!(pair.leaf().key_type, "RSA 2048");
+    assert!(pair.key().to_pem().starts_with(b"-----BEGIN RSA PRIVATE KEY-----"));
 }
 
 /// A CA that takes its time, as the test says.

@@ -1,0 +1,79 @@
+//! The options for keys that the agent makes.
+
+use super::args::RunArgs;
+use super::reader::{Found, Level, Reader, parse_switch};
+use crate::pki::key::{KeyFormat, KeyType};
+
+/// What kind of key is made, and how it is written.
+pub(super) fn options(r: &mut Reader<'_>, args: &RunArgs, notes: &mut Vec<String>) -> (KeyType, KeyFormat) {
+    let mut key_type = r.parsed("key-type", &args.key_type, &[], str::parse::<KeyType>);
+    let mut format = format(r, args);
+    if key_type.value == Some(KeyType::Ed25519) && format.value == Some(KeyFormat::Traditional) {
+        let why = "Ed25519 keys have no traditional form";
+        let unused = |from: &str, stronger: &str| format!("{from} is not used: {why}, and {stronger} wins");
+        if key_type.level == format.level {
+            r.mistake(format!(
+                "{} and {} contradict each other: {why}; choose pkcs8, or another type of key",
+                key_type.from, format.from
+            ));
+        } else if key_type.level > format.level {
+            notes.push(unused(&format.from, &key_type.from));
+            format.value = None;
+        } else {
+            notes.push(unused(&key_type.from, &format.from));
+            key_type.value = None;
+        }
+    }
+    let key_type = key_type.value.unwrap_or_else(|| istio_key_type(r));
+    if key_type == KeyType::Ed25519 {
+        notes.push(
+            "an Envoy refuses peers with Ed25519 certificates, unless signature_algorithms in its tls_params names \
+             ed25519 (see docs/keys.md)"
+                .to_owned(),
+        );
+    }
+    (key_type, format.or(KeyFormat::default()))
+}
+
+/// Istio's variable says the same in other words.
+fn format(r: &mut Reader<'_>, args: &RunArgs) -> Found<KeyFormat> {
+    const ISTIOS: &str = "PKCS8_KEY";
+    let mut format = r.parsed("key-format", &args.key_format, &[], str::parse::<KeyFormat>);
+    if format.value.is_none()
+        && !format.was_wrong
+        && let Some(text) = r.variable(ISTIOS)
+    {
+        format.level = Some(Level::Istio);
+        format.from = format!("{ISTIOS} {text}");
+        match parse_switch(text) {
+            Ok(true) => format.value = Some(KeyFormat::Pkcs8),
+            Ok(false) => format.value = Some(KeyFormat::Traditional),
+            Err(error) => r.mistake(format!("{ISTIOS}: {error}")),
+        }
+    }
+    format
+}
+
+/// Istio's variables for keys: ECC_SIGNATURE_ALGORITHM with ECC_CURVE, else WORKLOAD_RSA_KEY_SIZE.
+fn istio_key_type(r: &mut Reader<'_>) -> KeyType {
+    let algorithm = r.variable("ECC_SIGNATURE_ALGORITHM");
+    match (algorithm, r.variable("ECC_CURVE"), r.variable("WORKLOAD_RSA_KEY_SIZE")) {
+        (Some("ECDSA"), None | Some("P256"), _) => KeyType::EcdsaP256,
+        (Some("ECDSA"), Some("P384"), _) => KeyType::EcdsaP384,
+        (Some("ECDSA"), Some(other), _) => {
+            r.mistake(format!("ECC_CURVE {other:?}: choose P256 or P384, or set --key-type"));
+            KeyType::default()
+        }
+        (Some(other), _, _) => {
+            r.mistake(format!("ECC_SIGNATURE_ALGORITHM {other:?}: only ECDSA is known; set --key-type"));
+            KeyType::default()
+        }
+        (None, _, Some(bits)) => format!("rsa-{bits}").parse().unwrap_or_else(|_| {
+            r.mistake(format!(
+                "WORKLOAD_RSA_KEY_SIZE {bits:?}: choose 2048, 3072 or 4096, or set --key-type"
+            ));
+            KeyType::default()
+        }),
+        (None, _, None) => KeyType::default(),
+    }
+}

@@ -1,0 +1,116 @@
+//! The two forms in which a private key is written: PKCS#8, and what was usual before it.
+
+use std::str::FromStr;
+
+use aws_lc_rs::encoding::{AsDer as _, EcPrivateKeyRfc5915Der};
+use aws_lc_rs::signature::{
+    ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING, EcdsaKeyPair, EcdsaSigningAlgorithm,
+};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs1KeyDer, PrivateSec1KeyDer};
+use x509_parser::asn1_rs::{Any, FromDer as _};
+
+use super::PrivateKey;
+
+/// How a private key is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum KeyFormat {
+    /// PKCS#8: `PRIVATE KEY`, whatever the algorithm.
+    #[default]
+    Pkcs8,
+    /// SEC1 or PKCS#1: `EC PRIVATE KEY` or `RSA PRIVATE KEY`. There is none for Ed25519.
+    Traditional,
+}
+
+impl FromStr for KeyFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "pkcs8" => Ok(Self::Pkcs8),
+            "traditional" => Ok(Self::Traditional),
+            _ => Err(format!("{text:?} is not a key format; choose pkcs8 or traditional")),
+        }
+    }
+}
+
+/// A key that has no traditional form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("only RSA, ECDSA P-256 and P-384 keys have a traditional form: choose --key-format pkcs8")]
+pub struct NoTraditionalForm;
+
+impl PrivateKey {
+    /// The same key in `format`. One that is in the traditional form already stays in it.
+    pub fn in_format(self, format: KeyFormat) -> Result<Self, NoTraditionalForm> {
+        match &self.0 {
+            PrivateKeyDer::Pkcs8(key) if format == KeyFormat::Traditional => {
+                let pkcs8 = key.secret_pkcs8_der();
+                let sec1 = |algorithm| sec1(algorithm, pkcs8);
+                let traditional = sec1(&ECDSA_P256_SHA256_ASN1_SIGNING)
+                    .or_else(|| sec1(&ECDSA_P384_SHA384_ASN1_SIGNING))
+                    .or_else(|| pkcs1(pkcs8));
+                traditional.map(Self).ok_or(NoTraditionalForm)
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
+/// With the curve's name in it: in PKCS#8 it stands beside the key, and OpenSSL asks for it.
+fn sec1(algorithm: &'static EcdsaSigningAlgorithm, pkcs8: &[u8]) -> Option<PrivateKeyDer<'static>> {
+    let key = EcdsaKeyPair::from_pkcs8(algorithm, pkcs8).ok()?;
+    let der: EcPrivateKeyRfc5915Der<'_> = key.private_key().as_der().ok()?;
+    Some(PrivateSec1KeyDer::from(der.as_ref().to_vec()).into())
+}
+
+/// What PKCS#8 wraps, where that is RSA.
+fn pkcs1(pkcs8: &[u8]) -> Option<PrivateKeyDer<'static>> {
+    const RSA_ENCRYPTION: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 1];
+    fn split(der: &[u8]) -> Option<(&[u8], &[u8])> {
+        let (rest, value) = Any::from_der(der).ok()?;
+        Some((value.data, rest))
+    }
+    let (_version, rest) = split(split(pkcs8)?.0)?;
+    let (algorithm, rest) = split(rest)?;
+    let (key, _) = split(rest)?;
+    (split(algorithm)?.0 == RSA_ENCRYPTION).then(|| PrivatePkcs1KeyDer::from(key.to_vec()).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::PublicKeyData as _;
+
+    use super::*;
+    use crate::pki::key::{KeyType, SigningKey};
+
+    #[test]
+    fn each_form_has_its_label_and_holds_the_same_key() {
+        for (name, key_type) in KeyType::ALL.into_iter().filter(|(name, _)| *name != "rsa-4096") {
+            let key = SigningKey::generate(key_type).unwrap();
+            let traditional = match key_type {
+                KeyType::Ed25519 => None,
+                _ if key_type.is_rsa() => Some("RSA PRIVATE KEY"),
+                _ => Some("EC PRIVATE KEY"),
+            };
+            let forms = [(KeyFormat::Pkcs8, Some("PRIVATE KEY")), (KeyFormat::Traditional, traditional)];
+            for (format, label) in forms {
+                let written = key.to_private_key().in_format(format);
+                let Some(label) = label else {
+                    assert_eq!(written.unwrap_err(), NoTraditionalForm);
+                    continue;
+                };
+                let pem = written.unwrap().to_pem();
+                assert!(pem.starts_with(format!("-----BEGIN {label}-----\n").as_bytes()), "{name}: {label}");
+                let read = PrivateKey::from_pem(&pem).unwrap();
+                assert_eq!(read.public_key().unwrap(), key.subject_public_key_info(), "{name}: {label}");
+                // Once more changes nothing.
+                assert_eq!(read.in_format(format).unwrap().to_pem(), pem, "{name}: {label}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_format_that_does_not_exist_lists_those_that_do() {
+        let error = "pkcs1".parse::<KeyFormat>().unwrap_err();
+        assert!(error.contains("pkcs1") && error.contains("pkcs8 or traditional"), "{error}");
+    }
+}
