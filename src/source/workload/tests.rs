@@ -3,6 +3,7 @@
 mod failover;
 mod state;
 mod switch;
+mod clock;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
