@@ -1,4 +1,5 @@
-//! What the agent costs: time to the first certificate, memory, wake-ups, size. Prints one table.
+//! What the agent costs: time to the first certificate, memory, wake-ups, size; each certificate; a CA that is away. Prints a
+//! table of each.
 //!
 //! The numbers are of the release binary as `cargo build --release` makes it; `ATTACHE` names another. They are
 //! as quiet as the machine is: on a busy one the slowest start says more about its neighbours.
@@ -16,6 +17,8 @@
     reason = "a program of its own, without a runtime: it prints, sleeps, and panics where it can't go on"
 )]
 
+mod issuance;
+mod outage;
 mod process;
 
 use std::fs;
@@ -34,6 +37,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(10);
 
 fn main() {
+    outage::take_part();
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench { binary: release_binary(), dir: dir.path().to_owned() };
     let ca = bench.ca();
@@ -68,6 +72,13 @@ fn main() {
     if idle[0].pss.is_none() {
         println!("PSS is for root to see: the agent lets nobody else look into its memory");
     }
+    issuance::print();
+    outage::print(&bench.dir);
+    let [retrying] = bench.idle(&[Case::Away(&ca)]);
+    println!(
+        "\nthe release binary, while it retries: {} kB anonymous, {} wake-ups in 10 s",
+        retrying.anonymous, retrying.wake_ups
+    );
 }
 
 struct Bench {
@@ -83,6 +94,8 @@ enum Case<'a> {
     KnownFolder,
     /// `attache ca`.
     Tls(&'a Ca),
+    /// A CA that refuses connections: there is none.
+    Away(&'a Ca),
 }
 
 /// A running `attache ca`.
@@ -122,7 +135,7 @@ impl Bench {
         copy
     }
 
-    /// Starts `binary`, and returns when it has logged that it is ready.
+    /// Starts `binary`, and returns when it has logged that it is ready, or that it can't be.
     fn agent(&self, binary: &Path, case: &Case<'_>) -> (Process, Duration) {
         let mut command = Command::new(binary);
         let file = |name: &str| self.dir.join(format!("{}-{name}", binary.file_name().unwrap().display()));
@@ -136,14 +149,15 @@ impl Bench {
                 command.args(["--ca", "embedded", "--ca-dir"]).arg(folder)
             }
             Case::KnownFolder => command.args(["--ca", "embedded", "--ca-dir"]).arg(file("known-ca")),
-            Case::Tls(ca) => {
-                command.args(["--ca-address", &ca.address, "--ca-root"]).arg(&ca.root);
+            Case::Tls(ca) | Case::Away(ca) => {
+                let address = if matches!(case, Case::Away(_)) { "127.0.0.1:1" } else { &ca.address };
+                command.args(["--ca-address", address, "--ca-root"]).arg(&ca.root);
                 command.arg("--token-file").arg(&ca.token)
             }
         };
         let started = Instant::now();
         let process = Process::start(&mut command);
-        process.wait_for(" ready ");
+        process.wait_for(if matches!(case, Case::Away(_)) { "no new certificate" } else { " ready " });
         (process, started.elapsed())
     }
 

@@ -1,0 +1,106 @@
+//! What a certificate costs the agent, without the CA's share, for each kind of key. In this program, so that each step can be
+//! told from the others; keys and signatures are the same C code in both.
+
+use std::time::{Duration, Instant};
+
+use attache::ca::Answer;
+use attache::ca::embedded::DevelopmentCa;
+use attache::cache::{Cache, Key, Origin, Workload};
+use attache::clock::Clock;
+use attache::identity::SpiffeId;
+use attache::pki::csr;
+use attache::pki::key::{KeyFormat, KeyType, SigningKey};
+use attache::secret::{Resource, Secret, SecretName};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// How long each step took, each time.
+#[derive(Default)]
+struct Steps {
+    key: Vec<Duration>,
+    csr: Vec<Duration>,
+    check: Vec<Duration>,
+    publish: Vec<Duration>,
+    together: Vec<Duration>,
+    /// A key pair on the wire, in bytes.
+    size: [Option<usize>; 2],
+}
+
+/// Prints the table.
+pub fn print() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = DevelopmentCa::open(folder.path(), Clock::system()).unwrap();
+    let all = KeyType::ALL.map(|(_, key_type)| steps(&ca, key_type));
+    let row = |name: &str, values: [String; 6]| {
+        println!("| {name:<32} | {} |", values.map(|value| format!("{value:>10}")).join(" | "));
+    };
+    let times = |name: &str, time: fn(&Steps) -> Duration| {
+        row(name, all.each_ref().map(|steps| microseconds(time(steps))));
+    };
+    println!();
+    row("one certificate, without the CA", KeyType::ALL.map(|(name, _)| name.to_owned()));
+    println!("|{:-<34}|{}", "", format!("{:->11}:|", "").repeat(6));
+    times("the key, median", |steps| median(&steps.key));
+    times("the key, slowest", |steps| steps.key.iter().copied().max().unwrap());
+    times("the CSR", |steps| median(&steps.csr));
+    times("the checks of the answer", |steps| median(&steps.check));
+    times("publishing", |steps| median(&steps.publish));
+    times("together, median", |steps| median(&steps.together));
+    for (format, name) in ["a PKCS#8 key", "a traditional key"].into_iter().enumerate() {
+        let size = |steps: &Steps| steps.size[format].map_or("-".to_owned(), |size| format!("{size} B"));
+        row(&format!("`Secret` with {name}"), all.each_ref().map(size));
+    }
+}
+
+fn steps(ca: &DevelopmentCa, key_type: KeyType) -> Steps {
+    let rounds = if key_type.is_slow() { 15 } else { 200 };
+    let identity: SpiffeId = "spiffe://cluster.local/ns/default/sa/bench".parse().unwrap();
+    let cache = Cache::default();
+    let publishers = [SecretName::Workload, SecretName::Roots]
+        .map(|name| cache.publisher(Key { workload: Workload(0), name }, Origin::Ca));
+    let mut steps = Steps::default();
+    for _ in 0..rounds {
+        let (key, took) = timed(|| SigningKey::generate(key_type).unwrap());
+        steps.key.push(took);
+        let (request, took) = timed(|| csr::request(&key, Some(&identity)).unwrap());
+        steps.csr.push(took);
+        let leaf = ca.issue(&request, &identity, DAY).unwrap();
+        let [intermediate, root] = ca.chain();
+        let answer = || Answer { chain: vec![leaf.clone(), intermediate.clone()], roots: vec![root.clone()] };
+        let now = Clock::system().now();
+        let check = |answer: Answer, key| answer.check(key, Some(&identity), now);
+        let ((pair, bundle), took) = timed(|| check(answer(), key.to_private_key()).unwrap());
+        steps.check.push(took);
+        steps.size = [KeyFormat::Pkcs8, KeyFormat::Traditional].map(|format| {
+            let (pair, _) = check(answer(), key.to_private_key().in_format(format).ok()?).unwrap();
+            Some(Resource::encode(&SecretName::Workload, &Secret::KeyPair(pair)).any.value.len())
+        });
+        let ((), took) = timed(|| {
+            publishers[1].publish(Secret::TrustBundle(bundle), now, None);
+            publishers[0].publish(Secret::KeyPair(pair), now, None);
+        });
+        steps.publish.push(took);
+        let all = [&steps.key, &steps.csr, &steps.check, &steps.publish];
+        steps.together.push(all.iter().filter_map(|step| step.last()).sum());
+    }
+    steps
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let started = Instant::now();
+    let result = work();
+    (result, started.elapsed())
+}
+
+fn median(times: &[Duration]) -> Duration {
+    let mut times = times.to_vec();
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn microseconds(time: Duration) -> String {
+    match time.as_secs_f64() * 1e6 {
+        long if long >= 1e4 => format!("{:.0} ms", long / 1e3),
+        short => format!("{short:.0} µs"),
+    }
+}

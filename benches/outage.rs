@@ -1,0 +1,98 @@
+//! What a CA that is away for hours costs: the whole agent, in a process of its own, in a runtime whose timers don't wait. Each
+//! try is a real one, with a key, a token and a connection that is refused; only the time between them is left out.
+
+use std::ffi::OsStr;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use attache::config::{Config, Environment, RunArgs};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::process::field;
+
+/// The argument by which this program knows that it is to be that process.
+const FLAG: &str = "--outage";
+const MINUTE: Duration = Duration::from_secs(60);
+/// When it is looked at, after the start.
+const AFTER: [(&str, Duration); 4] = [
+    ("1 min", MINUTE),
+    ("1 h", MINUTE.saturating_mul(60)),
+    ("3 h", MINUTE.saturating_mul(180)),
+    ("10 h", MINUTE.saturating_mul(600)),
+];
+
+/// Prints the table; `dir` takes the files.
+pub fn print(dir: &Path) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let output = command.arg(FLAG).arg(dir).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    println!("\n{}", String::from_utf8(output.stdout).unwrap().trim_end());
+}
+
+/// Where this program was started by `print`, does what it was started for and ends.
+pub fn take_part() {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().as_deref() != Some(OsStr::new(FLAG)) {
+        return;
+    }
+    let dir = arguments.next().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+    runtime.unwrap().block_on(suffer(Path::new(&dir)));
+    std::process::exit(0);
+}
+
+async fn suffer(dir: &Path) {
+    let unused = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+    let file = |name: &str| Some(dir.join(name).display().to_string());
+    let status = unused();
+    let args = RunArgs {
+        socket: file("outage.socket"),
+        ca_address: Some(unused().to_string()),
+        ca_root: file("tls-ca/root-cert.pem"),
+        token_file: file("token"),
+        cert_dir: file("no-certs"),
+        status_address: Some(status.to_string()),
+        ..RunArgs::default()
+    };
+    let agent = attache::app::run(Config::new(&args, &Environment::new()).unwrap());
+    let watched = async {
+        let mut looks = Vec::new();
+        let mut last = Duration::ZERO;
+        for (_, after) in AFTER {
+            tokio::time::sleep(after - last).await;
+            last = after;
+            looks.push((tries(status).await, anonymous()));
+        }
+        looks
+    };
+    let looks = tokio::select! {
+        ended = agent => panic!("{ended:?}"),
+        looks = watched => looks,
+    };
+    let row = |name: &str, values: Vec<String>| {
+        let values: Vec<_> = values.iter().map(|value| format!("{value:>9}")).collect();
+        println!("| {name:<46} | {} |", values.join(" | "));
+    };
+    row("a CA that refuses connections, for", AFTER.map(|(name, _)| name.to_owned()).to_vec());
+    println!("|{:-<48}|{}", "", format!("{:->10}:|", "").repeat(AFTER.len()));
+    row("tries", looks.iter().map(|(tries, _)| tries.to_string()).collect());
+    row("memory, anonymous", looks.iter().map(|(_, memory)| format!("{memory} kB")).collect());
+}
+
+/// This process's own.
+fn anonymous() -> u64 {
+    field(&std::fs::read_to_string("/proc/self/status").unwrap(), "RssAnon:").unwrap()
+}
+
+/// How often the CA was called, of every outcome.
+async fn tries(status: SocketAddr) -> u64 {
+    let mut stream = TcpStream::connect(status).await.unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).await.unwrap();
+    let calls = page.lines().filter(|line| line.starts_with("attache_ca_requests_total{"));
+    calls.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+}
