@@ -17,6 +17,7 @@ use crate::ca::citadel::Citadel;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
 use crate::ca::exec::Exec;
 use crate::ca::failover::{Failover, Member};
+use crate::ca::grpc::Connections;
 use crate::ca::kubernetes::Kubernetes;
 use crate::ca::rest;
 use crate::ca::vault::Vault;
@@ -231,7 +232,7 @@ fn certificate_authority(provider: Provider, clock: &Clock) -> anyhow::Result<Me
             Member::new(&name, Cfssl { endpoint, profile, label, auth_key, bundle, headers })
         }
         Provider::Exec { sign, roots } => Member::new(&name, Exec::new(sign, roots)),
-        Provider::Citadel { endpoint, token, client_cert, cluster_id, headers } => Member::new(
+        Provider::Citadel { endpoint, token, client_cert, cluster_id, headers, cert_signer, timeout } => Member::new(
             &name,
             Citadel {
                 endpoint,
@@ -241,6 +242,8 @@ fn certificate_authority(provider: Provider, clock: &Clock) -> anyhow::Result<Me
                 refused: Mutex::default(),
                 cluster_id,
                 headers,
+                cert_signer,
+                connections: Connections::new(timeout),
                 clock: clock.clone(),
             },
         ),

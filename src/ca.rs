@@ -6,6 +6,7 @@ pub mod citadel;
 pub mod client_cert;
 pub mod embedded;
 pub mod endpoint;
+pub mod grpc;
 pub mod kubernetes;
 pub mod exec;
 pub mod failover;
@@ -84,7 +85,7 @@ pub enum CaError {
     #[error("the CA at {address} rejects the request: {reason}")]
     Rejected { address: String, reason: String },
     #[error("the CA at {address} answered {code:?}: {message}")]
-    Refused { address: String, code: tonic::Code, message: String },
+    Refused { address: String, code: tonic::Code, message: String, retry_after: Option<Duration> },
     #[error("the CA at {address} answered {status}: {message}")]
     Status { address: String, status: http::StatusCode, message: String, retry_after: Option<Duration> },
     #[error(
@@ -164,7 +165,7 @@ impl CaError {
     /// How long the CA asks to be left alone.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Status { retry_after, .. } => *retry_after,
+            Self::Status { retry_after, .. } | Self::Refused { retry_after, .. } => *retry_after,
             _ => None,
         }
     }

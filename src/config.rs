@@ -109,6 +109,10 @@ pub enum Provider {
         cluster_id: MetadataValue<Ascii>,
         /// Further headers.
         headers: Vec<Header>,
+        /// Which of its signers is asked for.
+        cert_signer: Option<String>,
+        /// How long one call may take.
+        timeout: Duration,
     },
     /// HashiCorp Vault or OpenBao.
     Vault {
@@ -325,6 +329,11 @@ impl Config {
                 text.parse().map_err(|_| format!("{text:?} can't be sent in a header"))
             })
             .or(MetadataValue::from_static("Kubernetes"));
+        let cert_signer = r.text("cert-signer", &args.cert_signer, &["ISTIO_META_CERT_SIGNER"]);
+        // Istio sets it for a whole mesh, whatever a workload gets its certificates from.
+        if cert_signer.level > Some(Level::Istio) {
+            chosen.is(r, (ProviderName::Citadel, "citadel"), &[cert_signer.set()]);
+        }
         let endpoint = |address| Endpoint { address, roots: roots.clone(), server_name: server_name.clone() };
         let in_plain_text = |what: &str, address: &Address, notes: &mut Vec<String>| {
             if address.plaintext {
@@ -344,6 +353,8 @@ impl Config {
                         client_cert: client_cert.clone(),
                         cluster_id: cluster_id.clone(),
                         headers: headers.clone(),
+                        cert_signer: cert_signer.value.clone(),
+                        timeout: workload.timeout,
                     })
                 }
                 Some(ProviderName::Vault) => {

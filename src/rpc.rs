@@ -1,5 +1,6 @@
 //! HTTP/2 connections, both sides: gRPC without a framework around it.
 
+use std::error::Error as _;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -7,11 +8,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::body::Incoming;
-use hyper::client::conn::http2::SendRequest;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper::client::conn::http2::{self, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::body::Body;
 use tower_service::Service;
 
@@ -59,6 +61,53 @@ where
         answer = talk(Connection(sender)) => Ok(answer),
         answer = driver => answer,
     }
+}
+
+/// A connection that can wait for its next call. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Kept {
+    connection: Connection,
+    _driver: AbortOnDropHandle<()>,
+}
+
+impl Kept {
+    /// Opens HTTP/2 on `io`. While a call is open, a server that says nothing for `patience` is asked whether it is
+    /// there, and the call fails when it does not answer that for as long.
+    pub async fn open<IO>(io: IO, patience: Duration) -> Result<Self, hyper::Error>
+    where
+        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let opened = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .keep_alive_interval(patience)
+            .keep_alive_timeout(patience)
+            .handshake(TokioIo::new(io));
+        let (sender, connection) = opened.await?;
+        // However it ends, the calls hear of it.
+        let driver = tokio::spawn(async move { drop(connection.await) });
+        Ok(Self { connection: Connection(sender), _driver: AbortOnDropHandle::new(driver) })
+    }
+
+    /// For a call.
+    pub fn connection(&self) -> Connection {
+        self.connection.clone()
+    }
+
+    /// Whether it is known to have ended, or to be about to.
+    pub fn is_closed(&self) -> bool {
+        self.connection.0.is_closed()
+    }
+}
+
+/// True if the server has not begun with the request that failed so: it never left, or the server says that it did
+/// not look at it.
+pub fn is_untouched(error: &hyper::Error) -> bool {
+    let said = error.source().and_then(|source| source.downcast_ref::<h2::Error>());
+    // A GOAWAY fails the calls alone that it says were not begun.
+    let is_refused = said.is_some_and(|said| {
+        said.is_remote() && (said.is_go_away() || said.reason() == Some(h2::Reason::REFUSED_STREAM))
+    });
+    is_refused || error.is_canceled() || error.is_closed()
 }
 
 /// Serves gRPC on `io` until the client goes, or `stop` is cancelled and the open calls have ended.

@@ -7,22 +7,23 @@ use tonic::metadata::{Ascii, MetadataKey, MetadataValue};
 use tonic::{Code, Request, Status};
 
 use super::client_cert::{ClientCertFolder, ClientCertificate, NoClientCert};
-use super::endpoint::{Connected, Endpoint, Protocol};
+use super::endpoint::Endpoint;
+use super::grpc::{Channel, Connections};
 use super::{Answer, BadAnswer, CaError, CertificateAuthority, SigningRequest};
 use crate::backoff::Repeats;
 use crate::clock::Clock;
 use crate::credential::{Token, TokenFile};
 use crate::limits;
 use crate::pki::{csr, pem};
+use crate::proto::google::protobuf::{Struct, Value, value::Kind};
 use crate::proto::istio::v1::auth::IstioCertificateRequest;
 use crate::proto::istio::v1::auth::istio_certificate_service_client::IstioCertificateServiceClient;
-use crate::rpc;
 
 /// A header that goes with every call.
 pub type Header = (MetadataKey<Ascii>, MetadataValue<Ascii>);
 
-/// A client of Istio's CA protocol. It connects anew for each call: a renewal is hours apart from the next, and
-/// certificate, token and roots may have been replaced since.
+/// A client of Istio's CA protocol. Certificate, token and roots are read anew for each call, and it connects anew,
+/// but where calls follow each other closely and nothing has been replaced.
 #[derive(Debug)]
 pub struct Citadel {
     /// Where the CA is.
@@ -39,6 +40,10 @@ pub struct Citadel {
     pub cluster_id: MetadataValue<Ascii>,
     /// Further headers.
     pub headers: Vec<Header>,
+    /// Which of its signers istiod is asked to use.
+    pub cert_signer: Option<String>,
+    /// The connection between calls.
+    pub connections: Connections,
     /// For telling whether a certificate or a refused token has expired.
     pub clock: Clock,
 }
@@ -61,29 +66,33 @@ impl CertificateAuthority for Citadel {
         let message = IstioCertificateRequest {
             csr: csr::to_pem(&request.csr),
             validity_duration: i64::try_from(request.ttl.as_secs()).unwrap_or(i64::MAX),
-            metadata: None,
+            metadata: self.cert_signer.as_deref().map(metadata),
         };
         let address = self.endpoint.address.to_string();
         let origin = self.endpoint.address.origin().parse();
         let origin: http::Uri = origin.map_err(|_| CaError::Local(format!("{address} is no URI")))?;
-        let (Connected { io, alert, .. }, credential) = self.connect().await?;
-        let certificate = credential.certificate();
-        let call = self.call(message, &credential)?;
-        let answered = rpc::with_connection(io, async |connection| {
-            IstioCertificateServiceClient::with_origin(connection, origin)
+        let (channel, answered) = loop {
+            let (channel, credential) = self.connect().await?;
+            let certificate = credential.certificate();
+            let call = self.call(message.clone(), &credential)?;
+            let answered = IstioCertificateServiceClient::with_origin(channel.service(), origin.clone())
                 .max_decoding_message_size(limits::CA_ANSWER_BYTES)
                 .create_certificate(call)
-                .await
-        });
-        let failed = |otherwise: CaError| {
-            self.noted(alert.explain(&address, certificate).unwrap_or(otherwise), certificate)
+                .await;
+            match answered {
+                Ok(answered) => break (channel, answered),
+                // It had ended while it waited. The next one is new.
+                Err(status) if channel.is_reused && channel.is_untouched(&status) => {}
+                Err(status) => {
+                    let error = match channel.alert.explain(&address, certificate) {
+                        Some(refused) => refused,
+                        None => self.failed(&channel, &status, &credential),
+                    };
+                    return Err(self.noted(error, certificate));
+                }
+            }
         };
-        let answered = answered.await.map_err(|error| {
-            let hint = credential.hint();
-            let source = std::io::Error::other(format!("{error}{hint}"));
-            failed(CaError::Unreachable { address: address.clone(), source })
-        })?;
-        let answered = answered.map_err(|status| failed(self.refused(&status, &credential)))?;
+        self.connections.keep(channel);
         let chain = answered.into_inner().cert_chain;
         let groups = chain.iter().map(|text| pem::certificates(text.as_bytes()));
         let groups = groups.collect::<Result<Vec<_>, _>>();
@@ -94,7 +103,7 @@ impl CertificateAuthority for Citadel {
 
 impl Citadel {
     /// A connection, and what the call on it is made with. Without any credential nobody is called.
-    async fn connect(&self) -> Result<(Connected, Credential), CaError> {
+    async fn connect(&self) -> Result<(Channel, Credential), CaError> {
         let certificate = match &self.client_cert {
             Some(folder) => folder.read(&self.clock).await,
             None => return self.connect_with(self.token.read()?).await,
@@ -111,21 +120,21 @@ impl Citadel {
             Ok(certificate) => certificate,
             Err(why) => return self.connect_with(self.token_instead(why)?).await,
         };
-        let connected = self.endpoint.connect(Some(&certificate), Protocol::Http2).await;
-        let connected = connected.map_err(|error| self.noted(error, Some(&certificate)))?;
-        if !connected.has_presented {
+        let channel = self.connections.channel(&self.endpoint, Some(&certificate)).await;
+        let channel = channel.map_err(|error| self.noted(error, Some(&certificate)))?;
+        if !channel.has_presented {
             let token = self.token_instead(NoClientCert::NotAsked)?;
-            return Ok((connected, Credential::Token(token)));
+            return Ok((channel, Credential::Token(token)));
         }
         if self.repeats.lock().is_ok_and(|mut repeats| repeats.recovered()) {
             tracing::info!(%certificate, "the CA is called with the client certificate, and without the token");
         }
-        Ok((connected, Credential::Certificate(certificate)))
+        Ok((channel, Credential::Certificate(certificate)))
     }
 
-    async fn connect_with(&self, token: Token) -> Result<(Connected, Credential), CaError> {
-        let connected = self.endpoint.connect(None, Protocol::Http2).await;
-        Ok((connected.map_err(|error| self.noted(error, None))?, Credential::Token(token)))
+    async fn connect_with(&self, token: Token) -> Result<(Channel, Credential), CaError> {
+        let channel = self.connections.channel(&self.endpoint, None).await;
+        Ok((channel.map_err(|error| self.noted(error, None))?, Credential::Token(token)))
     }
 
     fn was_refused(&self, certificate: &ClientCertificate) -> bool {
@@ -189,32 +198,51 @@ impl Citadel {
         Ok(call)
     }
 
-    /// istiod says no more than "request authenticate failure", so the likely causes are looked up here.
-    fn refused(&self, status: &Status, credential: &Credential) -> CaError {
+    /// What the failure of a call means. istiod says no more than "request authenticate failure", so the likely causes
+    /// are looked up here.
+    fn failed(&self, channel: &Channel, status: &Status, credential: &Credential) -> CaError {
+        match (channel.explain(&self.endpoint, status), credential) {
+            (CaError::Refused { address, code, retry_after, .. }, _) => {
+                let message = self.refusal(status, credential);
+                CaError::Refused { address, code, message, retry_after }
+            }
+            // Some servers just close the connection.
+            (CaError::Broken { address, source }, Credential::Certificate(certificate)) => {
+                let words = format!("{source}; perhaps the CA refuses the client certificate {certificate}");
+                CaError::Broken { address, source: std::io::Error::other(words) }
+            }
+            (error, _) => error,
+        }
+    }
+
+    fn refusal(&self, status: &Status, credential: &Credential) -> String {
         let message = match credential {
             // Some servers quote the token that they refuse.
             Credential::Token(token) => status.message().replace(token.secret(), "(the token)"),
             Credential::Certificate(_) => status.message().to_owned(),
         };
-        let mut message = limits::foreign(&message);
-        if status.code() == Code::Unauthenticated {
-            let cluster = &self.cluster_id;
-            let with = match credential {
-                Credential::Token(token) => {
-                    let path = self.token.path().display();
-                    format!("{}; it is read from {path}", token.describe(self.clock.now()))
-                }
-                Credential::Certificate(certificate) => {
-                    format!("it was called with the client certificate {certificate}, and without the token")
-                }
-            };
-            message = format!("{message} ({with}; the cluster id is {cluster:?})");
+        let message = limits::foreign(&message);
+        if status.code() != Code::Unauthenticated {
+            return message;
         }
-        if let Some(source) = std::error::Error::source(status) {
-            message = format!("{message}: {source}{}", credential.hint());
-        }
-        CaError::Refused { address: self.endpoint.address.to_string(), code: status.code(), message }
+        let cluster = &self.cluster_id;
+        let with = match credential {
+            Credential::Token(token) => {
+                let path = self.token.path().display();
+                format!("{}; it is read from {path}", token.describe(self.clock.now()))
+            }
+            Credential::Certificate(certificate) => {
+                format!("it was called with the client certificate {certificate}, and without the token")
+            }
+        };
+        format!("{message} ({with}; the cluster id is {cluster:?})")
     }
+}
+
+/// As Istio's agent names a signer.
+fn metadata(cert_signer: &str) -> Struct {
+    let signer = Value { kind: Some(Kind::StringValue(cert_signer.to_owned())) };
+    Struct { fields: [("CertSigner".to_owned(), signer)].into() }
 }
 
 impl Credential {
@@ -223,12 +251,5 @@ impl Credential {
             Self::Certificate(certificate) => Some(certificate),
             Self::Token(_) => None,
         }
-    }
-
-    /// What a connection that just broke may mean.
-    fn hint(&self) -> String {
-        self.certificate().map_or_else(String::new, |certificate| {
-            format!("; perhaps the CA refuses the client certificate {certificate}")
-        })
     }
 }

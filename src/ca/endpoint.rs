@@ -5,7 +5,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
+use rustix::net::sockopt;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -17,6 +19,12 @@ use super::client_cert::ClientCertificate;
 use super::tls::{self, Alert, Presenter, Watched};
 use crate::pki::pem;
 use crate::{limits, plain_file};
+
+/// How long each of the TCP and the TLS handshake may take. It is less than what a call has, so that the error can
+/// say which of them hangs.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How long a connection is silent before the kernel asks whether the other end is there, and again.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 /// `[https://|http://]HOST[:PORT]`. Without a scheme it is TLS, but for Istio's plaintext port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,17 +110,24 @@ pub enum Roots {
     FirstOf(Vec<PathBuf>),
 }
 
+/// Roots as they were read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trusted {
+    roots: Vec<CertificateDer<'static>>,
+    /// Where they came from.
+    place: String,
+}
+
 impl Roots {
-    /// The certificates, and where they came from.
-    fn load(&self) -> Result<(Vec<CertificateDer<'static>>, String), String> {
+    fn load(&self) -> Result<Trusted, String> {
         const WAY_OUT: &str = "name the CA's root with --ca-root FILE, or --ca-root system";
         let file = match self {
             Self::System => {
-                let found = rustls_native_certs::load_native_certs().certs;
-                if found.is_empty() {
+                let roots = rustls_native_certs::load_native_certs().certs;
+                if roots.is_empty() {
                     return Err(format!("this machine has no system roots; {WAY_OUT}"));
                 }
-                return Ok((found, "the system's roots".to_owned()));
+                return Ok(Trusted { roots, place: "the system's roots".to_owned() });
             }
             Self::File(path) => path,
             Self::FirstOf(paths) => paths.iter().find(|path| is_there(path)).ok_or_else(|| {
@@ -124,7 +139,7 @@ impl Roots {
             .map_err(|error| format!("{}: {error}; {WAY_OUT}", file.display()))?;
         let roots =
             pem::certificates(&text).map_err(|error| format!("{}: {error}; {WAY_OUT}", file.display()))?;
-        Ok((roots, file.display().to_string()))
+        Ok(Trusted { roots, place: file.display().to_string() })
     }
 }
 
@@ -183,16 +198,38 @@ impl Endpoint {
         client: Option<&ClientCertificate>,
         protocol: Protocol,
     ) -> Result<Connected, CaError> {
+        let trusted = self.trusted()?;
+        self.connect_trusting(trusted.as_ref(), client, protocol).await
+    }
+
+    /// The roots as they are now; none for a connection without TLS.
+    pub fn trusted(&self) -> Result<Option<Trusted>, CaError> {
+        if self.address.plaintext {
+            return Ok(None);
+        }
+        self.roots.load().map(Some).map_err(CaError::Roots)
+    }
+
+    /// The same as `connect`, with roots that were read before.
+    pub async fn connect_trusting(
+        &self,
+        trusted: Option<&Trusted>,
+        client: Option<&ClientCertificate>,
+        protocol: Protocol,
+    ) -> Result<Connected, CaError> {
         let address = self.address.to_string();
         let unreachable = |source| CaError::Unreachable { address: address.clone(), source };
-        let tcp = self.connect_tcp().await.map_err(unreachable)?;
-        if self.address.plaintext {
+        let silent = |what: &str| {
+            unreachable(io::Error::new(io::ErrorKind::TimedOut, format!("{what} within {PATIENCE:?}")))
+        };
+        let tcp = tokio::time::timeout(PATIENCE, self.connect_tcp()).await;
+        let tcp = tcp.map_err(|_| silent("nothing answers there"))?.map_err(unreachable)?;
+        let Some(Trusted { roots, place }) = trusted else {
             return Ok(Connected { io: Box::new(tcp), has_presented: false, alert: Alert::default() });
-        }
-        let (roots, place) = self.roots.load().map_err(CaError::Roots)?;
+        };
         let failed = |reason: String| CaError::Tls { address: address.clone(), reason };
         let mut store = RootCertStore::empty();
-        store.add_parsable_certificates(roots);
+        store.add_parsable_certificates(roots.iter().cloned());
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let config = config.map_err(|error| failed(error.to_string()))?.with_root_certificates(store);
@@ -207,11 +244,12 @@ impl Endpoint {
         let server_name = ServerName::try_from(name.clone())
             .map_err(|_| failed(format!("{name:?} is not a server name; set --ca-server-name")))?;
         let connector = TlsConnector::from(Arc::new(config));
-        let tls = connector.connect(server_name, tcp).await;
+        let tls = tokio::time::timeout(PATIENCE, connector.connect(server_name, tcp)).await;
+        let tls = tls.map_err(|_| silent("it takes connections, but answers no TLS handshake"))?;
         let has_presented = presenter.is_some_and(|presenter| presenter.has_presented());
         let tls = tls.map_err(|error| match Alert::of(&error) {
             Some(alert) => tls::explain(alert, &address, client.filter(|_| has_presented)),
-            None => failed(explain(&error, &place, &name)),
+            None => failed(explain(&error, place, &name)),
         })?;
         let (io, alert) = Watched::new(tls);
         Ok(Connected { io: Box::new(io), has_presented, alert })
@@ -221,6 +259,12 @@ impl Endpoint {
         let target = (self.address.host.as_str(), self.address.port);
         let tcp = TcpStream::connect(target).await?;
         tcp.set_nodelay(true)?;
+        // A connection that waits for its next call is looked after by the kernel, which wakes nobody for it: one
+        // whose other end has vanished is closed.
+        sockopt::set_tcp_keepidle(&tcp, KEEP_ALIVE)?;
+        sockopt::set_tcp_keepintvl(&tcp, KEEP_ALIVE)?;
+        sockopt::set_tcp_keepcnt(&tcp, 2)?;
+        sockopt::set_socket_keepalive(&tcp, true)?;
         Ok(tcp)
     }
 }

@@ -106,7 +106,7 @@ impl Reply {
 }
 
 /// `error` with what is behind it: hyper says no more than "connection error".
-fn with_causes(error: &dyn Error) -> String {
+pub(super) fn with_causes(error: &dyn Error) -> String {
     let (mut text, mut cause) = (error.to_string(), error.source());
     while let Some(error) = cause {
         // rustls explains this one at length, with a link.
@@ -128,7 +128,7 @@ pub fn headers(configured: &[Header]) -> HeaderMap {
 }
 
 /// Seconds. The other form, a date, is rare, and depends on two clocks.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds))
 }

@@ -111,6 +111,10 @@ pub(super) fn explain(
                     .to_owned();
             return CaError::Tls { address, reason };
         }
+        A::NoApplicationProtocol => {
+            let reason = "it does not speak the protocol of this kind of CA there (no common ALPN name); is the port the right one?";
+            return CaError::Tls { address, reason: reason.to_owned() };
+        }
         _ => return CaError::Tls { address, reason: format!("the CA ended it with the alert {alert:?}") },
     };
     match presented {

@@ -72,6 +72,10 @@ pub struct RunArgs {
     /// The cluster id that the CA is told [default: Kubernetes] [ISTIO_META_CLUSTER_ID]
     #[arg(long, value_name = "ID", help_heading = "CA")]
     pub cluster_id: Option<String>,
+    /// Which of its signers istiod is to use, where it has Kubernetes sign: the name without istiod's
+    /// CERT_SIGNER_DOMAIN [default: istiod's own choice] [ISTIO_META_CERT_SIGNER]
+    #[arg(long, value_name = "NAME", help_heading = "CA")]
+    pub cert_signer: Option<String>,
 
     /// Where the PKI secrets engine is mounted [default: pki]
     #[arg(long, value_name = "PATH", help_heading = "Vault")]

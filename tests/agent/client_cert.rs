@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use attache::ca::citadel::Citadel;
 use attache::ca::client_cert::ClientCertFolder;
 use attache::ca::endpoint::{Endpoint, Protocol, Roots};
+use attache::ca::grpc::Connections;
 use attache::ca::{CaError, CertificateAuthority as _, SigningRequest};
 use attache::clock::Clock;
 use attache::credential::TokenFile;
@@ -407,6 +408,8 @@ async fn attache_ca_refuses_a_certificate_that_has_expired() {
         refused: Mutex::default(),
         cluster_id: MetadataValue::from_static("Kubernetes"),
         headers: Vec::new(),
+        cert_signer: None,
+        connections: Connections::new(Duration::from_secs(10)),
         clock,
     };
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();

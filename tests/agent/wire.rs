@@ -67,11 +67,11 @@ fn full_node() -> full_core::Node {
 }
 
 fn status() -> proto::google::rpc::Status {
-    proto::google::rpc::Status { code: 13, message: "no such key".into() }
+    proto::google::rpc::Status { code: 13, message: "no such key".into(), details: vec![any(b"detail")] }
 }
 
 fn full_status() -> full::google::rpc::Status {
-    full::google::rpc::Status { code: 13, message: "no such key".into(), ..Default::default() }
+    full::google::rpc::Status { code: 13, message: "no such key".into(), details: vec![full_any(b"detail")] }
 }
 
 fn request() -> discovery::DiscoveryRequest {
@@ -286,7 +286,6 @@ fn what_the_subset_leaves_out_is_skipped() {
             name: "xdstp://".into(),
             ..Default::default()
         }],
-        error_detail: Some(full::google::rpc::Status { details: vec![full_any(b"detail")], ..full_status() }),
         ..full_request()
     };
     assert_eq!(discovery::DiscoveryRequest::decode(&*request.encode_to_vec()).unwrap(), self::request());

@@ -35,7 +35,7 @@ impl Words {
     }
 
     fn error_detail(&self) -> Option<rpc::Status> {
-        self.rejection.clone().map(|message| rpc::Status { code: 13, message })
+        self.rejection.clone().map(|message| rpc::Status { code: 13, message, details: Vec::new() })
     }
 }
 

@@ -80,7 +80,7 @@ impl Stream {
 
     /// Refuses it.
     pub async fn reject(&self, response: &DiscoveryResponse, reason: &str) {
-        let status = rpc::Status { code: 13, message: reason.to_owned() };
+        let status = rpc::Status { code: 13, message: reason.to_owned(), details: Vec::new() };
         self.answer(response, Some(status)).await;
     }
 
