@@ -4,6 +4,7 @@ use std::error::Error as _;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -67,6 +68,7 @@ where
 #[derive(Debug)]
 pub struct Kept {
     connection: Connection,
+    ended: Arc<OnceLock<hyper::Error>>,
     _driver: AbortOnDropHandle<()>,
 }
 
@@ -83,14 +85,26 @@ impl Kept {
             .keep_alive_timeout(patience)
             .handshake(TokioIo::new(io));
         let (sender, connection) = opened.await?;
-        // However it ends, the calls hear of it.
-        let driver = tokio::spawn(async move { drop(connection.await) });
-        Ok(Self { connection: Connection(sender), _driver: AbortOnDropHandle::new(driver) })
+        let ended = Arc::new(OnceLock::new());
+        let driver = tokio::spawn({
+            let ended = Arc::clone(&ended);
+            async move {
+                if let Err(error) = connection.await {
+                    let _ = ended.set(error);
+                }
+            }
+        });
+        Ok(Self { connection: Connection(sender), ended, _driver: AbortOnDropHandle::new(driver) })
     }
 
     /// For a call.
     pub fn connection(&self) -> Connection {
         self.connection.clone()
+    }
+
+    /// Why it broke, if it did. Of calls that had not left yet it is told only that they are cancelled.
+    pub fn error(&self) -> Option<&hyper::Error> {
+        self.ended.get()
     }
 
     /// Whether it is known to have ended, or to be about to.

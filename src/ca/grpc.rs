@@ -66,7 +66,7 @@ pub struct Channel {
     opened: Instant,
     trusted: Option<Trusted>,
     client: Option<CertificateDer<'static>>,
-    has_status: Arc<AtomicBool>,
+    is_refused: Arc<AtomicBool>,
 }
 
 impl Connections {
@@ -100,8 +100,10 @@ impl Connections {
         let kept = rpc::Kept::open(io, self.patience).await.map_err(|error| {
             let address = endpoint.address.to_string();
             let presented = client.filter(|_| has_presented);
-            let broken =
-                || CaError::Unreachable { address: address.clone(), source: std::io::Error::other(words(&error)) };
+            let broken = || CaError::Unreachable {
+                address: address.clone(),
+                source: std::io::Error::other(words(&error)),
+            };
             alert.explain(&address, presented).unwrap_or_else(broken)
         })?;
         Ok(Channel {
@@ -112,7 +114,7 @@ impl Connections {
             opened: Instant::now(),
             trusted,
             client: client_leaf,
-            has_status: Arc::default(),
+            is_refused: Arc::default(),
         })
     }
 
@@ -121,7 +123,7 @@ impl Connections {
     pub fn keep(&self, channel: Channel) {
         let now = Instant::now();
         let before = self.succeeded.lock().ok().and_then(|mut succeeded| succeeded.replace(now));
-        if !before.is_some_and(|before| now.duration_since(before) < NEAR) || channel.kept.is_closed() {
+        if before.is_none_or(|before| now.duration_since(before) >= NEAR) || channel.kept.is_closed() {
             return;
         }
         let place = Arc::downgrade(&self.waiting);
@@ -139,8 +141,8 @@ impl Connections {
 impl Channel {
     /// For a generated client, and one call.
     pub fn service(&self) -> Calls {
-        self.has_status.store(false, Ordering::Relaxed);
-        Calls { connection: self.kept.connection(), has_status: Arc::clone(&self.has_status) }
+        self.is_refused.store(false, Ordering::Relaxed);
+        Calls { connection: self.kept.connection(), is_refused: Arc::clone(&self.is_refused) }
     }
 
     /// True if the CA has not begun with the call that failed so: it can be made again elsewhere.
@@ -151,7 +153,10 @@ impl Channel {
     /// What `status`, the outcome of the last call, means: what the CA has said, or that it has said nothing of use.
     pub fn explain(&self, endpoint: &Endpoint, status: &Status) -> CaError {
         let address = endpoint.address.to_string();
-        let broken = |words: String| CaError::Broken { address: address.clone(), source: std::io::Error::other(words) };
+        let broken = |words: String| CaError::Broken {
+            address: address.clone(),
+            source: std::io::Error::other(words),
+        };
         let source = Error::source(status);
         if let Some(CallError::Foreign(Foreign { status, words, retry_after })) =
             source.and_then(|source| source.downcast_ref())
@@ -160,12 +165,13 @@ impl Channel {
             return CaError::Status { address, status, message, retry_after };
         }
         if let Some(error) = cause(status) {
-            return broken(words(error));
+            let cause = if error.is_canceled() || error.is_closed() { self.kept.error() } else { None };
+            return broken(words(cause.unwrap_or(error)));
         }
         if let Some(source) = source {
             return broken(with_causes(source));
         }
-        if self.has_status.load(Ordering::Relaxed) {
+        if self.is_refused.load(Ordering::Relaxed) {
             let (code, message) = (status.code(), limits::foreign(status.message()));
             return CaError::Refused { address, code, message, retry_after: asked_delay(status) };
         }
@@ -197,12 +203,19 @@ fn words(error: &hyper::Error) -> String {
     let Some(said) = error.source().and_then(|source| source.downcast_ref::<h2::Error>()) else {
         return with_causes(error);
     };
-    let reason = said.reason().map_or(String::new(), |reason| reason.to_string());
-    match (said.get_io(), said.is_remote(), said.is_go_away()) {
-        (Some(io), ..) => format!("the connection was closed ({io})"),
-        (_, true, true) => format!("it is about to stop, or wants no more calls (GOAWAY: {reason})"),
-        (_, true, false) => format!("it gave the call up (RST_STREAM: {reason})"),
-        (_, false, _) => format!("what it says is against the rules of HTTP/2 ({reason}); is this its gRPC port?"),
+    if said.is_io() {
+        return "it closed the connection".to_owned();
+    }
+    match (said.is_remote(), said.is_go_away()) {
+        (true, true) if said.reason() == Some(h2::Reason::NO_ERROR) => {
+            "it is about to stop (GOAWAY)".to_owned()
+        }
+        (true, true) => format!(
+            "it takes no more calls on this connection (GOAWAY: {})",
+            limits::foreign(&said.to_string())
+        ),
+        (true, false) => format!("it gave the call up (RST_STREAM: {said})"),
+        (false, _) => format!("what it says is against the rules of HTTP/2 ({said}); is this its gRPC port?"),
     }
 }
 
@@ -238,7 +251,9 @@ impl Foreign {
             return None;
         }
         let kind = kind.map_or("without a content type".into(), |kind| limits::foreign(&kind));
-        let words = format!("this is not gRPC ({kind}): does a proxy answer for it, or is --ca-address another server's?");
+        let words = format!(
+            "this is not gRPC ({kind}): does a proxy answer for it, or is --ca-address another server's?"
+        );
         Some(Self { status, words, retry_after: retry_after(headers) })
     }
 }
@@ -256,8 +271,8 @@ enum CallError {
 #[derive(Clone, Debug)]
 pub struct Calls {
     connection: rpc::Connection,
-    /// Whether the outcome is what the server says.
-    has_status: Arc<AtomicBool>,
+    /// Whether the server says itself that the call has failed.
+    is_refused: Arc<AtomicBool>,
 }
 
 impl Service<http::Request<Body>> for Calls {
@@ -270,7 +285,7 @@ impl Service<http::Request<Body>> for Calls {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let has_status = Arc::clone(&self.has_status);
+        let is_refused = Arc::clone(&self.is_refused);
         let answered = self.connection.call(request);
         Box::pin(async move {
             let answer: http::Response<Incoming> = answered.await.map_err(CallError::from)?;
@@ -278,8 +293,8 @@ impl Service<http::Request<Body>> for Calls {
                 return Err(CallError::Foreign(foreign).into());
             }
             let note = move |headers: &HeaderMap| {
-                if headers.contains_key(GRPC_STATUS) {
-                    has_status.store(true, Ordering::Relaxed);
+                if headers.get(GRPC_STATUS).is_some_and(|status| status != "0") {
+                    is_refused.store(true, Ordering::Relaxed);
                 }
             };
             note(answer.headers());

@@ -31,7 +31,7 @@ pub enum NotPem {
 /// What is wrong with a PEM text, without a word of the text: it may be anybody's file.
 pub fn damage(error: &pem::Error) -> &'static str {
     match error {
-        pem::Error::MissingSectionEnd { .. } => "a BEGIN line without its END line; is the file cut off?",
+        pem::Error::MissingSectionEnd { .. } => "a BEGIN line without its END line; is it cut off?",
         pem::Error::IllegalSectionStart { .. } => "a BEGIN line that is not as it must be",
         pem::Error::Base64Decode(_) => "what stands between BEGIN and END is not base64",
         pem::Error::SectionTooLarge => "a block is too large",

@@ -16,6 +16,7 @@ mod ca_vault;
 mod ca_kubernetes;
 mod ca_cfssl;
 mod ca_exec;
+mod citadel;
 mod client_cert;
 mod crl;
 mod envoy_sds;

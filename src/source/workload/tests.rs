@@ -82,7 +82,12 @@ fn unavailable() -> CaError {
 }
 
 fn refused(code: tonic::Code) -> CaError {
-    CaError::Refused { address: "ca:15012".to_owned(), code, message: "not now".to_owned(), retry_after: None }
+    CaError::Refused {
+        address: "ca:15012".to_owned(),
+        code,
+        message: "not now".to_owned(),
+        retry_after: None,
+    }
 }
 
 fn answer_of(ca: &DevelopmentCa, request: &SigningRequest) -> Answer {

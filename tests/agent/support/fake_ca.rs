@@ -1,8 +1,12 @@
 //! An Istio CA that can misbehave in every way, and records what it is asked.
 
+use std::future::Future;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
 use attache::ca::embedded::DevelopmentCa;
@@ -11,10 +15,12 @@ use attache::identity::SpiffeId;
 use attache::pki::certificate::Certificate;
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{csr, pem};
+use attache::proto::google::{protobuf, rpc};
 use attache::proto::istio::v1::auth::istio_certificate_service_server::{
     IstioCertificateService, IstioCertificateServiceServer,
 };
 use attache::proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
+use prost::Message as _;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
@@ -22,7 +28,11 @@ use rustls::server::WebPkiClientVerifier;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
+
+use super::rough_h2::{Rough, be_rough};
 
 /// What the CA does with the next calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +53,43 @@ pub enum Mood {
     /// One that its own root did not sign.
     Unchained,
     Refuse(Code),
+    /// Refuses as unavailable, and asks to be left alone: with a delay of so many seconds in the status, so many
+    /// milliseconds as pushback.
+    Busy {
+        seconds: i64,
+        pushback: &'static str,
+    },
+    /// Answers after so many milliseconds.
+    Slow(u64),
+    /// A good certificate, in another shape.
+    Shape(Shape),
+    /// More than anybody needs.
+    Huge,
+    /// Ends the next call with RST_STREAM for this reason. It is good then.
+    ResetOnce(h2::Reason),
+    /// What is not gRPC, or not whole.
+    Rough(Rough),
+}
+
+/// How the certificates of an answer are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// All in one string.
+    One,
+    /// The last string holds several.
+    TwoInTheLast,
+    /// As istiod with an intermediate: the root comes twice.
+    OneTwoOne,
+    /// With the line ends of Windows, comments and words between the blocks.
+    Decorated,
+    /// The leaf alone.
+    NoRoot,
+    /// No string at all.
+    Nothing,
+    /// A block that is cut off.
+    CutOff,
+    /// So many that nobody has as many.
+    Many,
 }
 
 /// What the CA wants of its clients.
@@ -89,8 +136,16 @@ struct Service {
     client: Option<Certificate>,
 }
 
+/// Resets calls that are not to reach the service.
+#[derive(Clone)]
+struct Resetting(IstioCertificateServiceServer<Service>, Arc<State>);
+
 struct State {
     mood: Mutex<Mood>,
+    /// Ends the connections that are open.
+    stop: Mutex<CancellationToken>,
+    connected: AtomicUsize,
+    open: AtomicUsize,
     calls: Mutex<Vec<Call>>,
     /// Who signs, and whose roots are named.
     office: Mutex<Office>,
@@ -119,7 +174,12 @@ impl FakeCa {
     }
 
     async fn start_with(folder: &Path, identity: &str, tls: Option<Tls>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at(folder, identity, tls, "127.0.0.1:0".parse().unwrap()).await
+    }
+
+    /// The same at an address of the caller's choice.
+    pub async fn start_at(folder: &Path, identity: &str, tls: Option<Tls>, listen: SocketAddr) -> Self {
+        let listener = TcpListener::bind(listen).await.unwrap();
         let address = listener.local_addr().unwrap();
         let open = |name: &str, clock| DevelopmentCa::open(&folder.join(name), clock).unwrap();
         #[expect(clippy::disallowed_methods, reason = "an hour before the agent's own clock")]
@@ -127,6 +187,9 @@ impl FakeCa {
         let ca = Arc::new(open("fake-ca", Clock::system()));
         let state = State {
             mood: Mutex::new(Mood::Good),
+            stop: Mutex::default(),
+            connected: AtomicUsize::new(0),
+            open: AtomicUsize::new(0),
             calls: Mutex::default(),
             office: Mutex::new(Office { signer: Arc::clone(&ca), named: vec![Arc::clone(&ca)] }),
             ca,
@@ -146,8 +209,27 @@ impl FakeCa {
         Self { address, scheme, service }
     }
 
+    /// Connections that are open would not hear of a rough mood: they are ended.
     pub fn set(&self, mood: Mood) {
         *self.service.state.mood.lock().unwrap() = mood;
+        if matches!(mood, Mood::Rough(_)) {
+            self.end_connections();
+        }
+    }
+
+    /// Ends the connections that are open with GOAWAY, as a server does that stops.
+    pub fn end_connections(&self) {
+        std::mem::take(&mut *self.service.state.stop.lock().unwrap()).cancel();
+    }
+
+    /// How many connections there were.
+    pub fn connected(&self) -> usize {
+        self.service.state.connected.load(Ordering::SeqCst)
+    }
+
+    /// How many connections are open.
+    pub fn open(&self) -> usize {
+        self.service.state.open.load(Ordering::SeqCst)
     }
 
     /// From now on `signer` signs, and the roots of `named` are those that the answers name.
@@ -193,12 +275,80 @@ fn acceptor(ca: &DevelopmentCa, tls: Tls) -> TlsAcceptor {
 }
 
 async fn serve(io: TcpStream, acceptor: Option<TlsAcceptor>, state: Arc<State>) {
-    let service = |client| IstioCertificateServiceServer::new(Service { state, client });
-    let stop = CancellationToken::new();
+    state.connected.fetch_add(1, Ordering::SeqCst);
+    state.open.fetch_add(1, Ordering::SeqCst);
+    serve_counted(io, acceptor, &state).await;
+    state.open.fetch_sub(1, Ordering::SeqCst);
+}
+
+async fn serve_counted(io: TcpStream, acceptor: Option<TlsAcceptor>, state: &Arc<State>) {
+    let service = |client| {
+        let service = IstioCertificateServiceServer::new(Service { state: Arc::clone(state), client });
+        Resetting(service, Arc::clone(state))
+    };
+    let stop = state.stop.lock().unwrap().clone();
+    let mood = *state.mood.lock().unwrap();
+    if let Mood::Rough(rough) = mood {
+        return be_rough(io, rough).await;
+    }
     let Some(acceptor) = acceptor else { return attache::rpc::serve(io, service(None), stop).await };
     let Ok(io) = acceptor.accept(io).await else { return };
     let client = io.get_ref().1.peer_certificates().map(|chain| Certificate::parse(&chain[0]).unwrap());
     attache::rpc::serve(io, service(client), stop).await;
+}
+
+impl tower_service::Service<http::Request<hyper::body::Incoming>> for Resetting {
+    type Response = http::Response<Body>;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<hyper::body::Incoming>) -> Self::Future {
+        let mut mood = self.1.mood.lock().unwrap();
+        if let Mood::ResetOnce(reason) = *mood {
+            *mood = Mood::Good;
+            return Box::pin(async move { Err(h2::Error::from(reason).into()) });
+        }
+        let answered = self.0.call(request);
+        Box::pin(async move { Ok(answered.await?) })
+    }
+}
+
+/// A refusal that says when to come back.
+fn busy(seconds: i64, pushback: &str) -> Status {
+    let delay = protobuf::Duration { seconds, nanos: 0 };
+    let info = rpc::RetryInfo { retry_delay: Some(delay) }.encode_to_vec();
+    let detail =
+        protobuf::Any { type_url: "type.googleapis.com/google.rpc.RetryInfo".to_owned(), value: info.into() };
+    let details = rpc::Status { code: 14, message: String::new(), details: vec![detail] }.encode_to_vec();
+    let mut metadata = MetadataMap::new();
+    metadata.insert("grpc-retry-pushback-ms", pushback.parse().unwrap());
+    Status::with_details_and_metadata(Code::Unavailable, "too many requests", details.into(), metadata)
+}
+
+impl Shape {
+    fn write(self, leaf: &str, intermediate: &str, root: &str) -> Vec<String> {
+        match self {
+            Self::One => vec![[leaf, intermediate, root].concat()],
+            Self::TwoInTheLast => vec![leaf.to_owned(), [intermediate, root].concat()],
+            Self::OneTwoOne => vec![leaf.to_owned(), [intermediate, root].concat(), root.to_owned()],
+            Self::Decorated => [leaf, intermediate, root]
+                .map(|pem| {
+                    format!(
+                        "# of the CA\r\nsubject=x\r\n\r\n{}\r\nthe end {{}}<\r\n",
+                        pem.replace('\n', "\r\n")
+                    )
+                })
+                .to_vec(),
+            Self::NoRoot => vec![leaf.to_owned()],
+            Self::Nothing => vec![],
+            Self::CutOff => vec![leaf[..leaf.len() / 2].to_owned(), root.to_owned()],
+            Self::Many => vec![leaf.to_owned(), root.repeat(64)],
+        }
+    }
 }
 
 #[tonic::async_trait]
@@ -227,9 +377,17 @@ impl IstioCertificateService for Service {
         let asked = CertificateSigningRequestDer::from_pem_slice(request.csr.as_bytes()).unwrap();
         let leaf = match mood {
             Mood::Hang => std::future::pending().await,
+<<<<<<< HEAD
             Mood::Refuse(code) => {
                 answered();
                 return Err(Status::new(code, "as the test wants it"));
+=======
+            Mood::Refuse(code) => return Err(Status::new(code, "as the test wants it")),
+            Mood::Busy { seconds, pushback } => return Err(busy(seconds, pushback)),
+            Mood::Huge => {
+                let cert_chain = vec!["x".repeat(2 << 20)];
+                return Ok(Response::new(IstioCertificateResponse { cert_chain }));
+>>>>>>> 4c16d7e (What is not a whole answer in gRPC is told as what it is; a CA may say when to come back)
             }
             Mood::Junk => {
                 return Ok(Response::new(IstioCertificateResponse { cert_chain: vec!["<html>".to_owned()] }));
@@ -243,19 +401,37 @@ impl IstioCertificateService for Service {
                 ca.issue(&asked, &"spiffe://cluster.local/ns/x/sa/thief".parse().unwrap(), ttl)
             }
             Mood::Unchained => stranger.issue(&asked, identity, ttl),
+<<<<<<< HEAD
             Mood::Good => signer.issue(&asked, identity, ttl),
             Mood::Slow(time) => {
                 tokio::time::sleep(time).await;
                 signer.issue(&asked, identity, ttl)
+=======
+            Mood::Slow(millis) => {
+                tokio::time::sleep(Duration::from_millis(millis)).await;
+                ca.issue(&asked, identity, ttl)
+            }
+            // A rough one comes too late for a connection that is open already.
+            Mood::Good | Mood::Shape(_) | Mood::ResetOnce(_) | Mood::Rough(_) => {
+                ca.issue(&asked, identity, ttl)
+>>>>>>> 4c16d7e (What is not a whole answer in gRPC is told as what it is; a CA may say when to come back)
             }
         };
         let text = |certificates: &[&CertificateDer<'static>]| {
             String::from_utf8(pem::of_certificates(certificates.iter().copied())).unwrap()
         };
+<<<<<<< HEAD
         // As an istiod whose `root-cert.pem` holds several.
         let roots: Vec<_> = named.iter().map(|ca| ca.chain()[1]).collect();
         let cert_chain = vec![text(&[&leaf.unwrap()]), text(&[signer.chain()[0]]), text(&roots)];
         answered();
+=======
+        let [leaf, intermediate, root] = [&leaf.unwrap(), intermediate, root].map(text);
+        let cert_chain = match mood {
+            Mood::Shape(shape) => shape.write(&leaf, &intermediate, &root),
+            _ => vec![leaf, intermediate, root],
+        };
+>>>>>>> 4c16d7e (What is not a whole answer in gRPC is told as what it is; a CA may say when to come back)
         Ok(Response::new(IstioCertificateResponse { cert_chain }))
     }
 }

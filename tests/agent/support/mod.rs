@@ -10,4 +10,5 @@ pub mod issuer;
 pub mod mesh;
 pub mod nginx;
 pub mod process;
+pub mod rough_h2;
 pub mod sds;

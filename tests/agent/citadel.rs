@@ -1,0 +1,328 @@
+//! Istio's CA protocol: connections that are kept, a CA that misbehaves in every way, and what is said of it.
+
+use std::time::Duration;
+
+use attache::proto::google::protobuf::value::Kind;
+use rustix::process::Signal;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tonic::Code;
+
+use crate::support::fake_ca::{Call, FakeCa, Mood, Shape, Tls};
+use crate::support::files::{spiffe, token};
+use crate::support::process::{Agent, Ca, PATIENCE};
+use crate::support::rough_h2::{GOAWAY, Rough};
+use crate::support::sds::{Stream, certificates, on_connection, served_serial};
+
+/// An agent of the fake CA, which renews three times a second.
+fn busy_agent(folder: &std::path::Path, ca: &FakeCa, more: &[&str]) -> Agent {
+    let mut options = ca.client(folder);
+    let fixed = ["--cert-ttl", "30s", "--grace-ratio", "0.99", "--grace-jitter", "0"];
+    options.extend(fixed.iter().chain(more).map(|text| (*text).to_owned()));
+    let options: Vec<_> = options.iter().map(String::as_str).collect();
+    Agent::start(folder, "web", &options)
+}
+
+async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let waited = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert!(timeout(PATIENCE, waited).await.is_ok(), "it never comes: {what}");
+}
+
+/// The CA is good, then so, then good again.
+async fn survives(mood: Mood, label: &str, words: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let mut agent = busy_agent(folder.path(), &ca, &["--ca-timeout", "2s"]);
+    agent.process.wait_log("ready").await;
+    ca.set(mood);
+    let (_, line) = agent.process.wait_log("no new certificate").await;
+    for words in words {
+        assert!(line.contains(words), "{mood:?}: {words:?} is not in {line}");
+    }
+    assert!(line.contains(" WARN ") && line.len() < 1000, "{mood:?}: {line}");
+    let metric = format!("attache_ca_requests_total{{provider=\"citadel\",outcome=\"{label}\"}}");
+    assert!(agent.metric(&metric).await > 0.0, "{mood:?} is not counted as {label}: {line}");
+    // A stream that opens now gets the good one.
+    assert_eq!(Some(&served_serial(&agent.socket).await), agent.serials().last(), "{mood:?}");
+    assert_eq!(agent.status("/readyz").await.0, 200, "{mood:?}");
+    ca.set(Mood::Good);
+    agent.process.wait_log("the CA signs again").await;
+    assert_eq!(agent.process.count("no new certificate"), 1, "{mood:?}:\n{}", agent.process.log());
+    assert_eq!(agent.process.count("panicked"), 0, "{mood:?}");
+}
+
+/// Runs each, several at a time.
+async fn all_survive(cases: impl IntoIterator<Item = (Mood, &'static str, &'static [&'static str])>) {
+    const AT_A_TIME: usize = 8;
+    let (mut running, mut failed) = (JoinSet::new(), Vec::new());
+    for (mood, label, words) in cases {
+        if running.len() == AT_A_TIME {
+            failed.extend(running.join_next().await.and_then(Result::err));
+        }
+        running.spawn(survives(mood, label, words));
+    }
+    while let Some(ended) = running.join_next().await {
+        failed.extend(ended.err());
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[tokio::test]
+async fn what_is_no_whole_answer_is_told_as_what_it_is() {
+    const NOT_HTTP2: &[&str] = &["against the rules of HTTP/2", "is this its gRPC port?"];
+    let rough = |rough, label, words| (Mood::Rough(rough), label, words);
+    all_survive([
+        rough(Rough::Silent, "timeout", &["gave no answer within 2s"] as &[_]),
+        rough(Rough::Close, "unreachable", &["broke before it had answered"]),
+        rough(Rough::Bytes(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"), "unreachable", NOT_HTTP2),
+        rough(Rough::Bytes(b"220 mail.example ESMTP\r\n"), "unreachable", NOT_HTTP2),
+        rough(Rough::Bytes(GOAWAY), "unreachable", &["it is about to stop (GOAWAY)"]),
+        rough(Rough::Html(502), "refused", &["answered 502 ", "not gRPC (text/html)"]),
+        rough(Rough::Html(503), "refused", &["answered 503 ", "not gRPC (text/html)"]),
+        rough(Rough::Html(404), "refused", &["answered 404 ", "not gRPC (text/html)"]),
+        rough(Rough::Html(200), "refused", &["answered 200 ", "not gRPC (text/html)"]),
+        rough(Rough::HangInAnswer, "timeout", &["gave no answer within 2s"]),
+        rough(
+            Rough::ResetInAnswer(h2::Reason::INTERNAL_ERROR),
+            "unreachable",
+            &["it gave the call up (RST_STREAM: "],
+        ),
+        rough(Rough::ResetInAnswer(h2::Reason::CANCEL), "unreachable", &["it gave the call up"]),
+        rough(Rough::CloseInAnswer, "unreachable", &["it closed the connection"]),
+        rough(Rough::ShortAnswer, "junk", &["can't be read: "]),
+        rough(Rough::BadPrefix, "junk", &["can't be read: protocol error"]),
+        rough(Rough::GiantPrefix, "junk", &["longer than 1048576 bytes"]),
+        rough(Rough::NotProtobuf, "junk", &["failed to decode Protobuf message"]),
+        rough(Rough::NoTrailers, "unreachable", &["the answer has no end"]),
+        rough(Rough::WrongContentLength, "unreachable", &["broke before it had answered"]),
+        rough(Rough::HugeHeaders, "unreachable", &["against the rules of HTTP/2"]),
+        rough(Rough::NoMessage, "junk", &["can't be read: Missing response message"]),
+        (Mood::Huge, "junk", &["longer than 1048576 bytes"]),
+        (Mood::ResetOnce(h2::Reason::CANCEL), "unreachable", &["it gave the call up (RST_STREAM: "]),
+        (Mood::Shape(Shape::NoRoot), "no_root", &["must send its root last"]),
+        (Mood::Shape(Shape::Nothing), "junk", &["holds no certificate"]),
+        (Mood::Shape(Shape::CutOff), "junk", &["a BEGIN line without its END line"]),
+        (Mood::Shape(Shape::Many), "junk", &["holds 65 certificates"]),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn every_status_of_grpc_is_told_by_its_name() {
+    let answered =
+        |code| -> &'static str { String::leak(format!("answered {code:?}: as the test wants it")) };
+    let refused = |code| (Mood::Refuse(code), "refused", &*Vec::leak(vec![answered(code)]));
+    all_survive((1..=16).map(Code::from_i32).map(refused)).await;
+}
+
+#[tokio::test]
+async fn however_the_certificates_are_written_they_are_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let mut agent = busy_agent(folder.path(), &ca, &[]);
+    agent.process.wait_log("ready").await;
+    let served = async || {
+        on_connection(&agent.socket, async |client| {
+            let mut names = Vec::new();
+            for name in ["default", "ROOTCA"] {
+                let mut stream = Stream::open(&client, &[name]).await.unwrap();
+                names.push(certificates(&stream.next().await.unwrap()).matches("BEGIN").count());
+            }
+            names
+        })
+        .await
+    };
+    // Leaf and intermediate, and the root once, each without what stood between them.
+    assert_eq!(served().await, [2, 1]);
+    for shape in [Shape::One, Shape::TwoInTheLast, Shape::OneTwoOne, Shape::Decorated] {
+        ca.set(Mood::Shape(shape));
+        // The call that is open may have had the old mood.
+        wait_calls(&ca, 2).await;
+        agent.process.wait_next_log("certificate issued").await;
+        assert_eq!(served().await, [2, 1], "{shape:?}");
+    }
+    ca.set(Mood::Slow(1000));
+    wait_calls(&ca, 2).await;
+    agent.process.wait_next_log("certificate issued").await;
+    assert_eq!(agent.process.count("no new certificate"), 0, "{}", agent.process.log());
+}
+
+#[tokio::test]
+async fn a_ca_that_asks_for_time_gets_it() {
+    let folder = tempfile::tempdir().unwrap();
+    // Nothing to lose yet: the agent waits for as long as it is asked to.
+    let cases = [
+        (Mood::Busy { seconds: 77, pushback: "1000" }, "retry=1m 17s"),
+        (Mood::Busy { seconds: 0, pushback: "61000" }, "retry=1m 1s"),
+        (Mood::Busy { seconds: 1 << 40, pushback: "99999999999999" }, "retry=5m"),
+        (Mood::Busy { seconds: -1, pushback: "junk" }, "retry="),
+        (Mood::Busy { seconds: i64::MIN, pushback: "-1" }, "retry="),
+    ];
+    for (index, (mood, words)) in cases.into_iter().enumerate() {
+        let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+        ca.set(mood);
+        let options = ca.client(folder.path());
+        let options: Vec<_> = options.iter().map(String::as_str).collect();
+        let mut agent = Agent::start(folder.path(), &index.to_string(), &options);
+        let (_, line) = agent.process.wait_log("too many requests").await;
+        assert!(line.contains(words) && line.contains("Unavailable"), "{mood:?}: {line}");
+        if words == "retry=" {
+            // It tries again soon, as always.
+            wait_calls(&ca, 1).await;
+        }
+    }
+}
+
+/// Waits for `count` calls from here on.
+async fn wait_calls(ca: &FakeCa, count: usize) {
+    let known = ca.calls().len();
+    wait_until("calls", || ca.calls().len() >= known + count).await;
+}
+
+#[tokio::test]
+async fn calls_that_are_near_each_other_share_a_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
+    let root = folder.join("root.pem");
+    let own = std::fs::read(folder.join("fake-ca/root-cert.pem")).unwrap();
+    std::fs::write(&root, &own).unwrap();
+    let mut agent = busy_agent(folder, &ca, &["--ca-root", root.to_str().unwrap(), "--cert-signer", "blue"]);
+    wait_calls(&ca, 5).await;
+    // That there is more than one call is known at the second.
+    assert_eq!((ca.connected(), ca.open()), (2, 1));
+
+    // Another token is a matter of the call.
+    let other = token("web", "istio-ca", 7200);
+    std::fs::write(folder.join("token"), &other).unwrap();
+    let bearer = format!("Bearer {other}");
+    let has_it =
+        || ca.calls().last().is_some_and(|call| call.metadata.get("authorization").unwrap() == &bearer);
+    wait_until("the new token", has_it).await;
+    assert_eq!(ca.connected(), 2);
+
+    // Other roots are not.
+    let stranger = std::fs::read(folder.join("stranger/root-cert.pem")).unwrap();
+    std::fs::write(&root, [&own[..], &stranger].concat()).unwrap();
+    wait_until("a new connection", || ca.connected() == 3).await;
+    wait_calls(&ca, 3).await;
+    assert_eq!((ca.connected(), ca.open()), (3, 1));
+
+    // One that ended while it waited, or on which the CA took no more calls, costs nothing.
+    ca.end_connections();
+    wait_until("a new connection", || ca.connected() == 4).await;
+    ca.set(Mood::ResetOnce(h2::Reason::REFUSED_STREAM));
+    wait_until("a new connection", || ca.connected() == 5).await;
+    wait_calls(&ca, 3).await;
+    assert_eq!(agent.process.count("no new certificate"), 0, "{}", agent.process.log());
+
+    // Of a call that broke it is not known whether the CA has signed: it is a failure, and the next one has another key.
+    ca.set(Mood::ResetOnce(h2::Reason::INTERNAL_ERROR));
+    agent.process.wait_log("the CA signs again").await;
+    assert_eq!(agent.process.count("no new certificate"), 1);
+    let calls = ca.calls();
+    let csrs: std::collections::HashSet<_> = calls.iter().map(|call| &call.request.csr).collect();
+    assert_eq!(csrs.len(), calls.len(), "a request was sent twice");
+    let signer = |call: &Call| call.request.metadata.clone().unwrap().fields["CertSigner"].clone();
+    assert!(calls.iter().all(|call| signer(call).kind == Some(Kind::StringValue("blue".to_owned()))));
+
+    std::fs::write(&root, &stranger).unwrap();
+    agent.process.wait_log("not signed by").await;
+    std::fs::write(&root, &own).unwrap();
+    agent.process.wait_log_times("the CA signs again", 2).await;
+}
+
+#[tokio::test]
+async fn between_calls_that_are_far_apart_there_is_no_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start_tls(folder.path(), &spiffe("web"), Tls::Optional).await;
+    let mut options = ca.client(folder.path());
+    options.extend(["--ca-root".to_owned(), "system".to_owned()]);
+    let options: Vec<_> = options.iter().map(String::as_str).collect();
+    let root = folder.path().join("fake-ca/root-cert.pem");
+    let with_roots = |mut command: tokio::process::Command| {
+        command.env("SSL_CERT_FILE", root);
+        command
+    };
+    let mut agent = Agent::start_as(folder.path(), "web", &options, with_roots);
+    agent.process.wait_log("ready").await;
+    wait_until("the end of the connection", || ca.open() == 0).await;
+    assert_eq!(ca.connected(), 1);
+    assert!(ca.calls().iter().all(|call| call.request.metadata.is_none()));
+}
+
+#[tokio::test]
+async fn istios_port_for_plain_text_is_plain_text_and_told() {
+    let folder = tempfile::tempdir().unwrap();
+    // An address of this process's own: the port is one for everybody.
+    let [.., a, b, c] = std::process::id().to_be_bytes();
+    let listen = format!("127.{a}.{b}.{}:15010", c.clamp(2, 250));
+    let ca = FakeCa::start_at(folder.path(), &spiffe("web"), None, listen.parse().unwrap()).await;
+    let mut options = ca.client(folder.path());
+    options[1] = listen.clone();
+    let options: Vec<_> = options.iter().map(String::as_str).collect();
+    let mut agent = Agent::ready(folder.path(), "web", &options).await;
+    let (_, line) = agent.process.wait_log("in plain text").await;
+    assert!(line.contains(" WARN ") && line.contains(&format!("token goes to http://{listen}")), "{line}");
+    assert_eq!(ca.calls().len(), 1);
+}
+
+#[tokio::test]
+async fn a_ca_that_stops_without_a_word_is_noticed_within_the_call() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = Ca::start(folder.path()).await;
+    let mut options = ca.client("web");
+    let fixed = ["--cert-ttl", "300s", "--grace-ratio", "0.999", "--grace-jitter", "0", "--ca-timeout", "3s"];
+    options.extend(fixed.map(str::to_owned));
+    let options: Vec<_> = options.iter().map(String::as_str).collect();
+    let mut agent = Agent::start(folder.path(), "web", &options);
+    agent.process.wait_log_times("certificate issued", 3).await;
+    ca.process.signal(Signal::STOP);
+    let (_, line) = agent.process.wait_log("no new certificate").await;
+    assert!(line.contains("has stopped to answer, HTTP/2 pings as well"), "{line}");
+    assert_eq!(Some(&served_serial(&agent.socket).await), agent.serials().last());
+    ca.process.signal(Signal::CONT);
+    agent.process.wait_log("the CA signs again").await;
+}
+
+#[tokio::test]
+async fn where_a_ca_hangs_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    ca.set(Mood::Rough(Rough::Silent));
+    // A listener that has no room for more who wait.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let full = socket.listen(1).unwrap();
+    let (full, mut waiting) = ((full.local_addr().unwrap(), full), Vec::new());
+    while let Ok(connected) = timeout(Duration::from_millis(500), TcpStream::connect(full.0)).await {
+        waiting.push(connected.unwrap());
+    }
+    let cases = [
+        ("tcp", format!("http://{}", full.0), "nothing answers there within 4s"),
+        (
+            "tls",
+            format!("https://{}", ca.address),
+            "it takes connections, but answers no TLS handshake within 4s",
+        ),
+    ];
+    let mut agents = cases.map(|(name, address, words)| {
+        let mut options = ca.client(folder.path());
+        options[1] = address;
+        options.extend([
+            "--ca-root".to_owned(),
+            folder.path().join("fake-ca/root-cert.pem").display().to_string(),
+        ]);
+        let options: Vec<_> = options.iter().map(String::as_str).collect();
+        (Agent::start(folder.path(), name, &options), words)
+    });
+    for (agent, words) in &mut agents {
+        let (_, line) = agent.process.wait_log("no new certificate").await;
+        assert!(line.contains(*words), "{line}");
+    }
+}
