@@ -140,9 +140,6 @@ impl Answer {
         identity: Option<&SpiffeId>,
         now: SystemTime,
     ) -> Result<(KeyPair, TrustBundle), BadAnswer> {
-        if self.chain.is_empty() && self.roots.is_empty() {
-            return Err(BadAnswer::Empty);
-        }
         let bundle = TrustBundle::new(self.roots).map_err(|error| match error {
             NotATrustBundle::Empty => BadAnswer::NoRoot,
             NotATrustBundle::Certificate(error) => error.into(),

@@ -20,12 +20,6 @@ use super::tls::{self, Alert, Presenter, Watched};
 use crate::pki::pem;
 use crate::{limits, plain_file};
 
-/// How long each of the TCP and the TLS handshake may take. It is less than what a call has, so that the error can
-/// say which of them hangs.
-const PATIENCE: Duration = Duration::from_secs(4);
-/// How long a connection is silent before the kernel asks whether the other end is there, and again.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
-
 /// `[https://|http://]HOST[:PORT]`. Without a scheme it is TLS, but for Istio's plaintext port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
@@ -199,7 +193,7 @@ impl Endpoint {
         protocol: Protocol,
     ) -> Result<Connected, CaError> {
         let trusted = self.trusted()?;
-        self.connect_trusting(trusted.as_ref(), client, protocol).await
+        self.connect_trusting(trusted.as_ref(), client, protocol, Duration::MAX).await
     }
 
     /// The roots as they are now; none for a connection without TLS.
@@ -210,20 +204,18 @@ impl Endpoint {
         self.roots.load().map(Some).map_err(CaError::Roots)
     }
 
-    /// The same as `connect`, with roots that were read before.
+    /// The same as `connect`, with roots that were read before. TCP and TLS have `patience` for their handshakes: where
+    /// that is less than what the call has, the error can say which of them hangs.
     pub async fn connect_trusting(
         &self,
         trusted: Option<&Trusted>,
         client: Option<&ClientCertificate>,
         protocol: Protocol,
+        patience: Duration,
     ) -> Result<Connected, CaError> {
         let address = self.address.to_string();
         let unreachable = |source| CaError::Unreachable { address: address.clone(), source };
-        let silent = |what: &str| {
-            unreachable(io::Error::new(io::ErrorKind::TimedOut, format!("{what} within {PATIENCE:?}")))
-        };
-        let tcp = tokio::time::timeout(PATIENCE, self.connect_tcp()).await;
-        let tcp = tcp.map_err(|_| silent("nothing answers there"))?.map_err(unreachable)?;
+        let tcp = self.connect_tcp(patience).await.map_err(unreachable)?;
         let Some(Trusted { roots, place }) = trusted else {
             return Ok(Connected { io: Box::new(tcp), has_presented: false, alert: Alert::default() });
         };
@@ -244,8 +236,10 @@ impl Endpoint {
         let server_name = ServerName::try_from(name.clone())
             .map_err(|_| failed(format!("{name:?} is not a server name; set --ca-server-name")))?;
         let connector = TlsConnector::from(Arc::new(config));
-        let tls = tokio::time::timeout(PATIENCE, connector.connect(server_name, tcp)).await;
-        let tls = tls.map_err(|_| silent("it takes connections, but answers no TLS handshake"))?;
+        let tls = tokio::time::timeout(patience, connector.connect(server_name, tcp)).await;
+        let tls = tls.map_err(|_| {
+            unreachable(silent("it takes connections, but answers no TLS handshake", patience))
+        })?;
         let has_presented = presenter.is_some_and(|presenter| presenter.has_presented());
         let tls = tls.map_err(|error| match Alert::of(&error) {
             Some(alert) => tls::explain(alert, &address, client.filter(|_| has_presented)),
@@ -255,18 +249,39 @@ impl Endpoint {
         Ok(Connected { io: Box::new(io), has_presented, alert })
     }
 
-    async fn connect_tcp(&self) -> io::Result<TcpStream> {
-        let target = (self.address.host.as_str(), self.address.port);
-        let tcp = TcpStream::connect(target).await?;
+    async fn connect_tcp(&self, patience: Duration) -> io::Result<TcpStream> {
+        let addresses: Vec<_> =
+            tokio::net::lookup_host((self.address.host.as_str(), self.address.port)).await?.collect();
+        // One that does not answer must not take the time of the others.
+        let share = patience / u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
+        let mut outcome = Err(io::Error::new(io::ErrorKind::NotFound, "its name has no address"));
+        for address in addresses {
+            let connected = tokio::time::timeout(share, TcpStream::connect(address)).await;
+            outcome = connected.unwrap_or_else(|_| Err(silent("nothing answers there", share)));
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        let tcp = outcome?;
         tcp.set_nodelay(true)?;
-        // A connection that waits for its next call is looked after by the kernel, which wakes nobody for it: one
-        // whose other end has vanished is closed.
-        sockopt::set_tcp_keepidle(&tcp, KEEP_ALIVE)?;
-        sockopt::set_tcp_keepintvl(&tcp, KEEP_ALIVE)?;
-        sockopt::set_tcp_keepcnt(&tcp, 2)?;
-        sockopt::set_socket_keepalive(&tcp, true)?;
+        keep_alive(&tcp);
         Ok(tcp)
     }
+}
+
+/// Has the kernel look after a connection that waits for its next call, which wakes nobody: one whose other end has
+/// vanished is closed. Where it can't, that shows in the next call.
+fn keep_alive(tcp: &TcpStream) {
+    const SILENCE: Duration = Duration::from_secs(5);
+    const PROBES: u32 = 2;
+    let _ = sockopt::set_tcp_keepidle(tcp, SILENCE);
+    let _ = sockopt::set_tcp_keepintvl(tcp, SILENCE);
+    let _ = sockopt::set_tcp_keepcnt(tcp, PROBES);
+    let _ = sockopt::set_socket_keepalive(tcp, true);
+}
+
+fn silent(what: &str, patience: Duration) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("{what} within {patience:?}"))
 }
 
 /// What a failed handshake means for whoever has to mend it.

@@ -33,6 +33,9 @@ use crate::{limits, rpc};
 const NEAR: Duration = Duration::from_secs(30);
 /// A connection is not used for longer, however busy: the CA's name may stand for another server by now.
 const OLDEST: Duration = Duration::from_secs(300);
+/// How often a server that says nothing is asked within a call whether it is there. gRPC servers in Go end a connection
+/// at the fourth time.
+const PINGS: u32 = 3;
 
 /// The header, or trailer, with a call's outcome.
 const GRPC_STATUS: &str = "grpc-status";
@@ -43,8 +46,8 @@ pub struct Connections {
     waiting: Arc<Mutex<Option<Waiting>>>,
     /// When a call succeeded last.
     succeeded: Mutex<Option<Instant>>,
-    /// How long a server may be silent before it is asked whether it is there.
-    patience: Duration,
+    /// How long a call may take.
+    timeout: Duration,
 }
 
 #[derive(Debug)]
@@ -72,10 +75,7 @@ pub struct Channel {
 impl Connections {
     /// For calls that take `timeout` at most.
     pub fn new(timeout: Duration) -> Self {
-        /// gRPC servers in Go end a connection at the fourth ping within a call: three have room.
-        const PINGS: u32 = 3;
-        let patience = (timeout / PINGS).max(Duration::from_secs(1));
-        Self { waiting: Arc::default(), succeeded: Mutex::default(), patience }
+        Self { waiting: Arc::default(), succeeded: Mutex::default(), timeout }
     }
 
     /// The connection that waits, if it is still as a new one would be; else a new one.
@@ -95,9 +95,13 @@ impl Connections {
         {
             return Ok(Channel { is_reused: true, ..channel });
         }
-        let connected = endpoint.connect_trusting(trusted.as_ref(), client, Protocol::Http2).await?;
+        // Within the call's time, so that it is told what hangs.
+        let patience = self.timeout * 4 / 5;
+        let connected =
+            endpoint.connect_trusting(trusted.as_ref(), client, Protocol::Http2, patience).await?;
         let Connected { io, has_presented, alert } = connected;
-        let kept = rpc::Kept::open(io, self.patience).await.map_err(|error| {
+        let patience = (self.timeout / PINGS).max(Duration::from_secs(1));
+        let kept = rpc::Kept::open(io, patience).await.map_err(|error| {
             let address = endpoint.address.to_string();
             let presented = client.filter(|_| has_presented);
             let broken = || CaError::Unreachable {
@@ -127,8 +131,9 @@ impl Connections {
             return;
         }
         let place = Arc::downgrade(&self.waiting);
+        let is_over = tokio::time::sleep(NEAR);
         let closer = tokio::spawn(async move {
-            tokio::time::sleep(NEAR).await;
+            is_over.await;
             let place = place.upgrade();
             drop(place.and_then(|place| place.lock().ok()?.take()));
         });
@@ -198,7 +203,7 @@ fn cause(status: &Status) -> Option<&hyper::Error> {
 /// What a broken connection means, for people.
 fn words(error: &hyper::Error) -> String {
     if error.is_timeout() {
-        return "it has stopped to answer, HTTP/2 pings as well".to_owned();
+        return "it has stopped answering, HTTP/2 pings too".to_owned();
     }
     let Some(said) = error.source().and_then(|source| source.downcast_ref::<h2::Error>()) else {
         return with_causes(error);

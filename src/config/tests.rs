@@ -323,6 +323,22 @@ fn headers_come_from_flags_and_variables() {
     assert_eq!(headers, [("x_tenant", "typed"), ("other", "b")]);
 }
 
+#[test]
+fn a_signer_is_for_istios_ca_whatever_istio_sets_for_the_others() {
+    let signer = |line: &str, environment: &[_]| match config(line, environment).unwrap().provider {
+        Provider::Citadel { cert_signer, .. } => cert_signer,
+        _ => None,
+    };
+    let istio = [("ISTIO_META_CERT_SIGNER", "blue")];
+    assert_eq!(signer("--ca-address ca:1", &[]), None);
+    assert_eq!(signer("--ca-address ca:1", &istio).as_deref(), Some("blue"));
+    assert_eq!(signer("--ca-address ca:1 --cert-signer red", &istio).as_deref(), Some("red"));
+    let files = [("FILE_MOUNTED_CERTS", "true"), istio[0]];
+    assert_eq!([signer("", &files), signer("--ca embedded", &istio)], [None, None]);
+    let mistakes = config("--ca embedded --cert-signer red", &[]).unwrap_err().to_string();
+    assert!(mistakes.contains("--cert-signer is for --ca citadel alone"), "{mistakes}");
+}
+
 /// The `--cert-dir`, if it is one of the places where mounted files are looked for.
 fn cert_dir(files: &files::Settings) -> Option<PathBuf> {
     let homes = files.mounted.iter().filter_map(Place::home);
