@@ -232,21 +232,23 @@ fn certificate_authority(provider: Provider, clock: &Clock) -> anyhow::Result<Me
             Member::new(&name, Cfssl { endpoint, profile, label, auth_key, bundle, headers })
         }
         Provider::Exec { sign, roots } => Member::new(&name, Exec::new(sign, roots)),
-        Provider::Citadel { endpoint, token, client_cert, cluster_id, headers, cert_signer, timeout } => Member::new(
-            &name,
-            Citadel {
-                endpoint,
-                token,
-                client_cert,
-                repeats: Mutex::default(),
-                refused: Mutex::default(),
-                cluster_id,
-                headers,
-                cert_signer,
-                connections: Connections::new(timeout),
-                clock: clock.clone(),
-            },
-        ),
+        Provider::Citadel { endpoint, token, client_cert, cluster_id, headers, cert_signer, timeout } => {
+            Member::new(
+                &name,
+                Citadel {
+                    endpoint,
+                    token,
+                    client_cert,
+                    repeats: Mutex::default(),
+                    refused: Mutex::default(),
+                    cluster_id,
+                    headers,
+                    cert_signer,
+                    connections: Connections::new(timeout),
+                    clock: clock.clone(),
+                },
+            )
+        }
         Provider::Vault { endpoint, settings, headers } => {
             Member::new(&name, Vault::new(endpoint, settings, &headers, clock.clone()))
         }

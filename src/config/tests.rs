@@ -325,8 +325,9 @@ fn headers_come_from_flags_and_variables() {
 
 #[test]
 fn a_signer_is_for_istios_ca_whatever_istio_sets_for_the_others() {
-    let signer = |line: &str, environment: &[_]| match config(line, environment).unwrap().provider {
-        Provider::Citadel { cert_signer, .. } => cert_signer,
+    let signer = |line: &str, environment: &[_]| match config(line, environment).unwrap().providers.as_slice()
+    {
+        [Provider::Citadel { cert_signer, .. }] => cert_signer.clone(),
         _ => None,
     };
     let istio = [("ISTIO_META_CERT_SIGNER", "blue")];

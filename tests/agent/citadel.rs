@@ -146,7 +146,7 @@ async fn however_the_certificates_are_written_they_are_taken() {
         agent.process.wait_next_log("certificate issued").await;
         assert_eq!(served().await, [2, 1], "{shape:?}");
     }
-    ca.set(Mood::Slow(1000));
+    ca.set(Mood::Slow(Duration::from_secs(1)));
     wait_calls(&ca, 2).await;
     agent.process.wait_next_log("certificate issued").await;
     assert_eq!(agent.process.count("no new certificate"), 0, "{}", agent.process.log());

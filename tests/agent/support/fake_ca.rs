@@ -59,8 +59,6 @@ pub enum Mood {
         seconds: i64,
         pushback: &'static str,
     },
-    /// Answers after so many milliseconds.
-    Slow(u64),
     /// A good certificate, in another shape.
     Shape(Shape),
     /// More than anybody needs.
@@ -377,17 +375,14 @@ impl IstioCertificateService for Service {
         let asked = CertificateSigningRequestDer::from_pem_slice(request.csr.as_bytes()).unwrap();
         let leaf = match mood {
             Mood::Hang => std::future::pending().await,
-<<<<<<< HEAD
             Mood::Refuse(code) => {
                 answered();
                 return Err(Status::new(code, "as the test wants it"));
-=======
-            Mood::Refuse(code) => return Err(Status::new(code, "as the test wants it")),
+            }
             Mood::Busy { seconds, pushback } => return Err(busy(seconds, pushback)),
             Mood::Huge => {
                 let cert_chain = vec!["x".repeat(2 << 20)];
                 return Ok(Response::new(IstioCertificateResponse { cert_chain }));
->>>>>>> 4c16d7e (What is not a whole answer in gRPC is told as what it is; a CA may say when to come back)
             }
             Mood::Junk => {
                 return Ok(Response::new(IstioCertificateResponse { cert_chain: vec!["<html>".to_owned()] }));
@@ -401,37 +396,26 @@ impl IstioCertificateService for Service {
                 ca.issue(&asked, &"spiffe://cluster.local/ns/x/sa/thief".parse().unwrap(), ttl)
             }
             Mood::Unchained => stranger.issue(&asked, identity, ttl),
-<<<<<<< HEAD
-            Mood::Good => signer.issue(&asked, identity, ttl),
             Mood::Slow(time) => {
                 tokio::time::sleep(time).await;
                 signer.issue(&asked, identity, ttl)
-=======
-            Mood::Slow(millis) => {
-                tokio::time::sleep(Duration::from_millis(millis)).await;
-                ca.issue(&asked, identity, ttl)
             }
             // A rough one comes too late for a connection that is open already.
             Mood::Good | Mood::Shape(_) | Mood::ResetOnce(_) | Mood::Rough(_) => {
-                ca.issue(&asked, identity, ttl)
->>>>>>> 4c16d7e (What is not a whole answer in gRPC is told as what it is; a CA may say when to come back)
+                signer.issue(&asked, identity, ttl)
             }
         };
         let text = |certificates: &[&CertificateDer<'static>]| {
             String::from_utf8(pem::of_certificates(certificates.iter().copied())).unwrap()
         };
-<<<<<<< HEAD
         // As an istiod whose `root-cert.pem` holds several.
         let roots: Vec<_> = named.iter().map(|ca| ca.chain()[1]).collect();
-        let cert_chain = vec![text(&[&leaf.unwrap()]), text(&[signer.chain()[0]]), text(&roots)];
-        answered();
-=======
-        let [leaf, intermediate, root] = [&leaf.unwrap(), intermediate, root].map(text);
+        let [leaf, intermediate, roots] = [&[&leaf.unwrap()][..], &[signer.chain()[0]], &roots].map(text);
         let cert_chain = match mood {
-            Mood::Shape(shape) => shape.write(&leaf, &intermediate, &root),
-            _ => vec![leaf, intermediate, root],
+            Mood::Shape(shape) => shape.write(&leaf, &intermediate, &roots),
+            _ => vec![leaf, intermediate, roots],
         };
->>>>>>> 4c16d7e (What is not a whole answer in gRPC is told as what it is; a CA may say when to come back)
+        answered();
         Ok(Response::new(IstioCertificateResponse { cert_chain }))
     }
 }
