@@ -159,7 +159,7 @@ async fn what_is_wrong_with_the_way_to_the_ca_is_said_with_the_way_out() {
         (&["--ca-root", &other_root], &["not signed by", &other_root, "--ca-root"]),
         (&["--ca-server-name", "elsewhere"], &["not for the name elsewhere", "--ca-server-name"]),
         (&["--ca-root", "/nowhere.pem"], &["/nowhere.pem", "--ca-root"]),
-        (&["--ca-address", &silent, "--ca-timeout", "500ms"], &["no answer within 500ms"]),
+        (&["--ca-address", &silent, "--ca-timeout", "500ms"], &["answers no TLS handshake within 400ms"]),
         (&["--ca-address", &plain], &[&plain]),
     ];
     for (index, (changes, words)) in cases.into_iter().enumerate() {
