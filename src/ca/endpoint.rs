@@ -243,7 +243,11 @@ impl Endpoint {
         let has_presented = presenter.is_some_and(|presenter| presenter.has_presented());
         let tls = tls.map_err(|error| match Alert::of(&error) {
             Some(alert) => tls::explain(alert, &address, client.filter(|_| has_presented)),
-            None => failed(explain(&error, place, &name)),
+            None => match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+                Some(error) => failed(explain(error, place, &name)),
+                // A load balancer without anybody behind it does so: it may pass by itself.
+                None => CaError::Broken { address: address.clone(), source: with_tls_hint(&error) },
+            },
         })?;
         let (io, alert) = Watched::new(tls);
         Ok(Connected { io: Box::new(io), has_presented, alert })
@@ -285,23 +289,37 @@ fn silent(what: &str, patience: Duration) -> io::Error {
 }
 
 /// What a failed handshake means for whoever has to mend it.
-fn explain(error: &io::Error, roots: &str, name: &str) -> String {
+fn explain(error: &rustls::Error, roots: &str, name: &str) -> String {
     use rustls::{CertificateError, Error};
-    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
-    match inner {
+    match error {
         // A bad signature: a root of the same name, but another key.
-        Some(Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
+        Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
             format!("its certificate is not signed by {roots}; set --ca-root to the root of this CA")
         }
-        Some(Error::InvalidCertificate(
+        Error::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-        )) => format!("its certificate is not for the name {name}; set --ca-server-name to the name it has"),
+        ) => format!("its certificate is not for the name {name}; set --ca-server-name to the name it has"),
         // A server that answers a handshake in plain text.
-        Some(Error::InvalidMessage(_)) | None => {
-            format!("{error}; is this a TLS port? Plaintext needs http:// in --ca-address")
-        }
-        Some(other) => other.to_string(),
+        Error::InvalidMessage(_) => format!("{error}; {TLS_HINT}"),
+        other => other.to_string(),
     }
+}
+
+const TLS_HINT: &str = "is this a TLS port? Plaintext needs http:// in --ca-address";
+
+/// The end of a connection in its handshake. A server without TLS may end it so, too.
+fn with_tls_hint(error: &io::Error) -> io::Error {
+    let words = if is_end(error) { "the server ended it".to_owned() } else { error.to_string() };
+    io::Error::new(error.kind(), format!("{words} in the TLS handshake; {TLS_HINT}"))
+}
+
+/// Whether the other side ended the connection. Which of these it looks like is a matter of chance.
+pub(super) fn is_end(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(
+        error.kind(),
+        Kind::UnexpectedEof | Kind::ConnectionReset | Kind::ConnectionAborted | Kind::BrokenPipe
+    )
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use tonic::metadata::MetadataMap;
 use zeroize::Zeroizing;
 
 use super::citadel::Header;
-use super::endpoint::{Connected, Endpoint, Protocol};
+use super::endpoint::{self, Connected, Endpoint, Protocol};
 use super::{BadAnswer, CaError};
 use crate::limits;
 
@@ -45,7 +45,7 @@ pub struct Reply {
 pub async fn call(endpoint: &Endpoint, call: Call<'_>) -> Result<Reply, CaError> {
     let address = endpoint.address.to_string();
     let Connected { io, alert, .. } = endpoint.connect(None, Protocol::Http1).await?;
-    let broken = |error: &dyn Error| {
+    let broken = |error: &(dyn Error + 'static)| {
         let source = std::io::Error::other(with_causes(error));
         alert.explain(&address, None).unwrap_or(CaError::Broken { address: address.clone(), source })
     };
@@ -106,16 +106,17 @@ impl Reply {
 }
 
 /// `error` with what is behind it: hyper says no more than "connection error".
-pub(super) fn with_causes(error: &dyn Error) -> String {
-    let (mut text, mut cause) = (error.to_string(), error.source());
-    while let Some(error) = cause {
-        // rustls explains this one at length, with a link.
-        let is_closed = error.to_string().contains("close_notify");
-        let words = if is_closed { "the server closed it".to_owned() } else { error.to_string() };
-        text = format!("{text}: {words}");
-        cause = error.source();
+pub(super) fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let causes = || std::iter::successors(Some(error), |&error| error.source());
+    // The same end looks different each time, and must not be told as news each time.
+    let is_end = |error: &(dyn Error + 'static)| {
+        error.downcast_ref().is_some_and(hyper::Error::is_incomplete_message)
+            || error.downcast_ref().is_some_and(endpoint::is_end)
+    };
+    if causes().any(is_end) {
+        return "the server ended it".to_owned();
     }
-    text
+    causes().map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// The configured headers, as a call takes them.
