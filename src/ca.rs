@@ -72,17 +72,22 @@ pub struct SigningRequest {
 pub enum CaError {
     #[error("connecting to the CA at {address} failed: {source}; is it running, and is --ca-address right?")]
     Unreachable { address: String, source: std::io::Error },
-    #[error("the connection to the CA at {address} broke before it had answered: {source}")]
+    #[error(
+        "the connection to the CA at {address} broke before it had answered: {source}; its log may tell why, or that of \
+         what stands before it"
+    )]
     Broken { address: String, source: std::io::Error },
     #[error("the TLS handshake with the CA at {address} failed: {reason}")]
     Tls { address: String, reason: String },
     #[error("the CA's roots can't be read: {0}")]
     Roots(String),
-    #[error("the CA gave no answer within {0:?}")]
+    #[error(
+        "the CA gave no answer within {0:?}: it is overloaded, or what is sent gets lost; --ca-timeout gives it longer"
+    )]
     Timeout(Duration),
     #[error("{0}")]
     Pending(String),
-    #[error("the CA at {address} rejects the request: {reason}")]
+    #[error("the CA at {address} rejects the request: {reason}; the next try makes a new one")]
     Rejected { address: String, reason: String },
     #[error("the CA at {address} answered {code:?}: {message}")]
     Refused { address: String, code: tonic::Code, message: String, retry_after: Option<Duration> },

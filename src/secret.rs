@@ -246,7 +246,7 @@ impl TrustBundle {
         let unchained = |error: webpki::Error| Unchained {
             issuer: pair.leaf.issuer.clone(),
             roots: self.subjects(),
-            reason: error.to_string(),
+            reason: in_words(&error),
         };
         let anchors = self
             .roots()
@@ -281,6 +281,18 @@ pub struct Unchained {
     issuer: String,
     roots: String,
     reason: String,
+}
+
+/// What the usual outcomes of a check mean; webpki has names for them.
+fn in_words(error: &webpki::Error) -> String {
+    match error {
+        webpki::Error::UnknownIssuer => "no way leads from one to the other".to_owned(),
+        webpki::Error::InvalidSignatureForPublicKey => {
+            "there is a CA of the issuer's name, but with another key".to_owned()
+        }
+        webpki::Error::CertExpired { .. } => "a CA certificate between them has expired".to_owned(),
+        other => other.to_string(),
+    }
 }
 
 impl fmt::Debug for TrustBundle {

@@ -34,7 +34,10 @@ pub enum BadAnswer {
     NoRoot,
     #[error("the answer names no root above {issuer}, so nobody could check the certificate: {way_out}")]
     NoRootAbove { issuer: String, way_out: &'static str },
-    #[error("the certificate is for another key than the one in the request (it names {names})")]
+    #[error(
+        "the certificate is for another key than the one in the request (it names {names}): the CA, or a cache before \
+         it, gave the answer to another request"
+    )]
     ForeignKey { names: String },
     #[error(
         "the certificate names {got}, not {asked}: either the CA knows this workload by another name \

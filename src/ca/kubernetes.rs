@@ -164,6 +164,18 @@ impl CertificateAuthority for Kubernetes {
         }
     }
 
+    fn remedy(&self, answer: &BadAnswer) -> Option<&'static str> {
+        match (answer, &self.roots) {
+            (BadAnswer::Unchained(_), SignerRoots::File(_)) => {
+                Some("the roots are those in the file of --kubernetes-root: are they this signer's?")
+            }
+            (BadAnswer::Unchained(_), SignerRoots::Cluster) => {
+                Some("the roots are those in the signer's ClusterTrustBundles: does it sign with them?")
+            }
+            _ => None,
+        }
+    }
+
     fn pending(&self) -> Option<Pending> {
         let open = self.lock().open.clone()?;
         let (name, SignerName(signer), address) = (&open.name, &self.signer, self.address());

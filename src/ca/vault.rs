@@ -172,6 +172,18 @@ impl CertificateAuthority for Vault {
         };
         self.answer(signed?)
     }
+
+    fn remedy(&self, answer: &BadAnswer) -> Option<&'static str> {
+        match (answer, &self.roots) {
+            (BadAnswer::Unchained(_), Some(_)) => {
+                Some("the roots are those in the file of --vault-root: are they above Vault's issuer?")
+            }
+            (BadAnswer::Unchained(_), None) => {
+                Some("the roots are those in the ca_chain of Vault's issuer, which may be set by hand")
+            }
+            _ => None,
+        }
+    }
 }
 
 /// A Vault, and what goes with each call to it.
