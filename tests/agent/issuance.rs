@@ -9,7 +9,7 @@ use tonic::Code;
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::{silent_server, spiffe, token};
 use crate::support::process::{Agent, Ca};
-use crate::support::sds::{Stream, certificates, on_connection, request, secrets};
+use crate::support::sds::{Stream, on_connection, request, secrets};
 
 fn strs(all: &[String]) -> Vec<&str> {
     all.iter().map(String::as_str).collect()
@@ -50,53 +50,6 @@ async fn a_hundred_streams_cost_one_call_for_each_renewal() {
     let token = std::fs::read_to_string(folder.path().join("token")).unwrap();
     assert_eq!(header("authorization"), format!("Bearer {token}"));
     assert_eq!((header("clusterid"), header("x-tenant")), ("Kubernetes", "blue"));
-}
-
-#[tokio::test]
-async fn whatever_a_ca_answers_the_good_certificate_stays_and_a_good_answer_recovers() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
-    let mut options = ca.client(folder.path());
-    // Renewal is due almost at once, long before the end.
-    options.extend(["--cert-ttl", "120s", "--grace-ratio", "0.99", "--ca-timeout", "1s"].map(str::to_owned));
-    let mut agent = Agent::ready(folder.path(), "web", &strs(&options)).await;
-
-    let lies = [
-        (Mood::Hang, "gave no answer within 1s", "timeout"),
-        (Mood::Junk, "no PEM certificate", "junk"),
-        (Mood::ForeignKey, "for another key", "foreign_key"),
-        (Mood::Expired, "expired at", "expired"),
-        (Mood::OtherIdentity, "names spiffe://cluster.local/ns/x/sa/thief, not", "wrong_identity"),
-        (Mood::Unchained, "does not chain to a root", "unchained"),
-        (Mood::Refuse(Code::PermissionDenied), "PermissionDenied", "refused"),
-        (Mood::Refuse(Code::Unauthenticated), "audience [istio-ca], valid until", "refused"),
-    ];
-    for (mood, words, label) in lies {
-        let metric = format!("attache_ca_requests_total{{provider=\"citadel\",outcome=\"{label}\"}}");
-        let before = agent.metric(&metric).await;
-        ca.set(mood);
-        let (_, line) = agent.process.wait_next_log("no new certificate").await;
-        assert!(line.contains("WARN") && line.contains(words), "{mood:?}: {line}");
-        assert!(agent.metric(&metric).await > before, "{mood:?}");
-        let good = agent.serials().last().unwrap().clone();
-        // A stream that opens now gets the good one, at once.
-        let served = on_connection(&agent.socket, async |client| {
-            let mut stream = Stream::open(&client, &["default"]).await.unwrap();
-            serial(&certificates(&stream.next().await.unwrap()))
-        });
-        assert_eq!(served.await, good, "{mood:?}");
-        assert_eq!(agent.status("/readyz").await.0, 200, "{mood:?}");
-
-        ca.set(Mood::Good);
-        agent.process.wait_next_log("the CA signs again").await;
-        assert_ne!(agent.serials().last().unwrap(), &good, "{mood:?}");
-        assert_eq!(agent.metric("attache_secret_failing{name=\"default\"}").await, 0.0, "{mood:?}");
-    }
-}
-
-fn serial(pem: &str) -> String {
-    let ders = attache::pki::pem::certificates(pem.as_bytes()).unwrap();
-    attache::pki::certificate::Certificate::parse(&ders[0]).unwrap().serial
 }
 
 #[tokio::test]

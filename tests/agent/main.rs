@@ -18,6 +18,7 @@ mod ca_cfssl;
 mod ca_exec;
 mod citadel;
 mod client_cert;
+mod conformance;
 mod crl;
 mod envoy_sds;
 mod failover;

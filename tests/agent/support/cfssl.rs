@@ -125,7 +125,8 @@ async fn serve(io: TcpStream, state: Arc<State>) {
     let mut headers: Vec<_> = headers.iter().map(|line| line.split_once(": ").unwrap()).collect();
     headers.sort_unstable();
     let header = |name: &str| headers.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
-    assert_eq!(header("host").unwrap(), io.get_ref().local_addr().unwrap().to_string());
+    // The port may be a proxy's.
+    assert!(header("host").unwrap().starts_with("127.0.0.1:"), "{headers:?}");
     assert_eq!(
         (header("accept"), header("content-type")),
         (Some("application/json"), Some("application/json"))

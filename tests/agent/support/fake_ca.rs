@@ -48,6 +48,8 @@ pub enum Mood {
     ForeignKey,
     /// One that ended an hour ago.
     Expired,
+    /// One that begins in an hour.
+    NotYetValid,
     /// One of somebody else.
     OtherIdentity,
     /// One that its own root did not sign.
@@ -150,6 +152,8 @@ struct State {
     ca: Arc<DevelopmentCa>,
     /// The same CA an hour and more ago.
     past: DevelopmentCa,
+    /// The same CA in an hour.
+    future: DevelopmentCa,
     stranger: DevelopmentCa,
     identity: SpiffeId,
 }
@@ -180,8 +184,9 @@ impl FakeCa {
         let listener = TcpListener::bind(listen).await.unwrap();
         let address = listener.local_addr().unwrap();
         let open = |name: &str, clock| DevelopmentCa::open(&folder.join(name), clock).unwrap();
-        #[expect(clippy::disallowed_methods, reason = "an hour before the agent's own clock")]
-        let past = SystemTime::now() - Duration::from_secs(2 * 3600);
+        #[expect(clippy::disallowed_methods, reason = "hours from the agent's own clock")]
+        let now = SystemTime::now();
+        let hour = Duration::from_secs(3600);
         let ca = Arc::new(open("fake-ca", Clock::system()));
         let state = State {
             mood: Mutex::new(Mood::Good),
@@ -191,7 +196,8 @@ impl FakeCa {
             calls: Mutex::default(),
             office: Mutex::new(Office { signer: Arc::clone(&ca), named: vec![Arc::clone(&ca)] }),
             ca,
-            past: open("fake-ca", Clock::starting_at(past)),
+            past: open("fake-ca", Clock::starting_at(now - 2 * hour)),
+            future: open("fake-ca", Clock::starting_at(now + hour)),
             stranger: open("stranger", Clock::system()),
             identity: identity.parse().unwrap(),
         };
@@ -355,7 +361,7 @@ impl IstioCertificateService for Service {
         &self,
         request: Request<IstioCertificateRequest>,
     ) -> Result<Response<IstioCertificateResponse>, Status> {
-        let State { ca, past, stranger, identity, .. } = &*self.state;
+        let State { ca, past, future, stranger, identity, .. } = &*self.state;
         let (metadata, _, request) = request.into_parts();
         let call = Call {
             metadata,
@@ -392,6 +398,7 @@ impl IstioCertificateService for Service {
                 ca.issue(&csr::request(&key, None).unwrap(), identity, ttl)
             }
             Mood::Expired => past.issue(&asked, identity, ttl),
+            Mood::NotYetValid => future.issue(&asked, identity, ttl),
             Mood::OtherIdentity => {
                 ca.issue(&asked, &"spiffe://cluster.local/ns/x/sa/thief".parse().unwrap(), ttl)
             }

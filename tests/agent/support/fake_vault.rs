@@ -8,8 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use attache::ca::embedded::DevelopmentCa;
 use attache::clock::Clock;
-use attache::pki::key::{KeyType, SigningKey};
-use attache::pki::{certificate, csr, pem};
+use attache::pki::{certificate, pem};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 use serde_json::{Value, json};
@@ -19,6 +18,8 @@ use tokio_rustls::TlsAcceptor;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::FromDer as _;
+
+use super::issuer::{Issuer, Lie};
 
 /// What the next calls of one kind come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,11 +41,8 @@ pub enum Mood {
     OtherJson,
     /// Text instead of certificates.
     Junk,
-    ForeignKey,
-    Expired,
-    OtherIdentity,
-    /// Its chain ends at a root that did not sign it.
-    Unchained,
+    /// Something about the certificate is wrong.
+    Lie(Lie),
     Refuse(u16, &'static str),
 }
 
@@ -83,10 +81,7 @@ struct State {
     /// The tokens that are good.
     tokens: Mutex<Vec<String>>,
     jwt: String,
-    ca: DevelopmentCa,
-    /// The same CA some hours ago.
-    past: DevelopmentCa,
-    stranger: DevelopmentCa,
+    issuer: Issuer,
 }
 
 struct Request {
@@ -105,9 +100,7 @@ impl FakeVault {
     pub async fn start_at(folder: &Path, address: SocketAddr, has_tls: bool) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let open = |name: &str, clock| DevelopmentCa::open(&folder.join(name), clock).unwrap();
-        #[expect(clippy::disallowed_methods, reason = "before the agent's own clock")]
-        let past = SystemTime::now() - Duration::from_secs(4 * 3600);
+        let files = folder.join("fake-vault");
         let rules = Rules {
             sign: Mood::Good,
             login: Mood::Good,
@@ -129,11 +122,9 @@ impl FakeVault {
             violations: Mutex::default(),
             tokens: Mutex::default(),
             jwt: jwt.clone(),
-            ca: open("fake-vault", Clock::system()),
-            past: open("fake-vault", Clock::starting_at(past)),
-            stranger: open("stranger", Clock::system()),
+            issuer: Issuer::of(folder, &files),
         });
-        let acceptor = has_tls.then(|| acceptor(&state.ca));
+        let acceptor = has_tls.then(|| acceptor(&DevelopmentCa::open(&files, Clock::system()).unwrap()));
         tokio::spawn({
             let state = Arc::clone(&state);
             async move {
@@ -382,22 +373,10 @@ impl State {
         if uris(&asked) != [name] {
             return Err(format!("the CSR asks for {:?}, the call for {name}", uris(&asked)));
         }
-        let identity = name.parse().map_err(|_| format!("uri_sans {name}"))?;
         let ttl = Duration::from_secs(rules.ttl.trim_end_matches('s').parse().unwrap());
-        let leaf = match rules.sign {
-            Mood::ForeignKey => {
-                let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-                self.ca.issue(&csr::request(&key, None).unwrap(), &identity, ttl)
-            }
-            Mood::Expired => self.past.issue(&asked, &identity, ttl),
-            Mood::OtherIdentity => {
-                self.ca.issue(&asked, &"spiffe://cluster.local/ns/x/sa/thief".parse().unwrap(), ttl)
-            }
-            _ => self.ca.issue(&asked, &identity, ttl),
-        };
-        let leaf = leaf.unwrap();
-        let [intermediate, root] = self.ca.chain();
-        let root = if rules.sign == Mood::Unchained { self.stranger.chain()[1] } else { root };
+        let lie = if let Mood::Lie(lie) = rules.sign { lie } else { Lie::None };
+        let leaf = self.issuer.issue(&csr, ttl, lie);
+        let [intermediate, root] = self.issuer.chain(lie);
         // Vault ends no PEM text with a line's end.
         let text = |der: &CertificateDer<'static>| {
             String::from_utf8(pem::of_certificates([der])).unwrap().trim_end().to_owned()

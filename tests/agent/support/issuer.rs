@@ -22,18 +22,25 @@ pub enum Lie {
     ForeignKey,
     /// It ended an hour ago.
     Expired,
+    /// It begins in an hour.
+    NotYetValid,
     /// It is somebody else's.
     OtherIdentity,
     /// The roots are another CA's.
     Unchained,
 }
 
-/// Each lie, what the agent says of it, and its word in the metrics.
-pub const LIES: [(Lie, &str, &str); 4] = [
-    (Lie::ForeignKey, "for another key", "foreign_key"),
-    (Lie::Expired, "expired at", "expired"),
-    (Lie::OtherIdentity, "names spiffe://cluster.local/ns/x/sa/thief, not", "wrong_identity"),
-    (Lie::Unchained, "does not chain to a root", "unchained"),
+/// Each lie, what the agent says of it and of the way out, and its word in the metrics.
+pub const LIES: [(Lie, [&str; 2], &str); 5] = [
+    (Lie::ForeignKey, ["for another key", "gave the answer to another request"], "foreign_key"),
+    (Lie::Expired, ["expired at", "this machine's clock is wrong"], "expired"),
+    (Lie::NotYetValid, ["valid only from", "this machine's clock is wrong"], "not_yet_valid"),
+    (
+        Lie::OtherIdentity,
+        ["names spiffe://cluster.local/ns/x/sa/thief, not", "pass it with --spiffe-id"],
+        "wrong_identity",
+    ),
+    (Lie::Unchained, ["does not chain to a root", "of the issuer's name, but with another key"], "unchained"),
 ];
 
 /// Files of a CA whose root signs, without an intermediate, in a new folder of `folder`: those of a development CA.
@@ -58,6 +65,8 @@ pub struct Issuer {
     ca: DevelopmentCa,
     /// The same CA an hour and more ago.
     past: DevelopmentCa,
+    /// The same CA in an hour.
+    future: DevelopmentCa,
     stranger: DevelopmentCa,
 }
 
@@ -70,11 +79,13 @@ impl Issuer {
     /// A CA with its files in `ca`, and a stranger's in `folder`.
     pub fn of(folder: &Path, ca: &Path) -> Self {
         let open = |folder: &Path, clock| DevelopmentCa::open(folder, clock).unwrap();
-        #[expect(clippy::disallowed_methods, reason = "an hour before the agent's own clock")]
-        let past = SystemTime::now() - Duration::from_secs(2 * 3600);
+        #[expect(clippy::disallowed_methods, reason = "hours from the agent's own clock")]
+        let now = SystemTime::now();
+        let hour = Duration::from_secs(3600);
         Self {
             ca: open(ca, Clock::system()),
-            past: open(ca, Clock::starting_at(past)),
+            past: open(ca, Clock::starting_at(now - 2 * hour)),
+            future: open(ca, Clock::starting_at(now + hour)),
             stranger: open(&folder.join("stranger"), Clock::system()),
         }
     }
@@ -93,6 +104,7 @@ impl Issuer {
                 self.ca.issue(&csr::request(&key, None).unwrap(), &identity, ttl)
             }
             Lie::Expired => self.past.issue(&asked, &identity, ttl),
+            Lie::NotYetValid => self.future.issue(&asked, &identity, ttl),
             Lie::OtherIdentity => {
                 self.ca.issue(&asked, &"spiffe://cluster.local/ns/x/sa/thief".parse().unwrap(), ttl)
             }

@@ -5,16 +5,15 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use attache::ca::embedded::DevelopmentCa;
 use attache::clock::Clock;
-use attache::pki::key::{KeyType, SigningKey};
-use attache::pki::{csr, pem};
+use attache::pki::pem;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use rustls::pki_types::CertificateSigningRequestDer;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -22,6 +21,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
+use super::issuer::{Issuer, Lie};
 use super::process::PATIENCE;
 
 pub const SIGNER: &str = "example.com/spiffe";
@@ -38,14 +38,8 @@ pub enum Mood {
     Unsigned,
     Denied,
     Failed,
-    /// A certificate for another key.
-    ForeignKey,
-    /// One that ended an hour ago.
-    Expired,
-    /// One of somebody else.
-    OtherIdentity,
-    /// One that another root signed.
-    Unchained,
+    /// Something about the certificate is wrong.
+    Lie(Lie),
     /// `status.certificate` that is no PEM.
     JunkCertificate,
     /// This answer to all.
@@ -85,9 +79,7 @@ struct State {
     objects: Mutex<BTreeMap<String, Value>>,
     wrong: Mutex<Vec<String>>,
     token: PathBuf,
-    ca: DevelopmentCa,
-    past: DevelopmentCa,
-    stranger: DevelopmentCa,
+    issuer: Issuer,
 }
 
 impl Drop for KubeApi {
@@ -103,9 +95,6 @@ impl KubeApi {
     pub async fn start(folder: &Path) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let open = |name: &str, clock| DevelopmentCa::open(&folder.join(name), clock).unwrap();
-        #[expect(clippy::disallowed_methods, reason = "before the agent's own clock")]
-        let past = SystemTime::now() - Duration::from_secs(2 * 3600);
         let token = folder.join("token");
         if !token.exists() {
             std::fs::write(&token, super::files::token("web", "https://kubernetes.default.svc", 3600))
@@ -118,11 +107,9 @@ impl KubeApi {
             objects: Mutex::default(),
             wrong: Mutex::default(),
             token,
-            ca: open("signer", Clock::system()),
-            past: open("signer", Clock::starting_at(past)),
-            stranger: open("stranger", Clock::system()),
+            issuer: Issuer::of(folder, &folder.join("signer")),
         });
-        let acceptor = acceptor(&open("cluster", Clock::system()));
+        let acceptor = acceptor(&DevelopmentCa::open(&folder.join("cluster"), Clock::system()).unwrap());
         let task = tokio::spawn(accept(listener, acceptor.clone(), Arc::clone(&state)));
         Self { address, folder: folder.to_owned(), state, acceptor, task }
     }
@@ -329,17 +316,15 @@ impl State {
             ("GET", None)
                 if call.path == format!("{BUNDLES}?fieldSelector=spec.signerName%3Dexample.com%2Fspiffe") =>
             {
-                let text = |ca: &DevelopmentCa| {
-                    let [_, root] = ca.chain();
-                    String::from_utf8(pem::of_certificates([root])).unwrap()
-                };
-                let bundle = |ca| {
+                let bundle = |lie| {
+                    let [_, root] = self.issuer.chain(lie);
+                    let text = String::from_utf8(pem::of_certificates([root])).unwrap();
                     json!({
                         "metadata": { "name": "example.com:spiffe:v1" },
-                        "spec": { "signerName": SIGNER, "trustBundle": text(ca) },
+                        "spec": { "signerName": SIGNER, "trustBundle": text },
                     })
                 };
-                let items = [bundle(&self.ca), bundle(&self.stranger)];
+                let items = [bundle(Lie::None), bundle(Lie::Unchained)];
                 let list = json!({
                     "kind": "ClusterTrustBundleList", "apiVersion": "certificates.k8s.io/v1beta1",
                     "metadata": { "resourceVersion": "7" }, "items": items,
@@ -378,29 +363,19 @@ impl State {
             _ => json!([approved]),
         };
         let asked = STANDARD.decode(object["spec"]["request"].as_str().unwrap()).unwrap();
-        let asked = CertificateSigningRequestDer::from_pem_slice(&asked).unwrap();
+        let asked = String::from_utf8(asked).unwrap();
         let ttl = Duration::from_secs(object["spec"]["expirationSeconds"].as_u64().unwrap());
-        let named = object["metadata"]["annotations"]["spiffe-id"].as_str().unwrap().parse().unwrap();
-        let leaf = match mood {
-            Mood::Good | Mood::KeepAll => self.ca.issue(&asked, &named, ttl),
-            Mood::ForeignKey => {
-                let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-                self.ca.issue(&csr::request(&key, None).unwrap(), &named, ttl)
-            }
-            Mood::Expired => self.past.issue(&asked, &named, ttl),
-            Mood::OtherIdentity => {
-                self.ca.issue(&asked, &"spiffe://cluster.local/ns/x/sa/thief".parse().unwrap(), ttl)
-            }
-            Mood::Unchained => self.stranger.issue(&asked, &named, ttl),
+        let (leaf, lie) = match mood {
+            Mood::Good | Mood::KeepAll => (self.issuer.issue(&asked, ttl, Lie::None), Lie::None),
+            Mood::Lie(Lie::Unchained) => (self.issuer.by_a_stranger(&asked, ttl), Lie::Unchained),
+            Mood::Lie(lie) => (self.issuer.issue(&asked, ttl, *lie), *lie),
             Mood::JunkCertificate => {
                 object["status"]["certificate"] = json!(STANDARD.encode("<html>"));
                 return;
             }
             _ => return,
         };
-        let signed_by = if *mood == Mood::Unchained { &self.stranger } else { &self.ca };
-        let [intermediate, _] = signed_by.chain();
-        let leaf: CertificateDer<'_> = leaf.unwrap();
+        let [intermediate, _] = self.issuer.chain(lie);
         object["status"]["certificate"] = json!(STANDARD.encode(pem::of_certificates([&leaf, intermediate])));
     }
 }

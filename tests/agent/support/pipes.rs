@@ -1,0 +1,57 @@
+//! A CA behind a command of the user's, as `--ca exec` runs it.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use attache::pki::pem;
+use rustix::fs::{CWD, FileType, mknodat};
+
+use super::files::spiffe;
+use super::issuer::{Issuer, Lie};
+
+/// Has the CSR signed.
+pub const GOOD: &str = "cat > csr && cat answer";
+
+/// A CA behind two FIFOs, and a script that reads and writes them.
+pub struct Pipes {
+    pub folder: PathBuf,
+    lie: Arc<Mutex<Lie>>,
+}
+
+impl Pipes {
+    pub fn start(folder: &Path) -> Self {
+        for name in ["csr", "answer"] {
+            mknodat(CWD, folder.join(name), FileType::Fifo, 0o600.into(), 0).unwrap();
+        }
+        let ca = Self { folder: folder.to_owned(), lie: Arc::new(Mutex::new(Lie::None)) };
+        let (place, lie) = (ca.folder.clone(), Arc::clone(&ca.lie));
+        let issuer = Issuer::new(folder);
+        // FIFOs block whoever opens them. It ends with the test's process.
+        std::thread::spawn(move || {
+            while let Ok(csr) = std::fs::read_to_string(place.join("csr")) {
+                let lie = *lie.lock().unwrap();
+                let leaf = issuer.issue(&csr, Duration::from_secs(120), lie);
+                let [intermediate, root] = issuer.chain(lie);
+                let _ =
+                    std::fs::write(place.join("answer"), pem::of_certificates([&leaf, intermediate, root]));
+            }
+        });
+        ca.set(GOOD, Lie::None);
+        ca
+    }
+
+    /// What the command does from now on.
+    pub fn set(&self, script: &str, lie: Lie) {
+        *self.lie.lock().unwrap() = lie;
+        std::fs::write(self.folder.join("new"), script).unwrap();
+        std::fs::rename(self.folder.join("new"), self.folder.join("script")).unwrap();
+    }
+
+    /// The options with which an agent uses it.
+    pub fn client(&self) -> Vec<String> {
+        let command = format!("cd '{}' && . ./script", self.folder.display());
+        let options = [("--ca", "exec"), ("--ca-exec", &command), ("--spiffe-id", &spiffe("web"))];
+        options.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.to_owned()]).collect()
+    }
+}

@@ -1,0 +1,171 @@
+//! What every CA provider's fake can be told, and an agent that uses it.
+
+mod cfssl;
+mod citadel;
+mod embedded;
+mod exec;
+mod kubernetes;
+mod vault;
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+pub use self::embedded::Embedded;
+use super::issuer::{LIES, Lie};
+use super::process::Agent;
+use super::proxy::{Line, Proxy};
+
+/// What a CA does with every call from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behaviour {
+    Signs,
+    /// Says no, in the provider's own words.
+    Refuses,
+    /// Takes the call and never answers.
+    Hangs,
+    /// Answers with something else than certificates.
+    Junk,
+    /// Something about the certificate is wrong.
+    Lies(Lie),
+    /// Nobody listens.
+    Down,
+    /// Connections are taken and ended.
+    Cut,
+    /// Signs, but takes its time.
+    Slow,
+}
+
+/// What the agent says of a failure.
+pub struct Told {
+    pub words: Vec<&'static str>,
+    /// The address is among the words.
+    pub has_address: bool,
+    /// Its word in the metrics.
+    pub outcome: &'static str,
+}
+
+impl Told {
+    /// Words of a line that names the CA's address, where it has one.
+    pub fn new(words: &[&'static str], outcome: &'static str) -> Self {
+        Self { words: words.to_vec(), has_address: true, outcome }
+    }
+
+    fn without_address(self) -> Self {
+        Self { has_address: false, ..self }
+    }
+}
+
+/// The fake of one provider's CA.
+pub trait Provider: Sized {
+    /// As `--ca` takes it.
+    const NAME: &'static str;
+    /// How long its certificates are valid, in seconds.
+    const LIFETIME: u64 = 20;
+
+    /// Starts it, with its files in `folder`. Its certificates are for `web`, and valid for `lifetime` seconds where
+    /// the fake can be told.
+    async fn start(folder: &Path, lifetime: u64) -> Self;
+
+    /// Where it listens; none where it is no server.
+    fn address(&self) -> Option<SocketAddr>;
+
+    /// The options with which an agent uses it.
+    fn options(&self, folder: &Path) -> Vec<String>;
+
+    /// Behaves so from now on. Those of the network are not asked of a server.
+    fn set(&self, behaviour: Behaviour);
+
+    /// What the agent says of `behaviour`; none where that is no failure, or this CA can't behave so.
+    fn told(behaviour: Behaviour) -> Option<Told>;
+
+    /// Whether two calls were ever answered at the same time, where that is not seen on the network.
+    fn has_overlapped(&self) -> bool {
+        false
+    }
+}
+
+/// What the agent says of what all servers have in common.
+fn usual(behaviour: Behaviour) -> Option<Told> {
+    Some(match behaviour {
+        Behaviour::Signs | Behaviour::Slow | Behaviour::Refuses => return None,
+        Behaviour::Hangs => {
+            Told::new(&["gave no answer within 2s", "--ca-timeout"], "timeout").without_address()
+        }
+        Behaviour::Junk => {
+            Told::new(&["no PEM certificate", "the CA's answer is not used"], "junk").without_address()
+        }
+        Behaviour::Lies(lie) => {
+            let (_, [what, way_out], outcome) = LIES.into_iter().find(|(known, ..)| *known == lie)?;
+            Told::new(&[what, "the CA's answer is not used", way_out], outcome).without_address()
+        }
+        Behaviour::Down => {
+            let words = ["connecting to the CA at", "Connection refused", "is --ca-address right?"];
+            Told::new(&words, "unreachable")
+        }
+        Behaviour::Cut => Told::new(
+            &["the connection to the CA at", "broke before it had answered", "log may tell why"],
+            "unreachable",
+        ),
+    })
+}
+
+/// An agent, its CA, and the network between them.
+pub struct Site<P> {
+    pub agent: Agent,
+    pub provider: P,
+    pub proxy: Option<Proxy>,
+    pub folder: TempDir,
+}
+
+impl<P: Provider> Site<P> {
+    /// Starts an agent that meets `behaviour` first.
+    pub async fn start(behaviour: Behaviour, lifetime: u64, more: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let provider = P::start(folder.path(), lifetime).await;
+        let mut options = provider.options(folder.path());
+        let proxy = provider.address().map(|server| {
+            let proxy = Proxy::start(server);
+            for option in &mut options {
+                *option = option.replace(&server.to_string(), &proxy.address.to_string());
+            }
+            proxy
+        });
+        options.extend(["--cert-ttl".to_owned(), format!("{lifetime}s")]);
+        options.extend(more.iter().map(|text| (*text).to_owned()));
+        let options: Vec<_> = options.iter().map(String::as_str).collect();
+        set(&provider, proxy.as_ref(), behaviour);
+        let agent = Agent::start(folder.path(), P::NAME, &options);
+        Self { agent, provider, proxy, folder }
+    }
+
+    /// The CA and the network behave so from now on.
+    pub fn set(&self, behaviour: Behaviour) {
+        set(&self.provider, self.proxy.as_ref(), behaviour);
+    }
+
+    /// How often the CA was called with this outcome.
+    pub async fn count(&mut self, outcome: &str) -> f64 {
+        let provider = P::NAME;
+        let sample = format!("attache_ca_requests_total{{provider=\"{provider}\",outcome=\"{outcome}\"}}");
+        self.agent.metric(&sample).await
+    }
+}
+
+fn set<P: Provider>(provider: &P, proxy: Option<&Proxy>, behaviour: Behaviour) {
+    let line = match behaviour {
+        Behaviour::Down => Line::Down,
+        Behaviour::Cut => Line::Cut,
+        Behaviour::Slow => Line::Slow,
+        _ => Line::Open,
+    };
+    match proxy {
+        Some(proxy) if line != Line::Open => proxy.set(line),
+        Some(proxy) => {
+            provider.set(behaviour);
+            proxy.set(line);
+        }
+        None => provider.set(behaviour),
+    }
+}

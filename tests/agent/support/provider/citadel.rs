@@ -1,0 +1,56 @@
+use std::net::SocketAddr;
+use std::path::Path;
+
+use tonic::Code;
+
+use super::{Behaviour, Provider, Told, usual};
+use crate::support::fake_ca::{FakeCa, Mood, Tls};
+use crate::support::files::spiffe;
+use crate::support::issuer::Lie;
+
+impl Provider for FakeCa {
+    const NAME: &'static str = "citadel";
+
+    async fn start(folder: &Path, _: u64) -> Self {
+        Self::start_tls(folder, &spiffe("web"), Tls::Never).await
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        Some(self.address)
+    }
+
+    fn options(&self, folder: &Path) -> Vec<String> {
+        let root = folder.join("fake-ca/root-cert.pem").display().to_string();
+        let mut options = self.client(folder);
+        options.extend(["--ca-root".to_owned(), root]);
+        options
+    }
+
+    fn set(&self, behaviour: Behaviour) {
+        self.set(match behaviour {
+            Behaviour::Refuses => Mood::Refuse(Code::Unauthenticated),
+            Behaviour::Hangs => Mood::Hang,
+            Behaviour::Junk => Mood::Junk,
+            Behaviour::Lies(Lie::ForeignKey) => Mood::ForeignKey,
+            Behaviour::Lies(Lie::Expired) => Mood::Expired,
+            Behaviour::Lies(Lie::NotYetValid) => Mood::NotYetValid,
+            Behaviour::Lies(Lie::OtherIdentity) => Mood::OtherIdentity,
+            Behaviour::Lies(Lie::Unchained) => Mood::Unchained,
+            _ => Mood::Good,
+        });
+    }
+
+    fn told(behaviour: Behaviour) -> Option<Told> {
+        if behaviour != Behaviour::Refuses {
+            return usual(behaviour);
+        }
+        let words = [
+            "the CA at",
+            "answered Unauthenticated",
+            "audience [istio-ca], valid until",
+            "it is read from",
+            "the cluster id is",
+        ];
+        Some(Told::new(&words, "refused"))
+    }
+}

@@ -1,0 +1,30 @@
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::{Behaviour, Provider, Told};
+
+/// The agent's own, which does nothing but sign.
+pub struct Embedded;
+
+impl Provider for Embedded {
+    const NAME: &'static str = "embedded";
+
+    async fn start(_: &Path, _: u64) -> Self {
+        Self
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        None
+    }
+
+    fn options(&self, folder: &Path) -> Vec<String> {
+        let folder = folder.join("embedded").display().to_string();
+        ["--ca", "embedded", "--ca-dir", &folder].map(str::to_owned).to_vec()
+    }
+
+    fn set(&self, _: Behaviour) {}
+
+    fn told(_: Behaviour) -> Option<Told> {
+        None
+    }
+}

@@ -1,0 +1,55 @@
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::{Behaviour, Provider, Told, usual};
+use crate::support::issuer::Lie;
+use crate::support::pipes::{GOOD, Pipes};
+
+impl Provider for Pipes {
+    const NAME: &'static str = "exec";
+    const LIFETIME: u64 = 120;
+
+    async fn start(folder: &Path, _: u64) -> Self {
+        Self::start(folder)
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        None
+    }
+
+    fn options(&self, _: &Path) -> Vec<String> {
+        self.client()
+    }
+
+    fn set(&self, behaviour: Behaviour) {
+        let (script, lie) = match behaviour {
+            Behaviour::Signs => (GOOD.to_owned(), Lie::None),
+            Behaviour::Refuses => ("echo 'not for you' >&2; exit 77".to_owned(), Lie::None),
+            // A command in the background can be waited for: the shell hears that it is to end.
+            Behaviour::Hangs => ("sleep 1000 & wait".to_owned(), Lie::None),
+            Behaviour::Junk => ("echo '<html>'".to_owned(), Lie::None),
+            Behaviour::Lies(lie) => (GOOD.to_owned(), lie),
+            Behaviour::Down => ("no-such-ca".to_owned(), Lie::None),
+            Behaviour::Cut => ("rmdir busy; kill -9 $$".to_owned(), Lie::None),
+            Behaviour::Slow => (format!("sleep 0.2; {GOOD}"), Lie::None),
+        };
+        let alone = "mkdir busy || touch overlapped; trap 'rmdir busy' EXIT; trap 'exit 1' TERM";
+        self.set(&format!("{alone}; {script}"), lie);
+    }
+
+    fn told(behaviour: Behaviour) -> Option<Told> {
+        let words = match behaviour {
+            Behaviour::Down => {
+                "the command of --ca-exec ended with exit status 127: the shell found no such program"
+            }
+            Behaviour::Cut => "the command of --ca-exec ended with signal: 9",
+            Behaviour::Refuses => "the command of --ca-exec ended with exit status: 77; it said: not for you",
+            _ => return usual(behaviour),
+        };
+        Some(Told::new(&[words], "command"))
+    }
+
+    fn has_overlapped(&self) -> bool {
+        self.folder.join("overlapped").exists()
+    }
+}

@@ -1,0 +1,40 @@
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::{Behaviour, Provider, Told, usual};
+use crate::support::kube_api::{KubeApi, Mood};
+
+impl Provider for KubeApi {
+    const NAME: &'static str = "kubernetes";
+    /// The API takes no shorter one.
+    const LIFETIME: u64 = 600;
+
+    async fn start(folder: &Path, _: u64) -> Self {
+        Self::start(folder).await
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        Some(self.address)
+    }
+
+    fn options(&self, _: &Path) -> Vec<String> {
+        self.client()
+    }
+
+    fn set(&self, behaviour: Behaviour) {
+        self.set(match behaviour {
+            Behaviour::Refuses => Mood::Denied,
+            Behaviour::Hangs => Mood::Hang,
+            Behaviour::Junk => Mood::JunkCertificate,
+            Behaviour::Lies(lie) => Mood::Lie(lie),
+            _ => Mood::Good,
+        });
+    }
+
+    fn told(behaviour: Behaviour) -> Option<Told> {
+        if behaviour != Behaviour::Refuses {
+            return usual(behaviour);
+        }
+        Some(Told::new(&["the CA at", "rejects the request: it was denied (KubectlDeny"], "refused"))
+    }
+}

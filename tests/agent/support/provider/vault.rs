@@ -1,0 +1,43 @@
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::{Behaviour, Provider, Told, usual};
+use crate::support::fake_vault::{FakeVault, Mood};
+
+impl Provider for FakeVault {
+    const NAME: &'static str = "vault";
+
+    async fn start(folder: &Path, lifetime: u64) -> Self {
+        let vault = Self::start(folder).await;
+        vault.change(|rules| rules.ttl = format!("{lifetime}s").leak());
+        vault
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        Some(self.address)
+    }
+
+    fn options(&self, folder: &Path) -> Vec<String> {
+        self.client(folder)
+    }
+
+    fn set(&self, behaviour: Behaviour) {
+        let mood = match behaviour {
+            Behaviour::Refuses => Mood::Refuse(403, "permission denied"),
+            Behaviour::Hangs => Mood::Hang,
+            Behaviour::Junk => Mood::Junk,
+            Behaviour::Lies(lie) => Mood::Lie(lie),
+            _ => Mood::Good,
+        };
+        self.change(|rules| rules.sign = mood);
+    }
+
+    fn told(behaviour: Behaviour) -> Option<Told> {
+        if behaviour != Behaviour::Refuses {
+            return usual(behaviour);
+        }
+        let words =
+            ["the CA at", "answered 403 Forbidden", "no policy of its allows update on mesh/pki/sign/web"];
+        Some(Told::new(&words, "refused"))
+    }
+}

@@ -1,0 +1,157 @@
+//! A TCP proxy in front of a server: the network that fails, and what is seen there of its clients.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// What becomes of connections, of the open ones too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Line {
+    Open,
+    /// Every piece of an answer comes late.
+    Slow,
+    /// They are taken and ended: something stands before a server that is gone.
+    Cut,
+    /// They are refused.
+    Down,
+}
+
+/// A running proxy. It ends with the test's runtime.
+pub struct Proxy {
+    pub address: SocketAddr,
+    line: watch::Sender<Line>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    connections: Vec<Instant>,
+    open: usize,
+    most_open: usize,
+}
+
+/// A connection, for as long as neither side has ended it.
+struct Open(Arc<Mutex<Seen>>);
+
+impl Open {
+    fn new(seen: Arc<Mutex<Seen>>) -> Self {
+        let mut counts = seen.lock().unwrap();
+        counts.open += 1;
+        counts.most_open = counts.most_open.max(counts.open);
+        drop(counts);
+        Self(seen)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.lock().unwrap().open -= 1;
+    }
+}
+
+impl Proxy {
+    /// A proxy for `server` on a port of its own.
+    pub fn start(server: SocketAddr) -> Self {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).listen(1024).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (line, watched) = watch::channel(Line::Open);
+        let seen = Arc::default();
+        tokio::spawn(run(listener, server, watched, Arc::clone(&seen)));
+        Self { address, line, seen }
+    }
+
+    pub fn set(&self, line: Line) {
+        self.line.send_replace(line);
+    }
+
+    /// When each connection was taken.
+    pub fn connections(&self) -> Vec<Instant> {
+        self.seen.lock().unwrap().connections.clone()
+    }
+
+    /// How many were open at the same time, at most.
+    pub fn most_open(&self) -> usize {
+        self.seen.lock().unwrap().most_open
+    }
+}
+
+/// The port stays taken while nobody listens.
+fn bind(address: SocketAddr) -> TcpSocket {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(address).unwrap();
+    socket
+}
+
+async fn run(
+    mut listener: TcpListener,
+    server: SocketAddr,
+    mut line: watch::Receiver<Line>,
+    seen: Arc<Mutex<Seen>>,
+) {
+    let address = listener.local_addr().unwrap();
+    loop {
+        let mut down = line.clone();
+        tokio::select! {
+            biased;
+            ended = down.wait_for(|line| *line == Line::Down) => if ended.is_err() { return },
+            never = accept(&listener, server, &line, &seen) => match never {},
+        }
+        drop(listener);
+        let socket = bind(address);
+        if line.wait_for(|line| *line != Line::Down).await.is_err() {
+            return;
+        }
+        listener = socket.listen(1024).unwrap();
+    }
+}
+
+/// The connections end with it.
+async fn accept(
+    listener: &TcpListener,
+    server: SocketAddr,
+    line: &watch::Receiver<Line>,
+    seen: &Arc<Mutex<Seen>>,
+) -> std::convert::Infallible {
+    let mut connections = JoinSet::new();
+    loop {
+        let (io, _) = listener.accept().await.unwrap();
+        seen.lock().unwrap().connections.push(Instant::now());
+        let (mut line, seen) = (line.clone(), Arc::clone(seen));
+        connections.spawn(async move {
+            // Counted here: whoever has hung up before is heard of first.
+            let _open = Open::new(seen);
+            tokio::select! {
+                () = pass(io, server, line.clone()) => {}
+                _ = line.wait_for(|line| *line == Line::Cut) => {}
+            }
+        });
+    }
+}
+
+/// Passes bytes on until one of both has ended.
+async fn pass(mut client: TcpStream, server: SocketAddr, line: watch::Receiver<Line>) {
+    let Ok(mut server) = TcpStream::connect(server).await else { return };
+    let (mut from_client, mut to_client) = client.split();
+    let (mut from_server, mut to_server) = server.split();
+    let answers = async {
+        let mut piece = vec![0; 16 << 10];
+        while let Ok(length @ 1..) = from_server.read(&mut piece).await {
+            if *line.borrow() == Line::Slow {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            if to_client.write_all(&piece[..length]).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        _ = tokio::io::copy(&mut from_client, &mut to_server) => {}
+        () = answers => {}
+    }
+}
