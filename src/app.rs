@@ -1,5 +1,6 @@
 //! Puts the parts together. The only place that spawns what lives as long as the agent.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -164,21 +165,13 @@ pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
             rpc::accept("the SDS socket", |cx| socket.poll_accept(cx), serve, &stop).await;
         }
     });
-    let announce = announce_ready(cache, files_written.clone(), clock, started);
-    let mut announce = std::pin::pin!(announce);
-
-    let mut is_ready = false;
-    loop {
-        tokio::select! {
-            () = announce.as_mut(), if !is_ready => is_ready = true,
-            name = signals.next() => {
-                tracing::info!(signal = name, "stopping");
-                break;
-            }
-            Some(ended) = tasks.join_next() => {
-                ended.context("a part of the agent failed")?;
-                anyhow::bail!("a part of the agent ended by itself");
-            }
+    let announce = announce_readiness(cache, files_written.clone(), clock, started);
+    tokio::select! {
+        never = announce => match never {},
+        name = signals.next() => tracing::info!(signal = name, "stopping"),
+        Some(ended) = tasks.join_next() => {
+            ended.context("a part of the agent failed")?;
+            anyhow::bail!("a part of the agent ended by itself");
         }
     }
 
@@ -270,14 +263,21 @@ async fn serve_status(listener: TcpListener, status: Status, calls: TaskTracker,
     rpc::accept("the status address", |cx| listener.poll_accept(cx), serve, &stop).await;
 }
 
-async fn announce_ready(
+async fn announce_readiness(
     cache: Cache,
     output: watch::Receiver<Option<readiness::Output>>,
     clock: Clock,
     started: Instant,
-) {
-    readiness::ready(&cache, output, &clock).await;
+) -> Infallible {
+    readiness::ready(&cache, output.clone(), &clock).await;
     tracing::info!(after = ?started.elapsed(), "ready");
+    loop {
+        let missing = readiness::lost(&cache, output.clone(), &clock).await;
+        let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
+        tracing::error!(missing = missing.join("; "), "not ready any more");
+        readiness::ready(&cache, output.clone(), &clock).await;
+        tracing::info!("ready again");
+    }
 }
 
 /// Waits for the calls that are open, and the output's hook, but not for ever, and not past a second signal.

@@ -1,9 +1,12 @@
 //! Ready means: the workload's own secrets are there and valid, and so are the files that are written of them, where
 //! there are to be any. What streams ask for by name has no part in it: anybody can ask for what is not there.
 
+use std::fmt;
 use std::time::SystemTime;
 
 use tokio::sync::watch;
+use tokio_stream::wrappers::WatchStream;
+use tokio_stream::{StreamExt as _, StreamMap};
 
 use crate::cache::{Cache, Snapshot};
 use crate::clock::Clock;
@@ -15,6 +18,12 @@ pub struct Missing {
     pub name: String,
     /// Why, for people.
     pub reason: String,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.reason)
+    }
 }
 
 /// How it stands with the files for other programs.
@@ -76,6 +85,35 @@ pub async fn ready(cache: &Cache, mut output: watch::Receiver<Option<Output>>, c
         }
         if entry.changed().await.is_err() {
             return;
+        }
+    }
+}
+
+/// Returns what is missing or has expired, as soon as something is.
+pub async fn lost(cache: &Cache, mut output: watch::Receiver<Option<Output>>, clock: &Clock) -> Vec<Missing> {
+    loop {
+        let own = || cache.snapshot().into_iter().filter(|one| !one.key.name.is_on_demand());
+        let changes =
+            |one: Snapshot| Some((one.key.name.clone(), WatchStream::from_changes(cache.watch(&one.key)?)));
+        // Watched before it is looked at: what comes between the two is not missed.
+        let mut changes: StreamMap<_, _> = own().filter_map(changes).collect();
+        let (snapshots, files) = (own().collect::<Vec<_>>(), output.borrow_and_update().clone());
+        let missing = missing(&snapshots, files.as_ref(), clock.now());
+        if !missing.is_empty() {
+            return missing;
+        }
+        let ends = snapshots.iter().filter_map(|one| Some(one.entry.good.as_ref()?.secret.not_after()));
+        let end = ends.chain(files.and_then(|files| files.not_after)).min();
+        let at_the_end = async {
+            match end {
+                Some(end) => clock.sleep_until(end).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = at_the_end => {}
+            Some(_) = changes.next() => {}
+            Ok(()) = output.changed() => {}
         }
     }
 }

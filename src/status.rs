@@ -64,7 +64,7 @@ impl Status {
         let mut body = String::new();
         for one in missing {
             // Writing to a String does not fail.
-            let _ = writeln!(body, "{}: {}", one.name, one.reason);
+            let _ = writeln!(body, "{one}");
         }
         text(StatusCode::SERVICE_UNAVAILABLE, &body)
     }
