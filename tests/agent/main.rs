@@ -31,6 +31,7 @@ mod keys;
 mod mtls;
 mod named_files;
 mod nginx;
+mod outages;
 mod output;
 mod root_switch;
 mod scale;

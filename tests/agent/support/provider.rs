@@ -7,10 +7,12 @@ mod exec;
 mod kubernetes;
 mod vault;
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::Path;
 
 use tempfile::TempDir;
+use tokio::net::TcpStream;
 
 pub use self::embedded::Embedded;
 use super::issuer::{LIES, Lie};
@@ -101,7 +103,7 @@ fn usual(behaviour: Behaviour) -> Option<Told> {
             Told::new(&[what, "the CA's answer is not used", way_out], outcome).without_address()
         }
         Behaviour::Down => {
-            let words = ["connecting to the CA at", "Connection refused", "is --ca-address right?"];
+            let words = ["Connection refused", "connecting to the CA at", "is --ca-address right?"];
             Told::new(&words, "unreachable")
         }
         Behaviour::Cut => Told::new(
@@ -116,7 +118,7 @@ pub struct Site<P> {
     pub agent: Agent,
     pub provider: P,
     pub proxy: Option<Proxy>,
-    pub folder: TempDir,
+    _folder: TempDir,
 }
 
 impl<P: Provider> Site<P> {
@@ -136,13 +138,31 @@ impl<P: Provider> Site<P> {
         options.extend(more.iter().map(|text| (*text).to_owned()));
         let options: Vec<_> = options.iter().map(String::as_str).collect();
         set(&provider, proxy.as_ref(), behaviour);
+        if let (Behaviour::Down, Some(proxy)) = (behaviour, &proxy) {
+            while TcpStream::connect(proxy.address).await.is_ok() {}
+        }
         let agent = Agent::start(folder.path(), P::NAME, &options);
-        Self { agent, provider, proxy, folder }
+        Self { agent, provider, proxy, _folder: folder }
     }
 
     /// The CA and the network behave so from now on.
     pub fn set(&self, behaviour: Behaviour) {
         set(&self.provider, self.proxy.as_ref(), behaviour);
+    }
+
+    /// Asserts that of what failed since the last certificate nothing was told twice. A call that was under way when
+    /// the CA changed may have failed in a way of its own.
+    pub fn assert_told_once(&self) {
+        let log = self.agent.process.log();
+        let since = log.rsplit("certificate issued").next().unwrap();
+        let mut told = HashSet::new();
+        for line in since.lines().filter(|line| line.contains("WARN no new certificate")) {
+            let reason = line.split_once("reason=").unwrap().1.split(" served=").next().unwrap();
+            // Times are different each time.
+            let words = reason.split_whitespace().filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
+            assert!(told.insert(words.collect::<Vec<_>>().join(" ")), "told twice: {reason}\n{log}");
+        }
+        assert!(!told.is_empty(), "{log}");
     }
 
     /// How often the CA was called with this outcome.
