@@ -9,15 +9,11 @@ use tonic::Code;
 
 use crate::support::fake_ca::{Call, FakeCa, Mood};
 use crate::support::files::spiffe;
-use crate::support::process::{Agent, Ca};
+use crate::support::process::{Agent, Ca, strs};
 use crate::support::sds::{Stream, certificates, on_connection, served_serial};
 
 /// Renewed every 0.6 s, a minute before the end.
 const SOON: [&str; 4] = ["--cert-ttl", "60s", "--grace-ratio", "0.99"];
-
-fn strs(options: &[String]) -> Vec<&str> {
-    options.iter().map(String::as_str).collect()
-}
 
 /// How many roots a stream gets that opens now.
 async fn roots(socket: &Path) -> usize {

@@ -37,7 +37,7 @@ fn whole(folder: &Path) -> String {
     pair.leaf().serial.clone()
 }
 
-async fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+pub async fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let waited = timeout(PATIENCE, async {
         while !holds() {
             sleep(Duration::from_millis(5)).await;

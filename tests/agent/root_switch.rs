@@ -21,7 +21,7 @@ use crate::support::envoy::{Envoy, http_get};
 use crate::support::fake_ca::FakeCa;
 use crate::support::files::spiffe;
 use crate::support::mesh::{Traffic, bootstrap, wait_success};
-use crate::support::process::Agent;
+use crate::support::process::{Agent, strs};
 use crate::support::sds::{DeltaStream, Stream, certificates as only, content, delta_secrets, on_connection};
 
 /// Renewed every 1.6 s.
@@ -54,10 +54,6 @@ async fn ca_of(folder: &Path, account: &str, root: &Root) -> (FakeCa, Vec<String
     ];
     options.extend(more.map(str::to_owned));
     (ca, options)
-}
-
-fn strs(options: &[String]) -> Vec<&str> {
-    options.iter().map(String::as_str).collect()
 }
 
 /// One of the two that talk: its CA, its agent, its Envoy.

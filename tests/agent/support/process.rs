@@ -23,6 +23,11 @@ pub fn attache(arguments: &[&str]) -> Command {
     command
 }
 
+/// Options as they are passed on.
+pub fn strs(options: &[String]) -> Vec<&str> {
+    options.iter().map(String::as_str).collect()
+}
+
 /// Runs a command line to its end.
 pub async fn output(arguments: &[&str]) -> Output {
     timeout(PATIENCE, attache(arguments).output()).await.expect("it does not end").unwrap()
