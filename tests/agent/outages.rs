@@ -32,7 +32,7 @@ async fn refusal(client: &Client) -> String {
 async fn waits_for_the_ca<P: Provider>() {
     let mut site = Site::<P>::start(Behaviour::Down, P::LIFETIME, &["--log-level", "attache=debug"]).await;
     let told = P::told(Behaviour::Down).unwrap().words;
-    let (_, line) = site.agent.process.wait_log(told[0]).await;
+    let line = site.wait_failure(told[0], 0).await;
     for words in told.iter().copied().chain(["WARN", "there is no certificate yet"]) {
         assert!(line.contains(words), "{words:?} is not in {line}");
     }

@@ -13,10 +13,11 @@ use std::path::Path;
 
 use tempfile::TempDir;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 pub use self::embedded::Embedded;
 use super::issuer::{LIES, Lie};
-use super::process::Agent;
+use super::process::{Agent, PATIENCE};
 use super::proxy::{Line, Proxy};
 
 /// What a CA does with every call from now on.
@@ -64,7 +65,7 @@ pub trait Provider: Sized {
     /// As `--ca` takes it.
     const NAME: &'static str;
     /// How long its certificates are valid, in seconds.
-    const LIFETIME: u64 = 20;
+    const LIFETIME: u64 = 60;
 
     /// Starts it, with its files in `folder`. Its certificates are for `web`, and valid for `lifetime` seconds where
     /// the fake can be told.
@@ -93,7 +94,7 @@ fn usual(behaviour: Behaviour) -> Option<Told> {
     Some(match behaviour {
         Behaviour::Signs | Behaviour::Slow | Behaviour::Refuses => return None,
         Behaviour::Hangs => {
-            Told::new(&["gave no answer within 2s", "--ca-timeout"], "timeout").without_address()
+            Told::new(&["gave no answer within 4s", "--ca-timeout"], "timeout").without_address()
         }
         Behaviour::Junk => {
             Told::new(&["no PEM certificate", "the CA's answer is not used"], "junk").without_address()
@@ -148,6 +149,26 @@ impl<P: Provider> Site<P> {
     /// The CA and the network behave so from now on.
     pub fn set(&self, behaviour: Behaviour) {
         set(&self.provider, self.proxy.as_ref(), behaviour);
+    }
+
+    /// The failed calls that the log tells of with `words`.
+    pub fn failures(&self, words: &str) -> Vec<String> {
+        let log = self.agent.process.log();
+        let failures = log.lines().filter(|line| line.contains("no new certificate") && line.contains(words));
+        failures.map(str::to_owned).collect()
+    }
+
+    /// Waits until there are more than `known` of these: the next one.
+    pub async fn wait_failure(&mut self, words: &str, known: usize) -> String {
+        let found = timeout(PATIENCE, async {
+            loop {
+                match self.failures(words).into_iter().nth(known) {
+                    Some(line) => return line,
+                    None => self.agent.process.wait_next_log("no new certificate").await,
+                };
+            }
+        });
+        found.await.unwrap_or_else(|_| panic!("{words:?} is not told"))
     }
 
     /// Asserts that of what failed since the last certificate nothing was told twice. A call that was under way when
