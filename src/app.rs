@@ -21,6 +21,7 @@ use crate::ca::failover::{Failover, Member};
 use crate::ca::grpc::Connections;
 use crate::ca::kubernetes::Kubernetes;
 use crate::ca::rest;
+use crate::ca::token::TokenSource;
 use crate::ca::vault::Vault;
 use crate::cache::{Cache, Workload};
 use crate::clock::Clock;
@@ -230,7 +231,7 @@ fn certificate_authority(provider: Provider, clock: &Clock) -> anyhow::Result<Me
                 &name,
                 Citadel {
                     endpoint,
-                    token,
+                    token: TokenSource::new(token, clock.clone()),
                     client_cert,
                     repeats: Mutex::default(),
                     refused: Mutex::default(),

@@ -13,6 +13,7 @@ pub mod failover;
 pub mod rest;
 pub mod server;
 mod tls;
+pub mod token;
 pub mod vault;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 pub use self::answer::{Answer, BadAnswer};
 use self::client_cert::NoClientCert;
+use self::token::NoToken;
 use crate::credential::CredentialError;
 use crate::identity::SpiffeId;
 
@@ -98,9 +100,9 @@ pub enum CaError {
     )]
     ClientCertificate { address: String, certificate: String, reason: String },
     #[error(transparent)]
-    Credential(#[from] CredentialError),
+    Credential(#[from] NoToken),
     #[error("the client certificate can't be used: {certificate}; and instead of it, {token}")]
-    NoCredential { certificate: Box<NoClientCert>, token: CredentialError },
+    NoCredential { certificate: Box<NoClientCert>, token: NoToken },
     #[error("the CA at {address} answered {status}: {message}")]
     Api { address: String, status: http::StatusCode, message: String, class: Class },
     #[error("{path}, which {option} names, can't be used: {reason}")]
@@ -113,6 +115,12 @@ pub enum CaError {
     AnswerWithRemedy { answer: BadAnswer, remedy: &'static str },
     #[error("making a key or a request failed: {0}")]
     Local(String),
+}
+
+impl From<CredentialError> for CaError {
+    fn from(error: CredentialError) -> Self {
+        Self::Credential(error.into())
+    }
 }
 
 /// How soon a failed call is worth repeating.
@@ -133,11 +141,10 @@ impl CaError {
             | Self::Broken { .. }
             | Self::Timeout(_)
             | Self::Pending(_)
-            | Self::Credential(_)
-            | Self::NoCredential { .. }
             // Somebody may be about to put it there.
             | Self::File { .. } => Class::Transient,
             Self::Api { class, .. } => *class,
+            Self::Credential(token) | Self::NoCredential { token, .. } => token.class(),
             Self::Refused { code, .. } => match code {
                 Code::Unavailable
                 | Code::DeadlineExceeded
@@ -171,6 +178,7 @@ impl CaError {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status { retry_after, .. } | Self::Refused { retry_after, .. } => *retry_after,
+            Self::Credential(NoToken::Service { retry_after, .. }) => *retry_after,
             _ => None,
         }
     }

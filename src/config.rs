@@ -9,6 +9,7 @@ mod exec;
 mod key;
 mod kubernetes;
 mod reader;
+mod token;
 mod vault;
 
 use std::net::SocketAddr;
@@ -26,6 +27,7 @@ use crate::ca::citadel::Header;
 use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::endpoint::{Address, Endpoint, Roots};
 use crate::ca::kubernetes::{SignerName, SignerRoots};
+use crate::ca::token as ca_token;
 use crate::ca::vault as vault_ca;
 use crate::command::ShellCommand;
 use crate::credential::TokenFile;
@@ -101,8 +103,8 @@ pub enum Provider {
     Citadel {
         /// Where the CA is.
         endpoint: Endpoint,
-        /// The workload's credential.
-        token: TokenFile,
+        /// Where the workload's credential comes from.
+        token: ca_token::Settings,
         /// Instead of the token, where it is good.
         client_cert: Option<ClientCertFolder>,
         /// Sent with each call.
@@ -296,7 +298,6 @@ impl Config {
         let token = r.text("token-file", &args.token_file, &[]).or(default_token);
         let token = TokenFile::new(token);
         let identity = identity(r, args, &token, &client_cert, name);
-        let vault = vault::settings(r, args, chosen, &token);
 
         let (key_type, key_format) = key::options(r, args, &mut notes);
         let second = Duration::from_secs(1);
@@ -309,13 +310,16 @@ impl Config {
         let jitter =
             r.parsed("grace-jitter", &args.grace_jitter, &["SECRET_GRACE_PERIOD_RATIO_JITTER"], parse_jitter);
         let grace = grace(r, ratio, jitter);
+        let timeout = timeout.or(Duration::from_secs(10));
+        let token_settings = token::settings(r, args, chosen, &token, timeout, &mut notes);
+        let vault = vault::settings(r, args, chosen, &token_settings);
         let workload = Settings {
             identity,
             key_type,
             key_format,
             ttl: ttl.or(Duration::from_secs(24 * 3600)),
             grace,
-            timeout: timeout.or(Duration::from_secs(10)),
+            timeout,
             drops_old_roots: r.switch("drop-old-roots", args.drop_old_roots, &[]).or(false),
             state,
         };
@@ -349,7 +353,7 @@ impl Config {
                     in_plain_text("the workload's token goes", &address, &mut notes);
                     Some(Provider::Citadel {
                         endpoint: endpoint(address),
-                        token: token.clone(),
+                        token: token_settings.clone(),
                         client_cert: client_cert.clone(),
                         cluster_id: cluster_id.clone(),
                         headers: headers.clone(),

@@ -60,10 +60,7 @@ impl TokenFile {
         if token.is_empty() {
             return Err(CredentialError::Empty { path: self.path.clone() });
         }
-        match std::str::from_utf8(token) {
-            Ok(token) if token.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(Token::new(token)),
-            _ => Err(not_a_token("a token is one line of printable ASCII")),
-        }
+        Token::parse(token).map_err(not_a_token)
     }
 }
 
@@ -80,6 +77,8 @@ pub struct Claims {
     pub subject: String,
     /// `aud`.
     pub audiences: Vec<String>,
+    /// `nbf`.
+    pub not_before: Option<SystemTime>,
     /// `exp`.
     pub expires: Option<SystemTime>,
 }
@@ -88,6 +87,16 @@ impl Token {
     /// Takes `text` for a token, and looks into it where it is a JWT.
     pub fn new(text: &str) -> Self {
         Self { text: Zeroizing::new(text.to_owned()), claims: Claims::from_jwt(text) }
+    }
+
+    /// Takes `text` for a token, if it is one that can be sent in a header.
+    pub fn parse(text: &[u8]) -> Result<Self, &'static str> {
+        match std::str::from_utf8(text) {
+            Ok(text) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) => {
+                Ok(Self::new(text))
+            }
+            _ => Err("a token is one line of printable ASCII"),
+        }
     }
 
     /// The token itself.
@@ -108,14 +117,21 @@ impl Token {
     /// What may be wrong with it, in words for somebody whose CA refused it.
     pub fn describe(&self, now: SystemTime) -> String {
         let Some(claims) = &self.claims else { return "the token is not a JWT".to_owned() };
-        let expiry = match claims.expires {
-            Some(at) if at <= now => format!("EXPIRED at {}", humantime::format_rfc3339_seconds(at)),
-            Some(at) => format!("valid until {}", humantime::format_rfc3339_seconds(at)),
-            None => "without expiry".to_owned(),
+        let show = humantime::format_rfc3339_seconds;
+        let validity = match (claims.not_before, claims.expires) {
+            (_, Some(at)) if at <= now => format!("EXPIRED at {}", show(at)),
+            (Some(from), _) if from > now => format!("NOT VALID before {}", show(from)),
+            (_, Some(at)) => format!("valid until {}", show(at)),
+            (_, None) => "without expiry".to_owned(),
         };
         let subject = limits::foreign(&claims.subject);
         let audiences = limits::foreign(&claims.audiences.join(", "));
-        format!("the token is for {subject}, audience [{audiences}], {expiry}")
+        format!("the token is for {subject}, audience [{audiences}], {validity}")
+    }
+
+    /// What a server said, fit for a log line: some quote the token that they refuse.
+    pub fn hidden_in(&self, said: &str) -> String {
+        limits::foreign(&said.replace(self.secret(), "(the token)"))
     }
 }
 
@@ -137,14 +153,16 @@ impl Claims {
             Some(one) => text(one).into_iter().collect(),
             None => Vec::new(),
         };
-        // Some issuers write fractions of seconds.
-        let expires = payload.get("exp").and_then(serde_json::Value::as_f64);
+        let moment = |name: &str| {
+            // Some issuers write fractions of seconds.
+            let seconds = payload.get(name).and_then(serde_json::Value::as_f64)?;
+            UNIX_EPOCH.checked_add(Duration::try_from_secs_f64(seconds).ok()?)
+        };
         Some(Self {
             subject: payload.get("sub").and_then(text).unwrap_or_default(),
             audiences,
-            expires: expires
-                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-                .and_then(|since| UNIX_EPOCH.checked_add(since)),
+            not_before: moment("nbf"),
+            expires: moment("exp"),
         })
     }
 }
@@ -166,6 +184,28 @@ mod tests {
         let later = UNIX_EPOCH + Duration::from_secs(2000);
         let words = token.describe(later);
         assert!(words.contains("EXPIRED at 1970-01-01T00:16:40Z") && words.contains("istio-ca"), "{words}");
+    }
+
+    #[test]
+    fn when_a_jwt_is_valid_is_told_as_it_is_now() {
+        let cases = [
+            (r#"{"exp":100}"#, 99, "valid until 1970-01-01T00:01:40Z"),
+            (r#"{"exp":100}"#, 100, "EXPIRED at 1970-01-01T00:01:40Z"),
+            (r#"{"nbf":50,"exp":100}"#, 49, "NOT VALID before 1970-01-01T00:00:50Z"),
+            (r#"{"nbf":50,"exp":100}"#, 50, "valid until"),
+            (r#"{"nbf":50}"#, 50, "without expiry"),
+            (r#"{"nbf":200,"exp":100}"#, 150, "EXPIRED at"),
+        ];
+        for (payload, now, words) in cases {
+            let told = Token::new(&jwt(payload)).describe(UNIX_EPOCH + Duration::from_secs(now));
+            assert!(told.contains(words), "{payload} at {now}: {told}");
+        }
+    }
+
+    #[test]
+    fn a_quoted_token_is_not_shown() {
+        let said = Token::new("s3cr3t").hidden_in("bad s3cr3t\n, s3cr3t!");
+        assert_eq!(said, "bad (the token)\u{fffd}, (the token)!");
     }
 
     #[test]

@@ -9,15 +9,19 @@ use tonic::{Code, Request, Status};
 use super::client_cert::{ClientCertFolder, ClientCertificate, NoClientCert};
 use super::endpoint::Endpoint;
 use super::grpc::{Channel, Connections};
+use super::token::{Bearer, TokenSource};
 use super::{Answer, BadAnswer, CaError, CertificateAuthority, SigningRequest};
 use crate::backoff::Repeats;
 use crate::clock::Clock;
-use crate::credential::{Token, TokenFile};
+use crate::credential::Token;
 use crate::limits;
 use crate::pki::{csr, pem};
 use crate::proto::google::protobuf::{Struct, Value, value::Kind};
 use crate::proto::istio::v1::auth::IstioCertificateRequest;
 use crate::proto::istio::v1::auth::istio_certificate_service_client::IstioCertificateServiceClient;
+
+/// Whom tokens for Istio's CA are usually for.
+pub const AUDIENCE: &str = "istio-ca";
 
 /// A header that goes with every call.
 pub type Header = (MetadataKey<Ascii>, MetadataValue<Ascii>);
@@ -28,8 +32,8 @@ pub type Header = (MetadataKey<Ascii>, MetadataValue<Ascii>);
 pub struct Citadel {
     /// Where the CA is.
     pub endpoint: Endpoint,
-    /// The workload's credential.
-    pub token: TokenFile,
+    /// Where the workload's credential comes from.
+    pub token: TokenSource,
     /// Presented instead of the token, where it is good and the CA asks for it.
     pub client_cert: Option<ClientCertFolder>,
     /// What was said last of a client certificate that is not used.
@@ -53,7 +57,7 @@ pub struct Citadel {
 #[expect(clippy::large_enum_variant, reason = "there is one, for the time of a call")]
 enum Credential {
     Certificate(ClientCertificate),
-    Token(Token),
+    Token(Bearer),
 }
 
 #[tonic::async_trait]
@@ -71,8 +75,12 @@ impl CertificateAuthority for Citadel {
         let address = self.endpoint.address.to_string();
         let origin = self.endpoint.address.origin().parse();
         let origin: http::Uri = origin.map_err(|_| CaError::Local(format!("{address} is no URI")))?;
+        let mut other_token = None;
         let (channel, answered) = loop {
-            let (channel, credential) = self.connect().await?;
+            let (channel, credential) = match other_token.take() {
+                Some(token) => self.connect_with(token).await?,
+                None => self.connect().await?,
+            };
             let certificate = credential.certificate();
             let call = self.call(message.clone(), &credential)?;
             let answered = IstioCertificateServiceClient::with_origin(channel.service(), origin.clone())
@@ -84,6 +92,10 @@ impl CertificateAuthority for Citadel {
                 // It had ended while it waited. The next one is new.
                 Err(status) if channel.is_reused && channel.is_untouched(&status) => {}
                 Err(status) => {
+                    other_token = self.other_token(&status, &credential).await;
+                    if other_token.is_some() {
+                        continue;
+                    }
                     let error = match channel.alert.explain(&address, certificate) {
                         Some(refused) => refused,
                         None => self.failed(&channel, &status, &credential),
@@ -106,24 +118,24 @@ impl Citadel {
     async fn connect(&self) -> Result<(Channel, Credential), CaError> {
         let certificate = match &self.client_cert {
             Some(folder) => folder.read(&self.clock).await,
-            None => return self.connect_with(self.token.read()?).await,
+            None => return self.connect_with(self.token.token().await?).await,
         };
         let certificate = match certificate {
             Ok(certificate) if self.was_refused(&certificate) => {
                 let why = NoClientCert::Refused { certificate: certificate.to_string() };
-                match self.token_instead(why) {
+                match self.token_instead(why).await {
                     Ok(token) => return self.connect_with(token).await,
                     // There is nothing else to call with, and the CA may have been mended.
                     Err(_) => certificate,
                 }
             }
             Ok(certificate) => certificate,
-            Err(why) => return self.connect_with(self.token_instead(why)?).await,
+            Err(why) => return self.connect_with(self.token_instead(why).await?).await,
         };
         let channel = self.connections.channel(&self.endpoint, Some(&certificate)).await;
         let channel = channel.map_err(|error| self.noted(error, Some(&certificate)))?;
         if !channel.has_presented {
-            let token = self.token_instead(NoClientCert::NotAsked)?;
+            let token = self.token_instead(NoClientCert::NotAsked).await?;
             return Ok((channel, Credential::Token(token)));
         }
         if self.repeats.lock().is_ok_and(|mut repeats| repeats.recovered()) {
@@ -132,7 +144,15 @@ impl Citadel {
         Ok((channel, Credential::Certificate(certificate)))
     }
 
-    async fn connect_with(&self, token: Token) -> Result<(Channel, Credential), CaError> {
+    /// What to try with at once, when the CA does not take the token.
+    async fn other_token(&self, status: &Status, credential: &Credential) -> Option<Bearer> {
+        match credential {
+            Credential::Token(token) if status.code() == Code::Unauthenticated => self.token.another(token).await,
+            _ => None,
+        }
+    }
+
+    async fn connect_with(&self, token: Bearer) -> Result<(Channel, Credential), CaError> {
         let channel = self.connections.channel(&self.endpoint, None).await;
         Ok((channel.map_err(|error| self.noted(error, None))?, Credential::Token(token)))
     }
@@ -156,8 +176,8 @@ impl Citadel {
         error
     }
 
-    fn token_instead(&self, why: NoClientCert) -> Result<Token, CaError> {
-        let token = match self.token.read() {
+    async fn token_instead(&self, why: NoClientCert) -> Result<Bearer, CaError> {
+        let token = match self.token.token().await {
             Ok(token) => token,
             Err(token) => return Err(CaError::NoCredential { certificate: Box::new(why), token }),
         };
@@ -218,19 +238,15 @@ impl Citadel {
     fn refusal(&self, status: &Status, credential: &Credential) -> String {
         let message = match credential {
             // Some servers quote the token that they refuse.
-            Credential::Token(token) => status.message().replace(token.secret(), "(the token)"),
-            Credential::Certificate(_) => status.message().to_owned(),
+            Credential::Token(token) => token.hidden_in(status.message()),
+            Credential::Certificate(_) => limits::foreign(status.message()),
         };
-        let message = limits::foreign(&message);
         if status.code() != Code::Unauthenticated {
             return message;
         }
         let cluster = &self.cluster_id;
         let with = match credential {
-            Credential::Token(token) => {
-                let path = self.token.path().display();
-                format!("{}; it is read from {path}", token.describe(self.clock.now()))
-            }
+            Credential::Token(token) => format!("{}{}", self.token.describe(token), audience_hint(token)),
             Credential::Certificate(certificate) => {
                 format!("it was called with the client certificate {certificate}, and without the token")
             }
@@ -243,6 +259,16 @@ impl Citadel {
 fn metadata(cert_signer: &str) -> Struct {
     let signer = Value { kind: Some(Kind::StringValue(cert_signer.to_owned())) };
     Struct { fields: [("CertSigner".to_owned(), signer)].into() }
+}
+
+/// What Istio's CA wants, where the token is for somebody else.
+fn audience_hint(token: &Token) -> &'static str {
+    match token.claims() {
+        Some(claims) if !claims.audiences.iter().any(|audience| audience == AUDIENCE) => {
+            "; istiod usually wants a token for the audience istio-ca"
+        }
+        _ => "",
+    }
 }
 
 impl Credential {

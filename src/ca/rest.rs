@@ -1,4 +1,4 @@
-//! Calls to CAs that take requests over HTTP/1.1: JSON there and back, one connection for each call.
+//! Calls to CAs, and to whoever gives tokens for them, over HTTP/1.1: mostly JSON, one connection for each call.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -9,8 +9,9 @@ use http::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RETRY_AFT
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper_util::rt::TokioIo;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use tonic::metadata::MetadataMap;
-use zeroize::Zeroizing;
+use zeroize::{Zeroize as _, Zeroizing};
 
 use super::citadel::Header;
 use super::endpoint::{self, Connected, Endpoint, Protocol};
@@ -26,7 +27,7 @@ pub struct Call<'a> {
     pub path: &'a str,
     /// Beside those that every call has. Credentials are marked as sensitive.
     pub headers: HeaderMap,
-    /// JSON. It may hold a credential.
+    /// JSON, unless the headers say otherwise. It may hold a credential.
     pub body: Option<Zeroizing<Vec<u8>>>,
 }
 
@@ -35,6 +36,8 @@ pub struct Call<'a> {
 pub struct Reply {
     /// 200 and so on.
     pub status: StatusCode,
+    /// Its headers.
+    pub headers: HeaderMap,
     /// Of [`limits::CA_ANSWER_BYTES`] at most.
     pub body: Bytes,
     /// How long the server asks to be left alone.
@@ -77,7 +80,8 @@ pub async fn call(endpoint: &Endpoint, call: Call<'_>) -> Result<Reply, CaError>
             false => broken(&*error),
         });
         let body = body?.to_bytes();
-        Ok(Reply { status: head.status, body, retry_after: retry_after(&head.headers) })
+        let retry_after = retry_after(&head.headers);
+        Ok(Reply { status: head.status, headers: head.headers, body, retry_after })
     };
     tokio::select! {
         reply = exchange => reply,
@@ -86,6 +90,15 @@ pub async fn call(endpoint: &Endpoint, call: Call<'_>) -> Result<Reply, CaError>
 }
 
 impl Reply {
+    /// What `read` makes of the body, whose bytes are wiped then: they may hold a credential.
+    pub fn read_and_wipe<T>(self, read: impl FnOnce(&[u8]) -> T) -> T {
+        let it = read(&self.body);
+        if let Ok(mut bytes) = self.body.try_into_mut() {
+            bytes.zeroize();
+        }
+        it
+    }
+
     /// The answer, if the server was content; else what it said, made into an error by `explain`.
     pub fn success(
         self,
@@ -117,6 +130,12 @@ pub(super) fn with_causes(error: &(dyn Error + 'static)) -> String {
         return "the server ended it".to_owned();
     }
     causes().map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// `text` as a value of a form or a query.
+pub fn encoded(text: &str) -> PercentEncode<'_> {
+    const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+    utf8_percent_encode(text, UNRESERVED)
 }
 
 /// The configured headers, as a call takes them.

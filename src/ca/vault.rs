@@ -11,12 +11,13 @@ use std::sync::Mutex;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
-use zeroize::{Zeroize as _, Zeroizing};
+use zeroize::Zeroizing;
 
 use self::access::{Door, Pass};
 use self::words::Asked;
 use super::citadel::Header;
 use super::endpoint::Endpoint;
+use super::token;
 use super::{Answer, BadAnswer, CaError, CertificateAuthority, SigningRequest, rest};
 use crate::backoff::Repeats;
 use crate::clock::Clock;
@@ -62,8 +63,8 @@ pub enum Access {
         mount: MountPath,
         /// The auth method's role.
         role: String,
-        /// The JWT.
-        jwt: TokenFile,
+        /// Where the JWT comes from.
+        jwt: token::Settings,
     },
 }
 
@@ -215,12 +216,7 @@ impl Server {
                 retry_after: reply.retry_after,
             });
         }
-        let read = serde_json::from_slice(&reply.body);
-        // It may hold a token.
-        if let Ok(mut bytes) = reply.body.try_into_mut() {
-            bytes.zeroize();
-        }
-        read.map_err(|_| {
+        reply.read_and_wipe(|body| serde_json::from_slice(body)).map_err(|_| {
             let words = "it is not JSON; is --ca-address that of a Vault?".to_owned();
             BadAnswer::Unreadable(words).into()
         })

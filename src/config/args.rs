@@ -77,6 +77,28 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", help_heading = "CA")]
     pub cert_signer: Option<String>,
 
+    /// Where the token for citadel and vault comes from: file (--token-file), exchange (a token service gives
+    /// one for that file's), gce (the metadata server of Google Cloud's machines; GCE_METADATA_HOST names another)
+    /// [default: exchange with --token-exchange-url; else file]
+    #[arg(long, value_name = "SOURCE", help_heading = "Token exchange")]
+    pub token_source: Option<String>,
+    /// The token service (RFC 8693), which gets the token in --token-file as a form
+    #[arg(long, value_name = "URL", help_heading = "Token exchange")]
+    pub token_exchange_url: Option<String>,
+    /// Whom the token service is to give a token for; for Google's, the full name of the identity provider
+    #[arg(long, value_name = "AUDIENCE", help_heading = "Token exchange")]
+    pub token_exchange_audience: Option<String>,
+    /// What the token is to be good for, with spaces between several
+    #[arg(long, value_name = "SCOPE", help_heading = "Token exchange")]
+    pub token_exchange_scope: Option<String>,
+    /// The root of the token service's TLS certificate: a PEM file, or system [default: system]
+    #[arg(long, value_name = "FILE", help_heading = "Token exchange")]
+    pub token_exchange_root: Option<String>,
+    /// Whom the metadata server's identity token is for
+    /// [default with --ca citadel: istio-ca]
+    #[arg(long, value_name = "AUDIENCE", help_heading = "Token exchange")]
+    pub gce_audience: Option<String>,
+
     /// Where the PKI secrets engine is mounted [default: pki]
     #[arg(long, value_name = "PATH", help_heading = "Vault")]
     pub vault_pki_mount: Option<String>,

@@ -1,3 +1,5 @@
+mod tokens;
+
 use clap::Parser;
 
 use super::*;
@@ -464,7 +466,7 @@ fn vaults_options_and_what_is_missing_among_them() {
     assert_eq!((settings.namespace, settings.roots), (None, None));
     let Access::Login { mount, role, jwt } = settings.access else { panic!("no login") };
     assert_eq!((mount.to_string(), role.as_str()), ("kubernetes".to_owned(), "app"));
-    assert_eq!(jwt.path().to_str(), Some("/var/run/secrets/tokens/istio-token"));
+    assert_eq!(jwt, TokenFile::new("/var/run/secrets/tokens/istio-token").into());
 
     let line = "--ca-address http://vault --vault-pki-mount /teams/blue/pki/ --vault-role a.b --vault-auth-role app \
                 --vault-auth-mount auth/jwt/ --vault-namespace team-a/ --vault-root r.pem";

@@ -5,6 +5,7 @@ use http::HeaderValue;
 use super::args::RunArgs;
 use super::reader::{Found, Reader};
 use super::{Chosen, ProviderName};
+use crate::ca::token;
 use crate::ca::vault::{Access, MountPath, RoleName, Settings};
 use crate::credential::TokenFile;
 
@@ -14,7 +15,7 @@ pub(super) fn settings(
     r: &mut Reader<'_>,
     args: &RunArgs,
     chosen: Chosen,
-    jwt: &TokenFile,
+    jwt: &token::Settings,
 ) -> Option<Settings> {
     let mount = r.parsed("vault-pki-mount", &args.vault_pki_mount, &[], str::parse::<MountPath>);
     let role = r.parsed("vault-role", &args.vault_role, &[], str::parse::<RoleName>);
@@ -61,7 +62,7 @@ fn access(
     mount: Found<MountPath>,
     role: Found<String>,
     token: Found<String>,
-    jwt: &TokenFile,
+    jwt: &token::Settings,
 ) -> Option<Access> {
     for (level, from) in [(role.level, &role.from), (mount.level, &mount.from)] {
         if token.value.is_some() && token.level == level {

@@ -220,7 +220,7 @@ fn client(vault: &FakeVault, folder: &Path) -> (Arc<Vault>, Clock) {
         access: Access::Login {
             mount: "kubernetes".parse().unwrap(),
             role: "app".to_owned(),
-            jwt: TokenFile::new(jwt),
+            jwt: TokenFile::new(jwt).into(),
         },
         roots: None,
     };

@@ -10,6 +10,7 @@ use attache::ca::citadel::Citadel;
 use attache::ca::client_cert::ClientCertFolder;
 use attache::ca::endpoint::{Endpoint, Protocol, Roots};
 use attache::ca::grpc::Connections;
+use attache::ca::token::TokenSource;
 use attache::ca::{CaError, CertificateAuthority as _, SigningRequest};
 use attache::clock::Clock;
 use attache::credential::TokenFile;
@@ -402,7 +403,7 @@ async fn attache_ca_refuses_a_certificate_that_has_expired() {
     let clock = Clock::starting_at(SystemTime::now() - Duration::from_secs(2 * 3600));
     let citadel = Citadel {
         endpoint: endpoint(&ca, folder),
-        token: TokenFile::new(folder.join("no-token")),
+        token: TokenSource::new(TokenFile::new(folder.join("no-token")).into(), clock.clone()),
         client_cert: Some(ClientCertFolder::new(client)),
         repeats: Mutex::default(),
         refused: Mutex::default(),

@@ -38,4 +38,5 @@ mod scale;
 mod start_stop;
 mod state;
 mod support;
+mod tokens;
 mod wire;

@@ -9,12 +9,14 @@ use zeroize::Zeroizing;
 
 use super::words::Asked;
 use super::{Access, MountPath, Server, with_token};
+use crate::ca::token::TokenSource;
 use crate::ca::{BadAnswer, CaError};
 use crate::clock::Clock;
 use crate::credential::{Token, TokenFile};
 
 /// Where calls get their token.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one, for as long as the agent runs")]
 pub(super) enum Door {
     Token(TokenFile),
     Login(Login),
@@ -50,7 +52,7 @@ pub(super) enum Need {
 pub(super) struct Login {
     mount: MountPath,
     role: String,
-    jwt: TokenFile,
+    jwt: TokenSource,
     clock: Clock,
     session: Mutex<Option<Arc<Session>>>,
     /// One call at a time logs in; those that wait for it use what it got.
@@ -64,7 +66,7 @@ impl Door {
             Access::Login { mount, role, jwt } => Self::Login(Login {
                 mount,
                 role,
-                jwt,
+                jwt: TokenSource::new(jwt, clock.clone()),
                 clock,
                 session: Mutex::default(),
                 turn: Semaphore::new(1),
@@ -93,10 +95,10 @@ impl Door {
         const WAY_OUT: &str = "pass --spiffe-id, or --namespace and --service-account";
         let reason = match self {
             Self::Token(_) => "nothing tells this workload's",
-            Self::Login(login) => match login.jwt.read() {
+            Self::Login(login) => match login.jwt.file().map(TokenFile::read) {
                 // Where the JWT is missing, so is the identity.
-                Err(missing) => return missing.into(),
-                Ok(_) => "the token names no service account",
+                Some(Err(missing)) => return missing.into(),
+                _ => "the token names no service account",
             },
         };
         CaError::Local(format!("Vault has to be asked for an identity, and {reason}: {WAY_OUT}"))
@@ -147,6 +149,9 @@ impl Session {
     }
 }
 
+/// How versions of Vault answer a JWT that they do not take.
+const REFUSALS: [u16; 4] = [400, 401, 403, 500];
+
 impl Login {
     async fn pass(&self, server: &Server, refused: Option<&Pass>) -> Result<Pass, CaError> {
         let turn = self.turn.acquire().await;
@@ -170,11 +175,21 @@ impl Login {
     }
 
     async fn log_in(&self, server: &Server) -> Result<Arc<Session>, CaError> {
-        let jwt = self.jwt.read()?;
         let path = format!("auth/{}/login", self.mount);
-        let asked = Asked::Login { path: &path, role: &self.role, jwt: &self.jwt, now: self.clock.now() };
-        let body = login_body(&self.role, &jwt)?;
-        let reply = server.post(&format!("/v1/{path}"), <_>::default(), body, &asked, &jwt).await?;
+        let asked = Asked::Login { path: &path, role: &self.role, jwt: &self.jwt };
+        let post = async |jwt: &Token| {
+            let body = login_body(&self.role, jwt)?;
+            server.post(&format!("/v1/{path}"), <_>::default(), body, &asked, jwt).await
+        };
+        let mut jwt = self.jwt.token().await?;
+        let mut reply = post(&jwt).await;
+        while matches!(&reply, Err(CaError::Status { status, .. }) if REFUSALS.contains(&status.as_u16()))
+            && let Some(other) = self.jwt.another(&jwt).await
+        {
+            jwt = other;
+            reply = post(&jwt).await;
+        }
+        let reply = reply?;
         let session = Session::new(reply, self.clock.now())?;
         tracing::debug!(path, role = self.role, lease = ?session.lease, "logged in to Vault");
         Ok(self.store(session))

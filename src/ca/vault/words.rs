@@ -1,19 +1,17 @@
 //! What Vault means when it refuses, for whoever has to mend it.
 
-use std::time::SystemTime;
-
 use http::StatusCode;
 use serde_json::Value;
 
 use super::texts;
+use crate::ca::token::TokenSource;
 use crate::credential::{Token, TokenFile};
-use crate::limits;
 
 /// What Vault was asked.
 #[derive(Debug)]
 pub(super) enum Asked<'a> {
     Sign { path: &'a str, token: Option<&'a TokenFile> },
-    Login { path: &'a str, role: &'a str, jwt: &'a TokenFile, now: SystemTime },
+    Login { path: &'a str, role: &'a str, jwt: &'a TokenSource },
     Renewal,
 }
 
@@ -24,7 +22,7 @@ pub(super) fn explain(status: StatusCode, body: &[u8], asked: &Asked<'_>, secret
         // A proxy, or no Vault at all.
         _ => String::from_utf8_lossy(body).trim().to_owned(),
     };
-    let said = limits::foreign(&said.replace(secret.secret(), "(the token)"));
+    let said = secret.hidden_in(&said);
     let mut message = match asked {
         Asked::Sign { path, .. } | Asked::Login { path, .. } => (*path).to_owned(),
         Asked::Renewal => "renewing the token".to_owned(),
@@ -39,9 +37,7 @@ pub(super) fn explain(status: StatusCode, body: &[u8], asked: &Asked<'_>, secret
 fn way_out(status: StatusCode, said: &str, asked: &Asked<'_>, secret: &Token) -> String {
     match asked {
         Asked::Sign { path, token } => of_signing(status.as_u16(), said, path, *token),
-        Asked::Login { role, jwt, now, .. } => of_login(status.as_u16(), said, role, || {
-            format!("{}; it is read from {}", secret.describe(*now), jwt.path().display())
-        }),
+        Asked::Login { role, jwt, .. } => of_login(status.as_u16(), said, role, || jwt.describe(secret)),
         Asked::Renewal => None,
     }
     .or_else(|| of_the_server(status.as_u16()).map(str::to_owned))
@@ -131,6 +127,7 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
+    use crate::clock::Clock;
 
     #[test]
     fn each_refusal_comes_with_what_to_do() {
@@ -138,7 +135,8 @@ mod tests {
         let sign = Asked::Sign { path: "pki/sign/web", token: None };
         let with_file = Asked::Sign { path: "pki/sign/web", token: Some(&file) };
         let now = UNIX_EPOCH + Duration::from_secs(9);
-        let login = Asked::Login { path: "auth/kubernetes/login", role: "web", jwt: &file, now };
+        let jwt = TokenSource::new(file.clone().into(), Clock::starting_at(now));
+        let login = Asked::Login { path: "auth/kubernetes/login", role: "web", jwt: &jwt };
         let uri = "URI Subject Alternative Names were provided via CSR which are not valid for this role";
         let expiry = "cannot satisfy request, as TTL would result in notAfter of X that is beyond the expiration of the CA certificate at Y";
         let cases = [

@@ -156,6 +156,8 @@ struct State {
     future: DevelopmentCa,
     stranger: DevelopmentCa,
     identity: SpiffeId,
+    /// What happens during the next call.
+    meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 #[derive(Clone)]
@@ -200,6 +202,7 @@ impl FakeCa {
             future: open("fake-ca", Clock::starting_at(now + hour)),
             stranger: open("stranger", Clock::system()),
             identity: identity.parse().unwrap(),
+            meanwhile: Mutex::default(),
         };
         let acceptor = tls.map(|tls| acceptor(&state.ca, tls));
         let service = Service { state: Arc::new(state), client: None };
@@ -240,6 +243,11 @@ impl FakeCa {
     pub fn switch(&self, signer: &Arc<DevelopmentCa>, named: &[&Arc<DevelopmentCa>]) {
         let named = named.iter().copied().map(Arc::clone).collect();
         *self.service.state.office.lock().unwrap() = Office { signer: Arc::clone(signer), named };
+    }
+
+    /// Has `happen` happen during the next call. After it the CA is good.
+    pub fn during_next_call(&self, happen: impl FnOnce() + Send + 'static) {
+        *self.service.state.meanwhile.lock().unwrap() = Some(Box::new(happen));
     }
 
     pub fn calls(&self) -> Vec<Call> {
@@ -377,6 +385,11 @@ impl IstioCertificateService for Service {
         let answered = || self.state.calls.lock().unwrap()[number].time.1 = Some(Instant::now());
         let mood = *self.state.mood.lock().unwrap();
         let Office { signer, named } = self.state.office.lock().unwrap().clone();
+        let meanwhile = self.state.meanwhile.lock().unwrap().take();
+        if let Some(happen) = meanwhile {
+            happen();
+            *self.state.mood.lock().unwrap() = Mood::Good;
+        }
         let ttl = Duration::from_secs(request.validity_duration.try_into().unwrap());
         let asked = CertificateSigningRequestDer::from_pem_slice(request.csr.as_bytes()).unwrap();
         let leaf = match mood {

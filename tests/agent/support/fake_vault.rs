@@ -191,7 +191,8 @@ impl Drop for FakeVault {
     }
 }
 
-fn acceptor(ca: &DevelopmentCa) -> TlsAcceptor {
+/// TLS as a server of 127.0.0.1, for HTTP of both versions.
+pub fn acceptor(ca: &DevelopmentCa) -> TlsAcceptor {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let (chain, key) = ca.issue_server(&[], &[[127, 0, 0, 1].into()]).unwrap();
     let config = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();

@@ -15,3 +15,4 @@ pub mod rough_h2;
 pub mod provider;
 pub mod proxy;
 pub mod sds;
+pub mod token_service;

@@ -1,0 +1,115 @@
+//! Where tokens come from.
+
+use super::*;
+use crate::ca::token::exchange::Exchange;
+use crate::ca::token::metadata::{MetadataServer, Wanted};
+use crate::ca::token::{Service, Settings};
+
+fn token(line: &str, environment: &[(&str, &str)]) -> Settings {
+    match config(line, environment).unwrap().provider {
+        Provider::Citadel { token, .. } => token,
+        Provider::Vault { settings, .. } => match settings.access {
+            vault_ca::Access::Login { jwt, .. } => jwt,
+            vault_ca::Access::Token(_) => panic!("no login"),
+        },
+        other => panic!("it takes no token: {other:?}"),
+    }
+}
+
+fn exchange(line: &str, environment: &[(&str, &str)]) -> Exchange {
+    match token(line, environment) {
+        Settings::Service { service: Service::Exchange(exchange), .. } => exchange,
+        other => panic!("no exchange: {other:?}"),
+    }
+}
+
+fn metadata(line: &str, environment: &[(&str, &str)]) -> MetadataServer {
+    match token(line, environment) {
+        Settings::Service { service: Service::Metadata(server), .. } => server,
+        other => panic!("no metadata server: {other:?}"),
+    }
+}
+
+#[test]
+fn the_source_of_tokens_follows_from_what_is_set() {
+    let default = TokenFile::new("/var/run/secrets/tokens/istio-token");
+    assert_eq!(token("--ca-address ca:1", &[]), default.clone().into());
+    let url = "https://sts.example:8443/a/token?b=c";
+    let line = format!(
+        "--ca-address ca:1 --token-exchange-url {url} --token-exchange-audience istio-ca --ca-timeout 4s"
+    );
+    let found = exchange(&line, &[("ATTACHE_TOKEN_EXCHANGE_SCOPE", "a b")]);
+    assert_eq!((found.url, found.roots, found.subject), (url.parse().unwrap(), Roots::System, default));
+    assert_eq!((found.audience.as_deref(), found.scope.as_deref()), (Some("istio-ca"), Some("a b")));
+    let Settings::Service { patience, .. } = token(&line, &[]) else { panic!("a file") };
+    assert_eq!(patience, Duration::from_secs(2), "the CA has half of the time");
+
+    let vault = "--ca vault --ca-address v --vault-role r --vault-auth-role a";
+    assert_eq!(exchange(&format!("{vault} --token-exchange-url http://sts/t"), &[]).scope, None);
+    let plain = config("--ca-address ca:1 --token-exchange-url http://sts/t", &[]).unwrap();
+    assert!(
+        plain.notes.iter().any(|note| note.contains("goes to http://sts:80 in plain text")),
+        "{:?}",
+        plain.notes
+    );
+}
+
+#[test]
+fn the_metadata_server_gives_what_the_ca_takes() {
+    let found = metadata("--ca-address ca:1 --token-source gce", &[]);
+    assert_eq!(found.address.to_string(), "http://metadata.google.internal:80");
+    let audience = |audience: &str| Wanted::Identity { audience: audience.to_owned() };
+    assert_eq!(found.wanted, audience("istio-ca"));
+    let vault = "--ca vault --ca-address v --vault-role r --vault-auth-role a --gce-audience vault";
+    let environment = [("ATTACHE_TOKEN_SOURCE", "gce"), ("GCE_METADATA_HOST", "127.0.0.1:8080")];
+    let found = metadata(vault, &environment);
+    assert_eq!(
+        (found.address.to_string().as_str(), found.wanted),
+        ("http://127.0.0.1:8080", audience("vault"))
+    );
+}
+
+#[test]
+fn what_is_wrong_with_a_source_of_tokens_is_said_with_the_way_out() {
+    let ca = "--ca-address ca:1";
+    let cases: [(String, &[&str]); 9] = [
+        (format!("{ca} --token-source vault"), &["choose file, exchange or gce"]),
+        (format!("{ca} --token-source exchange"), &["--token-exchange-url URL"]),
+        (format!("{ca} --token-exchange-url sts.example/token"), &["the shape is https://HOST/PATH"]),
+        (format!("{ca} --token-exchange-url https://me@sts.example/"), &["the shape is https://HOST/PATH"]),
+        (
+            format!("{ca} --token-exchange-audience a --token-exchange-scope b"),
+            &[
+                "--token-exchange-audience is for --token-source exchange alone",
+                "--token-exchange-scope is for --token-source exchange alone",
+            ],
+        ),
+        (
+            format!("{ca} --token-source gce --token-exchange-url https://a/"),
+            &["--token-exchange-url https://a/ is for --token-source exchange alone"],
+        ),
+        (format!("{ca} --gce-audience a"), &["--gce-audience is for --token-source gce alone"]),
+        (
+            "--ca vault --ca-address v --vault-role r --vault-auth-role a --token-source gce".to_owned(),
+            &["--gce-audience AUDIENCE"],
+        ),
+        (
+            "--ca embedded --token-source gce --token-exchange-root r".to_owned(),
+            &["--token-source gce is for CAs that take such a token", "--token-exchange-root is for CAs"],
+        ),
+    ];
+    for (line, words) in cases {
+        let all = mistakes(&line, &[]);
+        assert_eq!(all.len(), words.len(), "{line}: {all:#?}");
+        for word in words {
+            assert!(all.iter().any(|mistake| mistake.contains(word)), "{word}: {all:#?}");
+        }
+    }
+    let inherited = [("ATTACHE_TOKEN_SOURCE", "gce"), ("ATTACHE_TOKEN_EXCHANGE_URL", "https://a/")];
+    assert!(mistakes("--ca embedded", &inherited).is_empty(), "of another level");
+    assert_eq!(
+        token(&format!("{ca} --token-source file"), &inherited[1..]),
+        token(ca, &[]),
+        "of another level"
+    );
+}

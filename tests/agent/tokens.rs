@@ -1,0 +1,324 @@
+//! Where tokens come from: a file, a token service, the metadata server; and what becomes of one that a CA refuses.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use attache::ca::citadel::Citadel;
+use attache::ca::endpoint::{Endpoint, Roots};
+use attache::ca::token::exchange::Exchange;
+use attache::ca::token::{Service, Settings, TokenSource};
+use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
+use attache::clock::Clock;
+use attache::credential::TokenFile;
+use attache::pki::csr;
+use attache::pki::key::{KeyType, SigningKey};
+use tonic::Code;
+use tonic::metadata::MetadataValue;
+
+use crate::support::fake_ca::{FakeCa, Mood as CaMood};
+use crate::support::fake_vault::FakeVault;
+use crate::support::files::{spiffe, token};
+use crate::support::process::Agent;
+use crate::support::token_service::{Mood, TokenService};
+
+fn strs(all: &[String]) -> Vec<&str> {
+    all.iter().map(String::as_str).collect()
+}
+
+/// What `service` is asked, with its subject in `folder`.
+fn exchange(service: &TokenService, folder: &Path, scheme: &str, roots: Roots) -> Exchange {
+    Exchange {
+        url: format!("{scheme}://{}/v1/token", service.address).parse().unwrap(),
+        roots,
+        subject: TokenFile::new(service.subject_file(folder)),
+        audience: None,
+        scope: None,
+    }
+}
+
+fn settings(exchange: Exchange, patience: Duration) -> Settings {
+    Settings::Service { service: Service::Exchange(exchange), patience }
+}
+
+/// A source of tokens, and a clock that a test can set.
+fn source(service: &TokenService, folder: &Path) -> (Arc<TokenSource>, Clock) {
+    #[expect(clippy::disallowed_methods, reason = "tokens of now")]
+    let clock = Clock::starting_at(SystemTime::now());
+    let settings = settings(exchange(service, folder, "http", Roots::System), Duration::from_secs(30));
+    (Arc::new(TokenSource::new(settings, clock.clone())), clock)
+}
+
+#[tokio::test]
+async fn a_token_is_kept_until_it_nears_its_end_or_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let service = TokenService::start().await;
+    let (source, clock) = source(&service, folder.path());
+    let first = source.token().await.unwrap();
+    assert_eq!(source.token().await.unwrap().secret(), first.secret());
+    assert!(source.another(&first).await.is_none(), "it had only just been got");
+    // But it is not kept.
+    let second = source.token().await.unwrap();
+    assert_ne!(second.secret(), first.secret());
+    let kept = source.token().await.unwrap();
+    let third = source.another(&kept).await.unwrap();
+    assert_eq!(service.given(), [first.secret(), second.secret(), third.secret()]);
+    assert_eq!(source.token().await.unwrap().secret(), third.secret());
+    // A refusal that comes late is not one of the newer token.
+    assert!(source.another(&second).await.is_none());
+    assert_eq!(source.token().await.unwrap().secret(), third.secret());
+
+    clock.set_by(2_690_000);
+    assert_eq!(source.token().await.unwrap().secret(), third.secret());
+    clock.set_by(20_000);
+    assert_ne!(source.token().await.unwrap().secret(), third.secret());
+    assert_eq!(service.given().len(), 4);
+}
+
+#[tokio::test]
+async fn calls_at_once_share_an_exchange_and_one_that_is_given_up_holds_nobody_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let service = TokenService::start().await;
+    let (source, _) = source(&service, folder.path());
+    service.set(Mood::Hang);
+    let asked = async {
+        while service.calls().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        _ = source.token() => panic!("nothing was given"),
+        () = asked => {}
+    }
+    service.set(Mood::Good);
+    let calls: Vec<_> = (0..8)
+        .map(|_| {
+            let source = Arc::clone(&source);
+            tokio::spawn(async move { source.token().await.map(|token| token.secret().to_owned()) })
+        })
+        .collect();
+    for call in calls {
+        assert_eq!(call.await.unwrap().unwrap(), service.given()[0]);
+    }
+    assert_eq!(service.calls().len(), 2);
+}
+
+#[tokio::test]
+async fn whatever_a_token_service_answers_it_is_said_and_the_next_exchange_succeeds() {
+    use Class::{Lasting, Transient};
+    let folder = tempfile::tempdir().unwrap();
+    let service = TokenService::start().await;
+    let (source, _) = source(&service, folder.path());
+    let own = "the token is for system:serviceaccount:default:web, audience [sts], valid until";
+    let google = r#"{"error":{"code":503,"message":"try later","status":"UNAVAILABLE"}}"#;
+    let cases = [
+        (Mood::Cut, "broke before it had answered", Transient),
+        (Mood::Huge, "longer than 1048576 bytes", Lasting),
+        (Mood::Html, "its answer is not JSON; is --token-exchange-url", Lasting),
+        (Mood::OtherJson, "no access_token", Lasting),
+        (Mood::TwoLines, "one line of printable ASCII", Lasting),
+        (Mood::DPoP, "\"DPoP\"", Lasting),
+        (Mood::Refuse(400, "invalid_grant", "expired"), own, Transient),
+        (
+            Mood::Refuse(400, "invalid_grant", ""),
+            "400 Bad Request: invalid_grant: it does not take",
+            Transient,
+        ),
+        (Mood::Refuse(400, "invalid_request", "bad audience"), "--token-exchange-audience", Lasting),
+        (Mood::Refuse(400, "invalid_target", ""), "--token-exchange-audience", Lasting),
+        (Mood::Refuse(400, "invalid_scope", ""), "--token-exchange-scope", Lasting),
+        (Mood::Refuse(401, "invalid_client", ""), "authenticate by more than the token", Transient),
+        (Mood::Refuse(400, "unsupported_grant_type", ""), "--token-exchange-url", Lasting),
+        (Mood::Say(307, ""), "sends callers elsewhere", Lasting),
+        (Mood::Say(403, "<html>\nno"), "<html>\u{fffd}no: it does not take", Lasting),
+        (Mood::Say(404, ""), "404 Not Found: is --token-exchange-url right?", Lasting),
+        (Mood::Say(429, ""), "too often", Transient),
+        (Mood::Say(503, google), "503 Service Unavailable: try later", Transient),
+    ];
+    for (mood, words, class) in cases {
+        service.set(mood);
+        let error = source.token().await.unwrap_err();
+        assert!(error.to_string().starts_with("the token service at http://127.0.0.1:"), "{mood:?}: {error}");
+        assert!(error.to_string().contains(words) && error.class() == class, "{mood:?}: {error}");
+        assert!(!format!("{error:?}").contains(&service.subject()), "{error:?}");
+    }
+    service.set(Mood::Good);
+    source.token().await.unwrap();
+
+    std::fs::write(folder.path().join("subject-token"), "").unwrap();
+    source.token().await.unwrap();
+    let kept = source.token().await.unwrap();
+    assert!(source.another(&kept).await.is_none());
+    let error = source.token().await.unwrap_err();
+    assert!(error.to_string().contains("subject-token is empty"), "{error}");
+}
+
+#[tokio::test]
+async fn a_token_service_that_is_slow_is_told_from_a_ca_that_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let service = TokenService::start().await;
+    let exchange = exchange(&service, folder.path(), "http", Roots::System);
+    let source = TokenSource::new(settings(exchange, Duration::from_millis(300)), Clock::system());
+    for mood in [Mood::Hang, Mood::Slow] {
+        service.set(mood);
+        let error = source.token().await.unwrap_err();
+        assert!(error.to_string().contains("it did not answer within 300ms"), "{mood:?}: {error}");
+        assert_eq!(error.class(), Class::Transient);
+    }
+}
+
+#[tokio::test]
+async fn a_token_service_is_known_by_its_tls_certificate() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ca = folder.join("ca");
+    let service = TokenService::start_at("127.0.0.1:0".parse().unwrap(), Some(&ca)).await;
+    let stranger = folder.join("stranger");
+    attache::ca::embedded::DevelopmentCa::open(&stranger, Clock::system()).unwrap();
+    let cases = [
+        (stranger.join("root-cert.pem"), Some("set --token-exchange-root to the root")),
+        (folder.join("nowhere.pem"), Some("with --token-exchange-root FILE")),
+        (ca.join("root-cert.pem"), None),
+    ];
+    for (root, words) in cases {
+        let exchange = exchange(&service, folder, "https", Roots::File(root));
+        let source = TokenSource::new(settings(exchange, Duration::from_secs(30)), Clock::system());
+        match (source.token().await, words) {
+            (Ok(_), None) => {}
+            (Err(error), Some(words)) => assert!(error.to_string().contains(words), "{error}"),
+            (token, _) => panic!("{token:?}"),
+        }
+    }
+}
+
+fn a_request() -> SigningRequest {
+    let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+    let csr = csr::request(&key, None).unwrap();
+    SigningRequest { csr, identity: None, ttl: Duration::from_secs(60) }
+}
+
+fn citadel(ca: &FakeCa, token: Settings) -> Citadel {
+    let address = format!("http://{}", ca.address).parse().unwrap();
+    Citadel {
+        endpoint: Endpoint { address, roots: Roots::System, server_name: None },
+        token: TokenSource::new(token, Clock::system()),
+        client_cert: None,
+        repeats: Mutex::default(),
+        refused: Mutex::default(),
+        cluster_id: MetadataValue::from_static("Kubernetes"),
+        headers: Vec::new(),
+        clock: Clock::system(),
+    }
+}
+
+/// The tokens that the CA was called with.
+fn bearers(ca: &FakeCa) -> Vec<String> {
+    let header =
+        |value: &MetadataValue<_>| value.to_str().unwrap().strip_prefix("Bearer ").unwrap().to_owned();
+    ca.calls().iter().map(|call| header(call.metadata.get("authorization").unwrap())).collect()
+}
+
+#[tokio::test]
+async fn a_refused_token_that_was_rotated_meanwhile_is_read_again_within_the_same_try() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let file = folder.path().join("token");
+    std::fs::write(&file, "outdated").unwrap();
+    let citadel = citadel(&ca, TokenFile::new(&file).into());
+    ca.set(CaMood::Refuse(Code::Unauthenticated));
+    ca.during_next_call(move || std::fs::write(file, "rotated").unwrap());
+    citadel.sign(&a_request()).await.unwrap();
+    assert_eq!(bearers(&ca), ["outdated", "rotated"]);
+
+    // The same one again would be refused again.
+    ca.set(CaMood::Refuse(Code::Unauthenticated));
+    let error = citadel.sign(&a_request()).await.unwrap_err();
+    assert!(error.to_string().contains("the token is not a JWT; it is read from"), "{error}");
+    assert_eq!(bearers(&ca).len(), 3);
+    // Another refusal is not about the token.
+    ca.set(CaMood::Refuse(Code::PermissionDenied));
+    let path = folder.path().join("token");
+    ca.during_next_call(move || std::fs::write(path, "rotated-again").unwrap());
+    citadel.sign(&a_request()).await.unwrap_err();
+    assert_eq!(bearers(&ca).len(), 4);
+}
+
+#[tokio::test]
+async fn istios_ca_gets_what_the_token_was_exchanged_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let service = TokenService::start().await;
+    let exchange = exchange(&service, folder.path(), "http", Roots::System);
+    let citadel = citadel(&ca, settings(exchange, Duration::from_secs(30)));
+    citadel.sign(&a_request()).await.unwrap();
+    ca.set(CaMood::Refuse(Code::Unauthenticated));
+    ca.during_next_call(|| {});
+    citadel.sign(&a_request()).await.unwrap();
+    let given = service.given();
+    assert_eq!(given.len(), 2);
+    assert_eq!(bearers(&ca), [0, 0, 1].map(|index| given[index].clone()));
+
+    // None that was refused is used again.
+    ca.set(CaMood::Refuse(Code::Unauthenticated));
+    citadel.sign(&a_request()).await.unwrap_err();
+    ca.set(CaMood::Good);
+    citadel.sign(&a_request()).await.unwrap();
+    let given = service.given();
+    assert_eq!(bearers(&ca), [0, 0, 1, 1, 2, 3].map(|index| given[index].clone()));
+}
+
+#[tokio::test]
+async fn a_token_for_somebody_else_is_told_with_whom_istios_ca_wants() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    ca.set(CaMood::Refuse(Code::Unauthenticated));
+    let file = folder.path().join("token");
+    let citadel = citadel(&ca, TokenFile::new(&file).into());
+    let hint = "istiod usually wants a token for the audience istio-ca";
+    for (audience, expected) in [("vault", true), ("istio-ca", false)] {
+        std::fs::write(&file, token("web", audience, 60)).unwrap();
+        let error = citadel.sign(&a_request()).await.unwrap_err().to_string();
+        assert_eq!(error.contains(hint), expected, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn the_metadata_servers_identity_token_is_for_istios_ca() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let metadata = TokenService::start().await;
+    let address = format!("http://{}", ca.address);
+    let host = metadata.address.to_string();
+    let options = ["--ca-address", &address, "--token-source", "gce", "--token-file", "/nowhere/token"];
+    let mut agent = Agent::start_as(folder.path(), "web", &options, |mut command| {
+        command.env("GCE_METADATA_HOST", host);
+        command
+    });
+    agent.process.wait_log("ready").await;
+    assert_eq!(bearers(&ca), metadata.given());
+    assert!(
+        metadata.calls()[0].ends_with("/identity?audience=istio-ca&format=full"),
+        "{:?}",
+        metadata.calls()
+    );
+}
+
+#[tokio::test]
+async fn vault_is_logged_in_to_with_what_the_token_was_exchanged_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let (vault, service) = (FakeVault::start(folder).await, TokenService::start().await);
+    service.change(|rules| rules.gives = Some(vault.jwt.clone()));
+    let mut options = vault.client(folder);
+    // The agent exchanges another one than Vault takes.
+    std::fs::write(folder.join("jwt"), service.subject()).unwrap();
+    options.extend(["--token-exchange-url".to_owned(), format!("http://{}/v1/token", service.address)]);
+    let mut agent = Agent::start(folder, "web", &strs(&options));
+    agent.process.wait_log("goes to http://127.0.0.1").await;
+    agent.process.wait_log("ready").await;
+    assert_eq!(service.calls(), ["/v1/token"]);
+    let log = agent.process.log();
+    for part in vault.jwt.split('.').chain(service.subject().split('.')).filter(|part| part.len() > 8) {
+        assert!(!log.contains(part), "a token is in the log:\n{log}");
+    }
+}
