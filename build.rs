@@ -9,6 +9,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "envoy/extensions/transport_sockets/tls/v3/secret.proto",
         "istio/v1/auth/ca.proto",
         "google/rpc/error_details.proto",
+        "google/cloud/security/privateca/v1/service.proto",
     ];
     println!("cargo:rerun-if-changed=proto");
     let files = protox::compile(services.iter().map(|file| root.join(file)), [root])?;

@@ -19,6 +19,7 @@ use crate::ca::embedded::{DevelopmentCa, Embedded};
 use crate::ca::exec::Exec;
 use crate::ca::failover::{Failover, Member};
 use crate::ca::grpc::Connections;
+use crate::ca::google_cas::GoogleCas;
 use crate::ca::kubernetes::Kubernetes;
 use crate::ca::rest;
 use crate::ca::token::TokenSource;
@@ -242,6 +243,10 @@ fn certificate_authority(provider: Provider, clock: &Clock) -> anyhow::Result<Me
                     clock: clock.clone(),
                 },
             )
+        }
+        Provider::GoogleCas { endpoint, settings, token, headers } => {
+            let token = TokenSource::new(token, clock.clone());
+            Member::new(&name, GoogleCas::new(endpoint, settings, token, headers))
         }
         Provider::Vault { endpoint, settings, headers } => {
             Member::new(&name, Vault::new(endpoint, settings, &headers, clock.clone()))

@@ -7,6 +7,7 @@ pub mod client_cert;
 pub mod embedded;
 pub mod endpoint;
 pub mod grpc;
+pub mod google_cas;
 pub mod kubernetes;
 pub mod exec;
 pub mod failover;

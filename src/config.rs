@@ -7,6 +7,7 @@ mod args;
 mod cfssl;
 mod exec;
 mod key;
+mod google_cas;
 mod kubernetes;
 mod reader;
 mod token;
@@ -26,6 +27,7 @@ use crate::ca::cfssl as cfssl_ca;
 use crate::ca::citadel::Header;
 use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::endpoint::{Address, Endpoint, Roots};
+use crate::ca::google_cas as google_cas_ca;
 use crate::ca::kubernetes::{SignerName, SignerRoots};
 use crate::ca::token as ca_token;
 use crate::ca::vault as vault_ca;
@@ -153,6 +155,17 @@ pub enum Provider {
         /// Further headers.
         headers: Vec<Header>,
     },
+    /// Google's Certificate Authority Service.
+    GoogleCas {
+        /// Where it is.
+        endpoint: Endpoint,
+        /// What is asked of it.
+        settings: google_cas_ca::Settings,
+        /// Where the access token comes from.
+        token: ca_token::Settings,
+        /// Further headers.
+        headers: Vec<Header>,
+    },
     /// A command.
     Exec {
         /// Reads a CSR, prints a chain.
@@ -174,6 +187,7 @@ impl Provider {
             Self::Citadel { endpoint, .. }
             | Self::Vault { endpoint, .. }
             | Self::Kubernetes { endpoint, .. }
+            | Self::GoogleCas { endpoint, .. }
             | Self::Cfssl { endpoint, .. } => endpoint.address.to_string(),
             Self::Exec { .. } => "exec".to_owned(),
             Self::Embedded { .. } => "embedded".to_owned(),
@@ -188,6 +202,7 @@ enum ProviderName {
     Vault,
     Kubernetes,
     Cfssl,
+    GoogleCas,
     Exec,
     Embedded,
     None,
@@ -196,14 +211,14 @@ enum ProviderName {
 impl ProviderName {
     /// Whether it is somewhere on the network.
     fn has_address(self) -> bool {
-        matches!(self, Self::Citadel | Self::Vault | Self::Kubernetes | Self::Cfssl)
+        matches!(self, Self::Citadel | Self::Vault | Self::Kubernetes | Self::Cfssl | Self::GoogleCas)
     }
 
     /// `text` as the address of such a CA.
     fn address(self, text: &str) -> Result<Address, String> {
         match self {
             Self::Vault => Address::with_ports(text, vault_ca::PORT, vault_ca::PORT),
-            Self::Kubernetes => Address::with_ports(text, 443, 80),
+            Self::Kubernetes | Self::GoogleCas => Address::with_ports(text, 443, 80),
             Self::Cfssl => Address::with_ports(text, cfssl_ca::PORT, cfssl_ca::PORT),
             _ => text.parse(),
         }
@@ -213,6 +228,7 @@ impl ProviderName {
 const PROVIDERS: &str = "citadel (Istio's CA protocol; give --ca-address), vault (HashiCorp Vault or OpenBao), \
                          kubernetes (its API for certificates; give --kubernetes-signer and --kubernetes-root), \
                          cfssl (give --ca-address), \
+                         google-cas (Google's Certificate Authority Service; give --google-cas-pool), \
                          exec (a command; give --ca-exec), \
                          embedded (a CA of its own, for development), \
                          none (files in --cert-dir alone)";
@@ -249,11 +265,16 @@ impl Config {
         let ca = r.parsed("ca", &args.ca, &["CA_PROVIDER"], parse_provider);
         // Istio's variables tell of Istio's CA.
         let is_kubernetes = ca.value == Some(ProviderName::Kubernetes);
-        let istios = |names: &'static [&'static str]| if is_kubernetes { &[] } else { names };
+        let is_google_cas = ca.value == Some(ProviderName::GoogleCas);
+        let istios =
+            |names: &'static [&'static str]| if is_kubernetes || is_google_cas { &[] } else { names };
         let mut addresses =
             addresses(r, args, ca.value.unwrap_or(ProviderName::Citadel), istios(&["CA_ADDR"]));
         if is_kubernetes && addresses.value.is_none() && !addresses.was_wrong {
             addresses.value = kubernetes::in_cluster(r).map(|address| vec![address]);
+        }
+        if is_google_cas && addresses.value.is_none() && !addresses.was_wrong {
+            addresses.value = ProviderName::GoogleCas.address(google_cas_ca::HOST).ok().map(|address| vec![address]);
         }
         let ca_dir = r.text("ca-dir", &args.ca_dir, &[]);
         let cert_dir = r.text("cert-dir", &args.cert_dir, &[]);
@@ -295,9 +316,11 @@ impl Config {
             Some("first-party-jwt") => format!("{SERVICE_ACCOUNT_FOLDER}/token"),
             _ => "/var/run/secrets/tokens/istio-token".to_owned(),
         };
-        let token = r.text("token-file", &args.token_file, &[]).or(default_token);
-        let token = TokenFile::new(token);
+        let token = r.text("token-file", &args.token_file, &[]);
+        let is_token_named = token.value.is_some();
+        let token = TokenFile::new(token.or(default_token));
         let identity = identity(r, args, &token, &client_cert, name);
+        let google_cas = google_cas::settings(r, args, chosen);
 
         let (key_type, key_format) = key::options(r, args, &mut notes);
         let second = Duration::from_secs(1);
@@ -311,7 +334,7 @@ impl Config {
             r.parsed("grace-jitter", &args.grace_jitter, &["SECRET_GRACE_PERIOD_RATIO_JITTER"], parse_jitter);
         let grace = grace(r, ratio, jitter);
         let timeout = timeout.or(Duration::from_secs(10));
-        let token_settings = token::settings(r, args, chosen, &token, timeout, &mut notes);
+        let token_settings = token::settings(r, args, chosen, (&token, is_token_named), timeout, &mut notes);
         let vault = vault::settings(r, args, chosen, &token_settings);
         let workload = Settings {
             identity,
@@ -393,6 +416,15 @@ impl Config {
                         label,
                         auth_key,
                         bundle,
+                        headers: headers.clone(),
+                    })
+                }
+                Some(ProviderName::GoogleCas) => {
+                    in_plain_text("the access token goes", &address, &mut notes);
+                    google_cas.clone().map(|settings| Provider::GoogleCas {
+                        endpoint: endpoint(address),
+                        settings,
+                        token: token_settings.clone(),
                         headers: headers.clone(),
                     })
                 }
@@ -730,6 +762,23 @@ fn identity(
     if let Some(identity) = whole.value.filter(|_| whole.level >= is_named) {
         return IdentitySource::Fixed(identity);
     }
+    if provider == Some(ProviderName::GoogleCas) && domain.value.is_none() {
+        // The service takes the name from the caller, in a trust domain that nobody knows here.
+        for part in [&namespace, &account].into_iter().filter(|part| part.level > Some(Level::Istio)) {
+            r.mistake(format!(
+                "{} is not enough with --ca google-cas: add --trust-domain PROJECT.svc.id.goog, or drop it",
+                part.from
+            ));
+        }
+        return IdentitySource::Token {
+            file: token.clone(),
+            client_cert: None,
+            // No identity follows without one.
+            trust_domain: String::new(),
+            namespace: None,
+            service_account: None,
+        };
+    }
     let trust_domain = domain.or("cluster.local");
     let (mut namespace, mut account) = (namespace.value, account.value);
     if provider == Some(ProviderName::Embedded) {
@@ -762,10 +811,12 @@ fn roots(
     provider: Option<ProviderName>,
 ) -> Roots {
     let is_kubernetes = provider == Some(ProviderName::Kubernetes);
-    let istios: &[&str] = if is_kubernetes { &[] } else { &["CA_ROOT_CA"] };
+    let is_google_cas = provider == Some(ProviderName::GoogleCas);
+    let istios: &[&str] = if is_kubernetes || is_google_cas { &[] } else { &["CA_ROOT_CA"] };
     match r.text("ca-root", &args.ca_root, istios).value {
         Some(text) if text.eq_ignore_ascii_case("system") => Roots::System,
         Some(path) => Roots::File(path.into()),
+        None if is_google_cas => Roots::System,
         None if is_kubernetes || r.variable("PILOT_CERT_PROVIDER") == Some("kubernetes") => {
             Roots::File(format!("{SERVICE_ACCOUNT_FOLDER}/ca.crt").into())
         }
@@ -814,6 +865,8 @@ fn parse_provider(text: &str) -> Result<ProviderName, String> {
         "vault" => Ok(ProviderName::Vault),
         "kubernetes" => Ok(ProviderName::Kubernetes),
         "cfssl" => Ok(ProviderName::Cfssl),
+        // The second is Istio's spelling.
+        "google-cas" | "googlecas" => Ok(ProviderName::GoogleCas),
         "exec" => Ok(ProviderName::Exec),
         "embedded" => Ok(ProviderName::Embedded),
         "none" => Ok(ProviderName::None),

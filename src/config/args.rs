@@ -1,6 +1,7 @@
 //! What can be typed after `attache run`. Values stay text here: they are judged together, in one report.
 
 #![allow(
+    rustdoc::bare_urls,
     rustdoc::broken_intra_doc_links,
     rustdoc::invalid_html_tags,
     reason = "these comments are the text of --help, which has brackets of its own"
@@ -28,9 +29,9 @@ pub struct RunArgs {
     pub allow_gid: Vec<String>,
 
     /// Who signs: citadel (Istio's CA protocol), vault (HashiCorp Vault, OpenBao), kubernetes (CertificateSigningRequests,
-    /// see docs/ca-kubernetes.md), cfssl, exec (a command), embedded (a CA of its own, for development), none (mounted files
-    /// alone) [default: citadel where there is an address; none with --file-mounted-certs, or where --cert-dir holds
-    /// a key pair] [CA_PROVIDER]
+    /// see docs/ca-kubernetes.md), cfssl, google-cas (Google's Certificate Authority Service), exec (a command), embedded (a
+    /// CA of its own, for development), none (mounted files alone) [default: citadel where there is an address; none with
+    /// --file-mounted-certs, or where --cert-dir holds a key pair] [CA_PROVIDER]
     #[arg(long, value_name = "PROVIDER", help_heading = "CA")]
     pub ca: Option<String>,
     /// The CA's address, like istiod.istio-system.svc:15012; http://HOST:PORT for plain text; repeatable (in the
@@ -77,24 +78,26 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", help_heading = "CA")]
     pub cert_signer: Option<String>,
 
-    /// Where the token for citadel and vault comes from: file (--token-file), exchange (a token service gives
+    /// Where the token for citadel, vault and google-cas comes from: file (--token-file), exchange (a token service gives
     /// one for that file's), gce (the metadata server of Google Cloud's machines; GCE_METADATA_HOST names another)
-    /// [default: exchange with --token-exchange-url; else file]
+    /// [default: exchange with --token-exchange-url; gce with --ca google-cas and no --token-file; else file]
     #[arg(long, value_name = "SOURCE", help_heading = "Token exchange")]
     pub token_source: Option<String>,
     /// The token service (RFC 8693), which gets the token in --token-file as a form
+    /// [default with --ca google-cas: https://sts.googleapis.com/v1/token]
     #[arg(long, value_name = "URL", help_heading = "Token exchange")]
     pub token_exchange_url: Option<String>,
     /// Whom the token service is to give a token for; for Google's, the full name of the identity provider
     #[arg(long, value_name = "AUDIENCE", help_heading = "Token exchange")]
     pub token_exchange_audience: Option<String>,
     /// What the token is to be good for, with spaces between several
+    /// [default with --ca google-cas: https://www.googleapis.com/auth/cloud-platform]
     #[arg(long, value_name = "SCOPE", help_heading = "Token exchange")]
     pub token_exchange_scope: Option<String>,
     /// The root of the token service's TLS certificate: a PEM file, or system [default: system]
     #[arg(long, value_name = "FILE", help_heading = "Token exchange")]
     pub token_exchange_root: Option<String>,
-    /// Whom the metadata server's identity token is for
+    /// Whom the metadata server's identity token is for; google-cas gets an access token instead
     /// [default with --ca citadel: istio-ca]
     #[arg(long, value_name = "AUDIENCE", help_heading = "Token exchange")]
     pub gce_audience: Option<String>,
@@ -142,6 +145,14 @@ pub struct RunArgs {
     /// [default: cfssl's own certificate is the root]
     #[arg(long, value_name = "FILE", help_heading = "cfssl")]
     pub cfssl_bundle: Option<String>,
+
+    /// The CA pool, like projects/PROJECT/locations/LOCATION/caPools/POOL; needed with --ca google-cas
+    /// [CA_ADDR, with CA_PROVIDER=GoogleCAS]
+    #[arg(long, value_name = "NAME", help_heading = "Google CAS")]
+    pub google_cas_pool: Option<String>,
+    /// The id of the pool's CA that is to sign [default: any of them]
+    #[arg(long, value_name = "ID", help_heading = "Google CAS")]
+    pub google_cas_ca: Option<String>,
 
     /// The command that signs, run by /bin/sh: a PEM CSR on its standard input, the PEM chain on its standard output,
     /// leaf first. ATTACHE_SPIFFE_ID and ATTACHE_TTL_SECONDS say what to ask for. After --ca-timeout it is ended

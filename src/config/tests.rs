@@ -160,6 +160,7 @@ fn the_provider_follows_from_what_is_there() {
     let provider =
         |line: &str, environment: &[_]| match config(line, environment).unwrap().providers.as_slice() {
             [Provider::Citadel { .. }] => "citadel",
+            [Provider::GoogleCas { .. }] => "google-cas",
             [Provider::Vault { .. }] => "vault",
             [Provider::Kubernetes { .. }] => "kubernetes",
             [Provider::Embedded { .. }] => "embedded",

@@ -7,7 +7,7 @@ use super::reader::Reader;
 use super::{Chosen, ProviderName};
 use crate::ca::citadel;
 use crate::ca::endpoint::{Address, Roots};
-use crate::ca::token::exchange::{Exchange, Url};
+use crate::ca::token::exchange::{Exchange, GOOGLES_SCOPE, GOOGLES_URL, Url};
 use crate::ca::token::metadata::{self, MetadataServer, Wanted};
 use crate::ca::token::{Service, Settings};
 use crate::credential::TokenFile;
@@ -20,12 +20,12 @@ enum Kind {
     Gce,
 }
 
-/// Where the token comes from, for a CA that takes one. `file` is `--token-file`.
+/// Where the token comes from, for a CA that takes one. `file` is `--token-file`, and whether somebody named it.
 pub(super) fn settings(
     r: &mut Reader<'_>,
     args: &RunArgs,
     chosen: Chosen,
-    file: &TokenFile,
+    (file, is_named): (&TokenFile, bool),
     timeout: Duration,
     notes: &mut Vec<String>,
 ) -> Settings {
@@ -45,13 +45,14 @@ pub(super) fn settings(
     .map(|(flag, typed)| r.text(flag, typed, &[]));
     let of_exchange = [url.set(), audience.set(), scope.set(), root.set()];
 
-    if !matches!(chosen.name, Some(ProviderName::Citadel | ProviderName::Vault)) {
+    let is_google_cas = chosen.name == Some(ProviderName::GoogleCas);
+    if !matches!(chosen.name, Some(ProviderName::Citadel | ProviderName::Vault | ProviderName::GoogleCas)) {
         let own = [source.set(), gce_audience.set()];
         let all = of_exchange.iter().chain(&own).filter(|(level, _)| level.is_some());
         // Where no CA is chosen, the report says so already.
         for (_, from) in all.filter(|(level, _)| chosen.name.is_some() && *level >= chosen.level) {
             r.mistake(format!(
-                "{from} is for CAs that take such a token (citadel, vault): choose one with --ca, or drop it"
+                "{from} is for CAs that take such a token (citadel, vault, google-cas): choose one with --ca, or drop it"
             ));
         }
         return file.clone().into();
@@ -59,6 +60,7 @@ pub(super) fn settings(
     let kind = match source.value {
         Some(kind) => kind,
         None if url.value.is_some() || url.was_wrong => Kind::Exchange,
+        None if is_google_cas && !is_named => Kind::Gce,
         None => Kind::File,
     };
     let alone = |own: Kind, name: &str, options: &[(Option<_>, &str)], r: &mut Reader<'_>| {
@@ -74,7 +76,8 @@ pub(super) fn settings(
         Kind::File => return file.clone().into(),
         Kind::Exchange => {
             let is_wrong = url.was_wrong;
-            let Some(url) = url.value else {
+            let url = url.value.or_else(|| GOOGLES_URL.parse().ok().filter(|_| is_google_cas));
+            let Some(url) = url else {
                 if !is_wrong {
                     r.mistake(
                         "--token-source exchange needs the token service: --token-exchange-url URL"
@@ -90,8 +93,9 @@ pub(super) fn settings(
                 Some(text) if !text.eq_ignore_ascii_case("system") => Roots::File(text.into()),
                 _ => Roots::System,
             };
+            let scope = scope.value.or_else(|| is_google_cas.then(|| GOOGLES_SCOPE.to_owned()));
             let subject = file.clone();
-            Service::Exchange(Exchange { url, roots, subject, audience: audience.value, scope: scope.value })
+            Service::Exchange(Exchange { url, roots, subject, audience: audience.value, scope })
         }
         Kind::Gce => {
             let host = r.variable("GCE_METADATA_HOST").unwrap_or(metadata::HOST);
@@ -104,7 +108,11 @@ pub(super) fn settings(
             };
             let istios =
                 || (chosen.name == Some(ProviderName::Citadel)).then(|| citadel::AUDIENCE.to_owned());
+            if let (true, Some(_)) = (is_google_cas, &gce_audience.value) {
+                notes.push(format!("{} is not used: google-cas gets an access token", gce_audience.from));
+            }
             let wanted = match gce_audience.value.or_else(istios) {
+                _ if is_google_cas => Wanted::Access,
                 Some(audience) => Wanted::Identity { audience },
                 None => {
                     r.mistake(

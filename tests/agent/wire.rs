@@ -351,6 +351,48 @@ fn certificate_requests_and_answers_are_istios() {
     assert_eq!(IstioCertificateResponse::decode(&*with_unknown).unwrap(), response);
 }
 
+/// Nor Google's.
+#[test]
+fn what_googles_service_is_asked_and_answers_is_googles() {
+    use privateca::certificate::CertificateConfig;
+    use privateca::fetch_ca_certs_response::CertChain;
+    use proto::google::cloud::security::privateca::v1 as privateca;
+
+    let asked = privateca::Certificate {
+        name: String::new(),
+        certificate_config: Some(CertificateConfig::PemCsr("PEM".into())),
+        lifetime: Some(protobuf::Duration { seconds: 60, nanos: 0 }),
+        subject_mode: privateca::SubjectRequestMode::ReflectedSpiffe.into(),
+        pem_certificate: String::new(),
+        pem_certificate_chain: Vec::new(),
+    };
+    let bytes = [delimited(2, b"PEM"), delimited(5, &[1 << 3, 60]), vec![7 << 3, 2]].concat();
+    assert_eq!(asked.encode_to_vec(), bytes);
+    let request = privateca::CreateCertificateRequest {
+        parent: "pool".into(),
+        certificate_id: "id".into(),
+        certificate: Some(asked),
+        request_id: "uuid".into(),
+        issuing_certificate_authority_id: "ca".into(),
+    };
+    let fields = [(1, &b"pool"[..]), (2, b"id"), (3, &bytes), (4, b"uuid"), (6, b"ca")]
+        .map(|(n, text)| delimited(n, text));
+    assert_eq!(request.encode_to_vec(), fields.concat());
+
+    let answer = [(1, &b"name"[..]), (4, b"unknown"), (9, b"leaf"), (11, b"issuer"), (11, b"root")];
+    let answer = answer.map(|(number, text)| delimited(number, text)).concat();
+    let answer = privateca::Certificate::decode(&*answer).unwrap();
+    assert_eq!((answer.name.as_str(), answer.pem_certificate.as_str()), ("name", "leaf"));
+    assert_eq!(answer.pem_certificate_chain, ["issuer", "root"]);
+
+    let fetch = privateca::FetchCaCertsRequest { ca_pool: "pool".into() };
+    assert_eq!(fetch.encode_to_vec(), delimited(1, b"pool"));
+    let chain = CertChain { certificates: vec!["issuer".into(), "root".into()] };
+    let fetched = privateca::FetchCaCertsResponse { ca_certs: vec![chain] };
+    let chain = [delimited(1, b"issuer"), delimited(1, b"root")].concat();
+    assert_eq!(fetched.encode_to_vec(), delimited(1, &chain));
+}
+
 /// A gRPC service that refuses every call and keeps its path.
 #[derive(Clone, Default)]
 struct Paths(Arc<Mutex<Vec<String>>>);
@@ -380,6 +422,7 @@ impl tower_service::Service<http::Request<tonic::body::Body>> for Paths {
 async fn services_and_methods_have_the_originals_paths() {
     use full::envoy::service::secret::v3 as full_secret;
     use proto::envoy::service::secret::v3 as secret;
+    use proto::google::cloud::security::privateca::v1 as privateca;
     use proto::istio::v1::auth;
 
     let paths = Paths::default();
@@ -403,4 +446,12 @@ async fn services_and_methods_have_the_originals_paths() {
     ca.create_certificate(auth::IstioCertificateRequest::default()).await.unwrap_err();
     assert_eq!(paths.taken(), ["/istio.v1.auth.IstioCertificateService/CreateCertificate"]);
     assert_eq!(auth::istio_certificate_service_server::SERVICE_NAME, "istio.v1.auth.IstioCertificateService");
+
+    let mut cas = privateca::certificate_authority_service_client::CertificateAuthorityServiceClient::new(
+        paths.clone(),
+    );
+    cas.create_certificate(privateca::CreateCertificateRequest::default()).await.unwrap_err();
+    cas.fetch_ca_certs(privateca::FetchCaCertsRequest::default()).await.unwrap_err();
+    let service = "/google.cloud.security.privateca.v1.CertificateAuthorityService";
+    assert_eq!(paths.taken(), [format!("{service}/CreateCertificate"), format!("{service}/FetchCaCerts")]);
 }

@@ -14,6 +14,11 @@ use crate::ca::endpoint::{Address, Endpoint, Roots};
 use crate::ca::rest::{self, Call, Reply};
 use crate::credential::{Token, TokenFile};
 
+/// Google's token service.
+pub const GOOGLES_URL: &str = "https://sts.googleapis.com/v1/token";
+/// What Google's token service is asked for where nobody says otherwise.
+pub const GOOGLES_SCOPE: &str = "https://www.googleapis.com/auth/cloud-platform";
+
 /// A token service, and what is asked of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchange {

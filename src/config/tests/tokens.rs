@@ -1,13 +1,15 @@
-//! Where tokens come from.
+//! Where tokens come from, and the CA that wants them most.
 
 use super::*;
 use crate::ca::token::exchange::Exchange;
 use crate::ca::token::metadata::{MetadataServer, Wanted};
 use crate::ca::token::{Service, Settings};
 
+const POOL: &str = "projects/p/locations/l/caPools/mesh";
+
 fn token(line: &str, environment: &[(&str, &str)]) -> Settings {
     match config(line, environment).unwrap().provider {
-        Provider::Citadel { token, .. } => token,
+        Provider::Citadel { token, .. } | Provider::GoogleCas { token, .. } => token,
         Provider::Vault { settings, .. } => match settings.access {
             vault_ca::Access::Login { jwt, .. } => jwt,
             vault_ca::Access::Token(_) => panic!("no login"),
@@ -32,8 +34,14 @@ fn metadata(line: &str, environment: &[(&str, &str)]) -> MetadataServer {
 
 #[test]
 fn the_source_of_tokens_follows_from_what_is_set() {
+    let google = format!("--ca google-cas --google-cas-pool {POOL}");
     let default = TokenFile::new("/var/run/secrets/tokens/istio-token");
     assert_eq!(token("--ca-address ca:1", &[]), default.clone().into());
+    assert_eq!(token(&format!("{google} --token-file t"), &[]), TokenFile::new("t").into());
+    assert_eq!(metadata(&google, &[]).wanted, Wanted::Access);
+    let unused = config(&format!("{google} --gce-audience a"), &[]);
+    assert!(unused.is_ok_and(|config| config.notes[0].contains("--gce-audience is not used")));
+
     let url = "https://sts.example:8443/a/token?b=c";
     let line = format!(
         "--ca-address ca:1 --token-exchange-url {url} --token-exchange-audience istio-ca --ca-timeout 4s"
@@ -44,6 +52,12 @@ fn the_source_of_tokens_follows_from_what_is_set() {
     let Settings::Service { patience, .. } = token(&line, &[]) else { panic!("a file") };
     assert_eq!(patience, Duration::from_secs(2), "the CA has half of the time");
 
+    let line =
+        format!("{google} --token-source exchange --token-exchange-root r.pem --token-exchange-audience a");
+    let found = exchange(&line, &[]);
+    assert_eq!(found.url.address.to_string(), "https://sts.googleapis.com:443");
+    assert_eq!(found.roots, Roots::File("r.pem".into()));
+    assert_eq!(found.scope.as_deref(), Some("https://www.googleapis.com/auth/cloud-platform"));
     let vault = "--ca vault --ca-address v --vault-role r --vault-auth-role a";
     assert_eq!(exchange(&format!("{vault} --token-exchange-url http://sts/t"), &[]).scope, None);
     let plain = config("--ca-address ca:1 --token-exchange-url http://sts/t", &[]).unwrap();
@@ -72,7 +86,7 @@ fn the_metadata_server_gives_what_the_ca_takes() {
 #[test]
 fn what_is_wrong_with_a_source_of_tokens_is_said_with_the_way_out() {
     let ca = "--ca-address ca:1";
-    let cases: [(String, &[&str]); 9] = [
+    let cases: [(String, &[&str]); 11] = [
         (format!("{ca} --token-source vault"), &["choose file, exchange or gce"]),
         (format!("{ca} --token-source exchange"), &["--token-exchange-url URL"]),
         (format!("{ca} --token-exchange-url sts.example/token"), &["the shape is https://HOST/PATH"]),
@@ -97,6 +111,11 @@ fn what_is_wrong_with_a_source_of_tokens_is_said_with_the_way_out() {
             "--ca embedded --token-source gce --token-exchange-root r".to_owned(),
             &["--token-source gce is for CAs that take such a token", "--token-exchange-root is for CAs"],
         ),
+        ("--ca google-cas".to_owned(), &["needs the CA pool: --google-cas-pool projects/"]),
+        (
+            format!("--ca google-cas --google-cas-pool mesh --google-cas-ca a/b --namespace n {ca}"),
+            &["\"mesh\" is not a CA pool", "\"a/b\" is not the id of a CA", "--namespace is not enough"],
+        ),
     ];
     for (line, words) in cases {
         let all = mistakes(&line, &[]);
@@ -112,4 +131,36 @@ fn what_is_wrong_with_a_source_of_tokens_is_said_with_the_way_out() {
         token(ca, &[]),
         "of another level"
     );
+}
+
+#[test]
+fn the_google_service_needs_no_more_than_its_pool() {
+    let google = |line: &str, environment: &[_]| {
+        let config = config(line, environment).unwrap();
+        let Provider::GoogleCas { endpoint, settings, .. } = config.provider else { panic!("another CA") };
+        (endpoint, settings, config.workload.identity)
+    };
+    // As Istio's agent is told of it, with what an injector leaves besides.
+    let istios = [
+        ("CA_PROVIDER", "GoogleCAS"),
+        ("CA_ADDR", POOL),
+        ("CA_ROOT_CA", "/istio.pem"),
+        ("ISTIOD_SAN", "istiod"),
+        ("POD_NAMESPACE", "shop"),
+        ("SERVICE_ACCOUNT", "cart"),
+    ];
+    let (endpoint, settings, identity) = google("", &istios);
+    assert_eq!(endpoint.address.to_string(), "https://privateca.googleapis.com:443");
+    assert_eq!((endpoint.roots, endpoint.server_name), (Roots::System, None));
+    assert_eq!((settings.pool, settings.ca), (POOL.parse().unwrap(), None));
+    let IdentitySource::Token { trust_domain, .. } = identity else { panic!("{identity:?}") };
+    let account = crate::identity::ServiceAccount { namespace: "shop".to_owned(), name: "cart".to_owned() };
+    assert!(SpiffeId::for_service_account(&trust_domain, &account).is_err(), "the caller's name is taken");
+
+    let line =
+        format!("--ca google-cas --google-cas-pool {POOL} --google-cas-ca one --trust-domain p.svc.id.goog");
+    let (_, settings, identity) = google(&line, &[("CA_ADDR", "istiod:15012"), istios[4], istios[5]]);
+    assert_eq!(settings.ca, Some("one".parse().unwrap()));
+    let expected = "spiffe://p.svc.id.goog/ns/shop/sa/cart".parse().unwrap();
+    assert_eq!(identity, IdentitySource::Fixed(expected));
 }

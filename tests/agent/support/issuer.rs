@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use attache::ca::embedded::DevelopmentCa;
 use attache::clock::Clock;
+use attache::identity::SpiffeId;
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{csr, pem};
 use rcgen::{
@@ -97,18 +98,28 @@ impl Issuer {
         let [SanType::URI(uri)] = params.subject_alt_names.as_slice() else {
             panic!("not one URI: {params:?}")
         };
-        let identity = uri.as_str().parse().unwrap();
+        self.issue_to(&asked, &uri.as_str().parse().unwrap(), ttl, lie)
+    }
+
+    /// A certificate for `identity`, whatever the CSR asks for.
+    pub fn issue_to(
+        &self,
+        asked: &CertificateSigningRequestDer<'_>,
+        identity: &SpiffeId,
+        ttl: Duration,
+        lie: Lie,
+    ) -> CertificateDer<'static> {
         let issued = match lie {
             Lie::ForeignKey => {
                 let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-                self.ca.issue(&csr::request(&key, None).unwrap(), &identity, ttl)
+                self.ca.issue(&csr::request(&key, None).unwrap(), identity, ttl)
             }
-            Lie::Expired => self.past.issue(&asked, &identity, ttl),
-            Lie::NotYetValid => self.future.issue(&asked, &identity, ttl),
+            Lie::Expired => self.past.issue(asked, identity, ttl),
+            Lie::NotYetValid => self.future.issue(asked, identity, ttl),
             Lie::OtherIdentity => {
-                self.ca.issue(&asked, &"spiffe://cluster.local/ns/x/sa/thief".parse().unwrap(), ttl)
+                self.ca.issue(asked, &"spiffe://cluster.local/ns/x/sa/thief".parse().unwrap(), ttl)
             }
-            Lie::None | Lie::Unchained => self.ca.issue(&asked, &identity, ttl),
+            Lie::None | Lie::Unchained => self.ca.issue(asked, identity, ttl),
         };
         issued.unwrap()
     }

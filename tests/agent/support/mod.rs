@@ -3,6 +3,7 @@
 pub mod cfssl;
 pub mod envoy;
 pub mod fake_ca;
+pub mod fake_google_cas;
 pub mod fake_vault;
 pub mod files;
 pub mod kube_api;

@@ -1,0 +1,392 @@
+//! Google's Certificate Authority Service: a CA pool signs for whom the caller's token stands for.
+//!
+//! A request has an id that follows from its CSR. As long as nobody knows what became of it, the same one is made again,
+//! and the service knows it: an answer that is lost does not cost a second certificate.
+
+use std::str::FromStr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use rustls::pki_types::CertificateDer;
+use tokio::time::Instant;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::{Code, Request, Status};
+
+use super::citadel::Header;
+use super::endpoint::{Connected, Endpoint, Protocol};
+use super::rest;
+use super::token::{Bearer, TokenSource};
+use super::{Answer, BadAnswer, CaError, CertificateAuthority, Pending, SigningRequest};
+use crate::limits;
+use crate::pki::certificate::Certificate as Facts;
+use crate::pki::{csr, pem};
+use crate::proto::google::cloud::security::privateca::v1 as api;
+use crate::proto::google::protobuf;
+use crate::rpc::{self, Connection};
+
+type Client = api::certificate_authority_service_client::CertificateAuthorityServiceClient<Connection>;
+
+/// Where the service is.
+pub const HOST: &str = "privateca.googleapis.com";
+
+/// How long the service knows a request by its id: an hour, less what two clocks may differ in.
+const REMEMBERED: Duration = Duration::from_secs(55 * 60);
+/// How often a request is made. If it is the request that the service can't cope with, another one is worth more than a
+/// certificate that may be lost.
+const TRIES: u32 = 5;
+
+/// The full name of a CA pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaPool(String);
+
+impl FromStr for CaPool {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // As with all of Google's names, some write the service before it.
+        let name = text.strip_prefix("//privateca.googleapis.com/").unwrap_or(text);
+        match *name.split('/').collect::<Vec<_>>() {
+            ["projects", project, "locations", location, "caPools", pool]
+                if [project, location, pool].into_iter().all(is_id) =>
+            {
+                Ok(Self(name.to_owned()))
+            }
+            _ => Err(format!(
+                "{text:?} is not a CA pool; the shape is projects/PROJECT/locations/LOCATION/caPools/POOL"
+            )),
+        }
+    }
+}
+
+/// The id of a CA of the pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaId(String);
+
+impl FromStr for CaId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // The full name is what Google's tools print.
+        let id = text.rsplit_once("/certificateAuthorities/").map_or(text, |(_, id)| id);
+        if is_id(id) {
+            return Ok(Self(id.to_owned()));
+        }
+        Err(format!("{text:?} is not the id of a CA; the shape is mesh-root, or the CA's full name"))
+    }
+}
+
+/// Projects of companies have names like `example.com:project`.
+fn is_id(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':'))
+}
+
+/// What is asked of the service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The pool that signs, and whose roots are trusted.
+    pub pool: CaPool,
+    /// The one of its CAs that is to sign; none to leave it to the service.
+    pub ca: Option<CaId>,
+}
+
+/// A client of Google's Certificate Authority Service.
+#[derive(Debug)]
+pub struct GoogleCas {
+    endpoint: Endpoint,
+    settings: Settings,
+    token: TokenSource,
+    headers: Vec<Header>,
+    open: Mutex<Option<Open>>,
+}
+
+/// A request that may have been granted without anybody having heard of it.
+#[derive(Debug)]
+struct Open {
+    id: String,
+    since: Instant,
+    tries: u32,
+}
+
+#[tonic::async_trait]
+impl CertificateAuthority for GoogleCas {
+    fn name(&self) -> &'static str {
+        "google-cas"
+    }
+
+    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+        let id = request_id(&request.csr);
+        self.open().take_if(|open| open.id != id);
+        let mut bearer = self.token.token().await?;
+        loop {
+            let signed = self.sign_with(request, &id, &bearer).await;
+            if !matches!(&signed, Err(CaError::Refused { code: Code::Unauthenticated, .. })) {
+                return signed;
+            }
+            match self.token.another(&bearer).await {
+                Some(other) => bearer = other,
+                None => return signed,
+            }
+        }
+    }
+
+    fn pending(&self) -> Option<Pending> {
+        let is_of_use = |open: &Open| open.tries < TRIES && open.since.elapsed() < REMEMBERED;
+        self.open().as_ref().is_some_and(is_of_use).then_some(Pending { waits_for: None })
+    }
+
+    fn remedy(&self, answer: &BadAnswer) -> Option<&'static str> {
+        match answer {
+            BadAnswer::WrongIdentity { .. } => Some(
+                "Google's service takes the name from the caller, and --spiffe-id or --trust-domain here say another one: \
+                 correct them, or drop them to take whatever name the caller has",
+            ),
+            BadAnswer::NoIdentity { .. } => Some(
+                "is the caller an identity of a workload identity pool? Of others no such name is documented",
+            ),
+            BadAnswer::NoRoot => Some("the pool has no root of its own, nor a chain that ends in one"),
+            _ => None,
+        }
+    }
+}
+
+impl GoogleCas {
+    /// A client of the service at `endpoint`. `headers` go with each call.
+    pub fn new(endpoint: Endpoint, settings: Settings, token: TokenSource, headers: Vec<Header>) -> Self {
+        Self { endpoint, settings, token, headers, open: Mutex::default() }
+    }
+
+    async fn sign_with(
+        &self,
+        request: &SigningRequest,
+        id: &str,
+        bearer: &Bearer,
+    ) -> Result<Answer, CaError> {
+        let address = self.endpoint.address.to_string();
+        let origin = self.endpoint.address.origin().parse();
+        let origin: http::Uri = origin.map_err(|_| CaError::Local(format!("{address} is no URI")))?;
+        let Connected { io, alert, .. } = self.endpoint.connect(None, Protocol::Http2).await?;
+        let talk = async |connection| {
+            let mut client =
+                Client::with_origin(connection, origin).max_decoding_message_size(limits::CA_ANSWER_BYTES);
+            // First, because a certificate must not be spent on what can't be used.
+            let roots = self.roots(&mut client, bearer).await?;
+            let chain = self.create(&mut client, request, id, bearer).await?;
+            Ok(Answer::with_others(chain, roots)?)
+        };
+        let answered = rpc::with_connection(io, talk).await.unwrap_or_else(|error| {
+            Err(CaError::Unreachable { address: address.clone(), source: std::io::Error::other(error) })
+        });
+        answered.map_err(|error| alert.explain(&address, None).unwrap_or(error))
+    }
+
+    /// The roots of all CAs of the pool, those too that do not sign yet, or no longer.
+    async fn roots(
+        &self,
+        client: &mut Client,
+        bearer: &Bearer,
+    ) -> Result<Vec<CertificateDer<'static>>, CaError> {
+        let CaPool(pool) = &self.settings.pool;
+        let message = api::FetchCaCertsRequest { ca_pool: pool.clone() };
+        let call = self.call(message, "ca_pool", bearer)?;
+        let fetched = client.fetch_ca_certs(call).await;
+        let fetched = fetched.map_err(|status| self.refused("FetchCaCerts", &status, bearer))?.into_inner();
+        let mut roots: Vec<CertificateDer<'static>> = Vec::new();
+        for text in fetched.ca_certs.iter().flat_map(|chain| &chain.certificates) {
+            for der in certificates(text, "ca_certs")? {
+                // Intermediates come with each certificate; most of the pool's are not of its chain.
+                if Facts::parse(&der).map_err(BadAnswer::from)?.is_self_issued && !roots.contains(&der) {
+                    roots.push(der);
+                }
+            }
+        }
+        if roots.is_empty() { Err(BadAnswer::NoRoot.into()) } else { Ok(roots) }
+    }
+
+    async fn create(
+        &self,
+        client: &mut Client,
+        request: &SigningRequest,
+        id: &str,
+        bearer: &Bearer,
+    ) -> Result<Vec<CertificateDer<'static>>, CaError> {
+        let CaPool(pool) = &self.settings.pool;
+        let lifetime = protobuf::Duration {
+            seconds: i64::try_from(request.ttl.as_secs()).unwrap_or(i64::MAX),
+            nanos: 0,
+        };
+        let certificate = api::Certificate {
+            certificate_config: Some(api::certificate::CertificateConfig::PemCsr(csr::to_pem(&request.csr))),
+            lifetime: Some(lifetime),
+            subject_mode: api::SubjectRequestMode::ReflectedSpiffe.into(),
+            ..api::Certificate::default()
+        };
+        let message = api::CreateCertificateRequest {
+            parent: pool.clone(),
+            // Pools of the Enterprise tier want one; the others pay no heed to it.
+            certificate_id: format!("attache-{id}"),
+            certificate: Some(certificate),
+            request_id: id.to_owned(),
+            issuing_certificate_authority_id: self.settings.ca.clone().map(|CaId(ca)| ca).unwrap_or_default(),
+        };
+        let call = self.call(message, "parent", bearer)?;
+        let first = || Open { id: id.to_owned(), since: Instant::now(), tries: 0 };
+        self.open().get_or_insert_with(first).tries += 1;
+        let created = client.create_certificate(call).await;
+        let code = created.as_ref().map_or_else(Status::code, |_| Code::Ok);
+        self.open().take_if(|open| is_settled(code, open.tries));
+        let created =
+            created.map_err(|status| self.refused("CreateCertificate", &status, bearer))?.into_inner();
+        let mut chain = certificates(&created.pem_certificate, "pem_certificate")?;
+        for text in &created.pem_certificate_chain {
+            chain.extend(certificates(text, "pem_certificate_chain")?);
+        }
+        Ok(chain)
+    }
+
+    /// A call of a method whose field `field` names the pool.
+    fn call<T>(&self, message: T, field: &str, bearer: &Bearer) -> Result<Request<T>, CaError> {
+        let unfit = |what: &str| CaError::Local(format!("{what} can't be sent in a header"));
+        let mut call = Request::new(message);
+        let metadata = call.metadata_mut();
+        for (name, value) in &self.headers {
+            metadata.insert(name.clone(), value.clone());
+        }
+        let CaPool(pool) = &self.settings.pool;
+        // Google's front ends find the location by it.
+        let routing = format!("{field}={}", rest::encoded(pool));
+        metadata.insert("x-goog-request-params", routing.parse().map_err(|_| unfit("the pool"))?);
+        let header = format!("Bearer {}", bearer.secret()).parse();
+        let mut header: MetadataValue<Ascii> = header.map_err(|_| unfit("the token"))?;
+        header.set_sensitive(true);
+        metadata.insert("authorization", header);
+        Ok(call)
+    }
+
+    fn refused(&self, method: &str, status: &Status, bearer: &Bearer) -> CaError {
+        let CaPool(pool) = &self.settings.pool;
+        let mut message = format!("{method}: {}", bearer.hidden_in(status.message()));
+        let words = match status.code() {
+            Code::Unauthenticated => format!("it does not take the token ({})", self.token.describe(bearer)),
+            Code::PermissionDenied => format!(
+                "the caller needs the roles privateca.workloadCertificateRequester and privateca.poolReader on {pool}, \
+                 and the project the API privateca.googleapis.com"
+            ),
+            Code::NotFound => format!(
+                "there is no pool {pool}, or no such CA in it; are --google-cas-pool and --google-cas-ca right?"
+            ),
+            Code::FailedPrecondition => {
+                "is a CA of the pool enabled, and does the pool allow requests with a CSR?".to_owned()
+            }
+            Code::InvalidArgument => {
+                "what the pool's issuance policy allows decides: kinds of keys (--key-type), lifetimes (--cert-ttl), \
+                 requests with a CSR"
+                    .to_owned()
+            }
+            Code::ResourceExhausted => {
+                "a quota of the project or the pool is used up: spread renewals (--grace-jitter), ask for longer \
+                 lifetimes (--cert-ttl), or add CAs to the pool"
+                    .to_owned()
+            }
+            Code::AlreadyExists => {
+                "a certificate was issued whose answer was lost; the next try makes a new request".to_owned()
+            }
+            _ => String::new(),
+        };
+        if !words.is_empty() {
+            message = format!("{message}: {words}");
+        }
+        if let Some(source) = std::error::Error::source(status) {
+            message = format!("{message}: {source}");
+        }
+        CaError::Refused { address: self.endpoint.address.to_string(), code: status.code(), message }
+    }
+
+    fn open(&self) -> MutexGuard<'_, Option<Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether after such an answer to the last of so many tries there is nothing more to be had by the same request.
+fn is_settled(code: Code, tries: u32) -> bool {
+    use Code::{Aborted, Cancelled, DeadlineExceeded, Internal, Unavailable, Unknown};
+    match code {
+        Aborted | Cancelled | DeadlineExceeded | Internal | Unavailable | Unknown => false,
+        // Said before the request is looked at: what became of earlier tries is as unknown as before.
+        Code::Unauthenticated | Code::PermissionDenied | Code::ResourceExhausted => tries == 1,
+        _ => true,
+    }
+}
+
+fn certificates(text: &str, field: &str) -> Result<Vec<CertificateDer<'static>>, BadAnswer> {
+    pem::certificates(text.as_bytes()).map_err(|error| BadAnswer::Unreadable(format!("{field}: {error}")))
+}
+
+/// A UUID that is the same for the same CSR. A CSR has a fresh key, so it is as good as a random one, and looks like it.
+fn request_id(csr: &[u8]) -> String {
+    let hash = digest(&SHA256, csr);
+    let bits = hash.as_ref().first_chunk().map_or(1, |bytes| u128::from_be_bytes(*bytes));
+    let bits = bits & !(0xf << 76) | 4 << 76;
+    let bits = bits & !(0b11 << 62) | 0b10 << 62;
+    let digits = format!("{bits:032x}");
+    let part = |from: usize, to: usize| digits.get(from..to).unwrap_or_default();
+    [part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32)].join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_is_named_in_full() {
+        let pool = "projects/p-1/locations/europe-west1/caPools/mesh";
+        for text in
+            [pool, &format!("//privateca.googleapis.com/{pool}"), "projects/a.b:c/locations/l/caPools/p_1"]
+        {
+            assert!(text.parse::<CaPool>().is_ok(), "{text}");
+        }
+        for text in [
+            "",
+            "mesh",
+            "istiod:15012",
+            &format!("{pool}/"),
+            &format!("{pool}/x"),
+            "projects//locations/l/caPools/p",
+        ] {
+            let error = text.parse::<CaPool>().unwrap_err();
+            assert!(error.contains("the shape is projects/"), "{text}: {error}");
+        }
+        assert_eq!("ca-1".parse(), Ok(CaId("ca-1".to_owned())));
+        assert_eq!(format!("{pool}/certificateAuthorities/ca-1").parse(), Ok(CaId("ca-1".to_owned())));
+        assert!("a/b".parse::<CaId>().is_err() && "".parse::<CaId>().is_err());
+    }
+
+    #[test]
+    fn an_id_follows_from_the_csr_and_is_a_uuid() {
+        let id = request_id(b"csr");
+        assert_eq!((request_id(b"csr"), id.len()), (id.clone(), 36));
+        assert_ne!(request_id(b"other"), id);
+        let parts: Vec<_> = id.split('-').collect();
+        assert_eq!(parts.iter().map(|part| part.len()).collect::<Vec<_>>(), [8, 4, 4, 4, 12]);
+        assert!(parts[2].starts_with('4') && "89ab".contains(&parts[3][..1]), "{id}");
+    }
+
+    #[test]
+    fn only_what_may_have_been_issued_is_asked_for_again() {
+        let cases = [
+            (Code::Ok, true, true),
+            (Code::NotFound, true, true),
+            (Code::AlreadyExists, true, true),
+            (Code::InvalidArgument, true, true),
+            (Code::PermissionDenied, true, false),
+            (Code::Unauthenticated, true, false),
+            (Code::ResourceExhausted, true, false),
+            (Code::Unavailable, false, false),
+            (Code::DeadlineExceeded, false, false),
+            (Code::Unknown, false, false),
+        ];
+        for (code, at_first, later) in cases {
+            assert_eq!((is_settled(code, 1), is_settled(code, 2)), (at_first, later), "{code:?}");
+        }
+    }
+}
