@@ -50,14 +50,16 @@ async fn suffer(dir: &Path) {
     let status = unused();
     let args = RunArgs {
         socket: file("outage.socket"),
-        ca_address: Some(unused().to_string()),
+        ca_address: vec![unused().to_string()],
         ca_root: file("tls-ca/root-cert.pem"),
         token_file: file("token"),
         cert_dir: file("no-certs"),
         status_address: Some(status.to_string()),
         ..RunArgs::default()
     };
-    let agent = attache::app::run(Config::new(&args, &Environment::new()).unwrap());
+    let config = Config::new(&args, &Environment::new()).unwrap();
+    let log = attache::telemetry::init(&config.log);
+    let agent = attache::app::run(config, log);
     let watched = async {
         let mut looks = Vec::new();
         let mut last = Duration::ZERO;

@@ -12,12 +12,17 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The delay after the `failures`-th failure in a row (1 is the first). `jitter` is drawn from 0..1, and
-    /// spreads agents that failed together over the whole second half of the delay.
-    pub fn delay(self, failures: u32, jitter: f64) -> Duration {
+    /// The longest delay after the `failures`-th failure in a row (1 is the first).
+    pub fn longest(self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(31);
-        let full = self.base.saturating_mul(1 << doublings).min(self.cap);
-        full.div_f64(2.0) + full.div_f64(2.0).mul_f64(jitter.clamp(0.0, 1.0))
+        self.base.saturating_mul(1 << doublings).min(self.cap)
+    }
+
+    /// The delay after the `failures`-th failure in a row: in the second half of the longest one. `jitter` is drawn
+    /// from 0..1, and spreads those who failed together.
+    pub fn delay(self, failures: u32, jitter: f64) -> Duration {
+        let half = self.longest(failures).div_f64(2.0);
+        half + half.mul_f64(jitter.clamp(0.0, 1.0))
     }
 }
 

@@ -35,6 +35,8 @@ enum Kind {
 struct Tied {
     base: SystemTime,
     started: Instant,
+    /// The longest that a sleeper does not look at it.
+    step: Duration,
     /// Milliseconds by which the clock was set since then.
     set_by: AtomicI64,
 }
@@ -47,7 +49,17 @@ impl Clock {
 
     /// A clock that shows `base` now and follows tokio's time from here on.
     pub fn starting_at(base: SystemTime) -> Self {
-        Self(Kind::Tied(Arc::new(Tied { base, started: Instant::now(), set_by: AtomicI64::new(0) })))
+        Self::tied(base, STEP)
+    }
+
+    /// The same, but one that nobody sets: sleepers don't look at it before their moment. With thousands of them
+    /// those looks are what a simulation spends its time on.
+    pub fn never_set(base: SystemTime) -> Self {
+        Self::tied(base, Duration::MAX)
+    }
+
+    fn tied(base: SystemTime, step: Duration) -> Self {
+        Self(Kind::Tied(Arc::new(Tied { base, started: Instant::now(), step, set_by: AtomicI64::new(0) })))
     }
 
     /// The wall-clock time.
@@ -72,6 +84,18 @@ impl Clock {
         }
     }
 
+    /// Returns when the wall clock was set, or the machine has slept; never where the kernel does not tell.
+    pub async fn jumped(&self) {
+        match &self.0 {
+            Kind::System(set) => match set.get_or_init(clock_is_set) {
+                Some(set) => told(set).await,
+                None => std::future::pending().await,
+            },
+            // Sleepers look for themselves.
+            Kind::Tied(_) => std::future::pending().await,
+        }
+    }
+
     /// Returns once the wall clock shows `moment` or later; at once if it does already.
     pub async fn sleep_until(&self, moment: SystemTime) {
         while let Ok(left) = moment.duration_since(self.now()) {
@@ -86,7 +110,7 @@ impl Clock {
                     },
                     None => tokio::time::sleep(left.min(STEP)).await,
                 },
-                Kind::Tied(_) => tokio::time::sleep(left.min(STEP)).await,
+                Kind::Tied(tied) => tokio::time::sleep(left.min(tied.step)).await,
             }
         }
     }

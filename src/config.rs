@@ -274,7 +274,8 @@ impl Config {
             addresses.value = kubernetes::in_cluster(r).map(|address| vec![address]);
         }
         if is_google_cas && addresses.value.is_none() && !addresses.was_wrong {
-            addresses.value = ProviderName::GoogleCas.address(google_cas_ca::HOST).ok().map(|address| vec![address]);
+            addresses.value =
+                ProviderName::GoogleCas.address(google_cas_ca::HOST).ok().map(|address| vec![address]);
         }
         let ca_dir = r.text("ca-dir", &args.ca_dir, &[]);
         let cert_dir = r.text("cert-dir", &args.cert_dir, &[]);

@@ -147,7 +147,9 @@ impl Citadel {
     /// What to try with at once, when the CA does not take the token.
     async fn other_token(&self, status: &Status, credential: &Credential) -> Option<Bearer> {
         match credential {
-            Credential::Token(token) if status.code() == Code::Unauthenticated => self.token.another(token).await,
+            Credential::Token(token) if status.code() == Code::Unauthenticated => {
+                self.token.another(token).await
+            }
             _ => None,
         }
     }

@@ -15,6 +15,7 @@ use tonic::{Code, Request, Status};
 
 use super::citadel::Header;
 use super::endpoint::{Connected, Endpoint, Protocol};
+use super::grpc::asked_delay;
 use super::rest;
 use super::token::{Bearer, TokenSource};
 use super::{Answer, BadAnswer, CaError, CertificateAuthority, Pending, SigningRequest};
@@ -299,7 +300,8 @@ impl GoogleCas {
         if let Some(source) = std::error::Error::source(status) {
             message = format!("{message}: {source}");
         }
-        CaError::Refused { address: self.endpoint.address.to_string(), code: status.code(), message }
+        let address = self.endpoint.address.to_string();
+        CaError::Refused { address, code: status.code(), message, retry_after: asked_delay(status) }
     }
 
     fn open(&self) -> MutexGuard<'_, Option<Open>> {

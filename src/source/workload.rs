@@ -246,6 +246,7 @@ impl WorkloadSource {
         }
         let now = self.clock.now();
         let roots = anchors.iter().map(|anchor| anchor.root.clone()).collect();
+        let key = key.in_format(self.settings.key_format).map_err(|error| error.to_string())?;
         let (pair, _) =
             Answer { chain, roots }.check(key, identity, now).map_err(|error| error.to_string())?;
         self.trust.restore(anchors, &names, now);
@@ -323,6 +324,12 @@ impl WorkloadSource {
             (false, _) => key_pair,
         };
         let Some(good) = &entry.good else { return Due::At(SystemTime::UNIX_EPOCH) };
+        // The clock was ahead when it came, and the CA's with it: peers refuse it, and its renewal may be years away.
+        if let Secret::KeyPair(pair) = &good.secret
+            && pair.leaf().not_before > self.clock.now()
+        {
+            return Due::At(SystemTime::UNIX_EPOCH);
+        }
         match (good.renews, &good.secret) {
             (Some(moment), _) => Due::At(moment),
             // Left behind by files that are gone: the CA takes over when a certificate of its own would be renewed.
@@ -431,17 +438,19 @@ impl WorkloadSource {
 
     /// A new request, with a key of its own.
     async fn request(&self, identity: Option<SpiffeId>) -> Result<Unfinished, CaError> {
-        let local = |error: rcgen::Error| CaError::Local(error.to_string());
-        let key_type = self.settings.key_type;
-        let key = if key_type.is_slow() {
-            let made = tokio::task::spawn_blocking(move || SigningKey::generate(key_type)).await;
+        let (key_type, ttl) = (self.settings.key_type, self.settings.ttl);
+        let make = move || {
+            let key = SigningKey::generate(key_type)?;
+            let csr = csr::request(&key, identity.as_ref())?;
+            Ok(Unfinished { key, request: SigningRequest { csr, identity, ttl } })
+        };
+        let made: Result<_, rcgen::Error> = if key_type.is_slow() {
+            let made = tokio::task::spawn_blocking(make).await;
             made.map_err(|error| CaError::Local(error.to_string()))?
         } else {
-            SigningKey::generate(key_type)
+            make()
         };
-        let key = key.map_err(local)?;
-        let csr = csr::request(&key, identity.as_ref()).map_err(local)?;
-        Ok(Unfinished { key, request: SigningRequest { csr, identity, ttl: self.settings.ttl } })
+        made.map_err(|error| CaError::Local(error.to_string()))
     }
 
     /// A CA that hangs here keeps nobody waiting for long.
@@ -564,13 +573,14 @@ impl WorkloadSource {
         }
     }
 
-    /// Why these gave nothing. Where there are several, each reason says whose it is.
+    /// Why these gave nothing. Each reason says whose it is, where there are several, or the CA has an address.
     fn reasons(&self, failed: &[Failed]) -> String {
         let reasons: Vec<_> = failed
             .iter()
             .map(|Failed { ca, error }| {
                 let error = error.to_string();
-                let is_known = !self.cas.has_several() || error.contains(&*ca.name);
+                let is_plain = !self.cas.has_several() && !ca.name.contains("://");
+                let is_known = is_plain || error.contains(&*ca.name);
                 if is_known { error } else { format!("{}: {error}", ca.name) }
             })
             .collect();
@@ -628,6 +638,8 @@ impl WorkloadSource {
         };
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
+            // The clock was set, or the machine slept: how much is left is another question now.
+            () = self.clock.jumped() => {}
             () = self.renewals.wanted() => {}
             () = files => {}
         }

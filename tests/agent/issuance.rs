@@ -9,7 +9,7 @@ use tonic::Code;
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::{silent_server, spiffe, token};
 use crate::support::process::{Agent, Ca, strs};
-use crate::support::sds::{Stream, certificates, on_connection, request, secrets};
+use crate::support::sds::{Stream, on_connection, request, secrets};
 
 #[tokio::test]
 async fn a_hundred_streams_cost_one_call_for_each_renewal() {

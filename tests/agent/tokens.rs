@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use attache::ca::citadel::Citadel;
 use attache::ca::endpoint::{Endpoint, Roots};
+use attache::ca::grpc::Connections;
 use attache::ca::token::exchange::Exchange;
 use attache::ca::token::{Service, Settings, TokenSource};
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
@@ -207,6 +208,8 @@ fn citadel(ca: &FakeCa, token: Settings) -> Citadel {
         refused: Mutex::default(),
         cluster_id: MetadataValue::from_static("Kubernetes"),
         headers: Vec::new(),
+        cert_signer: None,
+        connections: Connections::new(Duration::from_secs(10)),
         clock: Clock::system(),
     }
 }

@@ -8,7 +8,7 @@ use crate::ca::token::{Service, Settings};
 const POOL: &str = "projects/p/locations/l/caPools/mesh";
 
 fn token(line: &str, environment: &[(&str, &str)]) -> Settings {
-    match config(line, environment).unwrap().provider {
+    match only(&config(line, environment).unwrap()) {
         Provider::Citadel { token, .. } | Provider::GoogleCas { token, .. } => token,
         Provider::Vault { settings, .. } => match settings.access {
             vault_ca::Access::Login { jwt, .. } => jwt,
@@ -137,7 +137,7 @@ fn what_is_wrong_with_a_source_of_tokens_is_said_with_the_way_out() {
 fn the_google_service_needs_no_more_than_its_pool() {
     let google = |line: &str, environment: &[_]| {
         let config = config(line, environment).unwrap();
-        let Provider::GoogleCas { endpoint, settings, .. } = config.provider else { panic!("another CA") };
+        let Provider::GoogleCas { endpoint, settings, .. } = only(&config) else { panic!("another CA") };
         (endpoint, settings, config.workload.identity)
     };
     // As Istio's agent is told of it, with what an injector leaves besides.

@@ -70,7 +70,7 @@ impl Drop for Open {
 impl Proxy {
     /// A proxy for `server` on a port of its own.
     pub fn start(server: SocketAddr) -> Self {
-        let listener = bind("127.0.0.1:0".parse().unwrap()).listen(1024).unwrap();
+        let listener = listen(bind("127.0.0.1:0".parse().unwrap()));
         let address = listener.local_addr().unwrap();
         let (line, watched) = watch::channel(Line::Open);
         let seen = Arc::default();
@@ -93,12 +93,19 @@ impl Proxy {
     }
 }
 
-/// The port stays taken while nobody listens.
+/// A socket that keeps the port while nobody listens. Connections that were there before don't matter, but the port is
+/// not to be shared: others that ask for any port would get it.
 fn bind(address: SocketAddr) -> TcpSocket {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();
     socket.bind(address).unwrap();
+    socket.set_reuseaddr(false).unwrap();
     socket
+}
+
+fn listen(socket: TcpSocket) -> TcpListener {
+    socket.set_reuseaddr(true).unwrap();
+    socket.listen(1024).unwrap()
 }
 
 async fn run(
@@ -120,7 +127,7 @@ async fn run(
         if line.wait_for(|line| *line != Line::Down).await.is_err() {
             return;
         }
-        listener = socket.listen(1024).unwrap();
+        listener = listen(socket);
     }
 }
 
