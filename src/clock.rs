@@ -91,8 +91,12 @@ impl Clock {
                 Some(set) => told(set).await,
                 None => std::future::pending().await,
             },
-            // Sleepers look for themselves.
-            Kind::Tied(_) => std::future::pending().await,
+            Kind::Tied(tied) => {
+                let before = tied.set_by.load(Ordering::Relaxed);
+                while tied.set_by.load(Ordering::Relaxed) == before {
+                    tokio::time::sleep(tied.step).await;
+                }
+            }
         }
     }
 

@@ -91,6 +91,13 @@ impl Failover {
         }
     }
 
+    /// Notes that all have failed, one after the other: none is better than another.
+    pub fn all_failed(&mut self) {
+        for member in &mut self.members {
+            member.health.rests_until = None;
+        }
+    }
+
     /// Notes that the CA of this name has signed. True if it had failed before.
     pub fn signed(&mut self, name: &str) -> bool {
         let before = self.health(name).map(std::mem::take);
@@ -144,6 +151,10 @@ mod tests {
         }
         assert_eq!(turns(&cas, start + 299 * second), "bca");
         assert_eq!(turns(&cas, start + 300 * second), "abc");
+        cas.failed("b", None, start, 1.0);
+        cas.all_failed();
+        assert_eq!(turns(&cas, start), "abc");
+        cas.failed("b", None, start, 1.0);
         assert!(cas.signed("a"));
         assert!(!cas.signed("a"));
         assert_eq!(turns(&cas, start), "acb");

@@ -309,6 +309,8 @@ impl WorkloadSource {
                 () = renewal => return,
                 () = self.renewals.wanted(), if due != Due::Never => return,
                 () = old_root => self.drop_old_roots(),
+                // What is due is another question then.
+                () = self.clock.jumped() => {}
                 _ = entries.0.changed() => {}
                 _ = entries.1.changed() => {}
             }
@@ -372,9 +374,10 @@ impl WorkloadSource {
             }
             failed.push(Failed { ca, error });
             if is_pending {
-                break;
+                return Err(failed);
             }
         }
+        self.cas.all_failed();
         Err(failed)
     }
 

@@ -19,7 +19,7 @@ const YEARS: i64 = 3650 * 86_400_000;
 /// In milliseconds: an hour and ten years, to both sides.
 const JUMPS: [i64; 4] = [3_600_000, -3_600_000, YEARS, -YEARS];
 /// The longest delay between two tries.
-const LONGEST: Duration = Duration::from_secs(300);
+const LONGEST: Duration = Duration::from_secs(600);
 
 impl Office {
     /// The machine sleeps: the wall clock goes on, timers stand still. The CA's clock stands still too:
@@ -182,10 +182,14 @@ async fn between_two_tries_a_jump_or_sleep_costs_no_more_than_the_delay() {
             office.refuse(12, |_, _| Err(refused(code))).await;
             let due = office.entry().good.unwrap().renews.unwrap();
             office.clock.set_by(millis);
+            // So far that the certificate has not begun: peers refuse it.
+            let is_future = millis < -12 * 3_600_000;
             match due.duration_since(office.clock.now()) {
                 // It is not due any more, until the clock says so again.
-                Ok(left) => assert!(office.is_not_asked_for(left.min(HOUR) - SECOND).await, "{millis}"),
-                Err(_) => office.refuse(20, |_, _| Err(refused(code))).await,
+                Ok(left) if !is_future => {
+                    assert!(office.is_not_asked_for(left.min(HOUR) - SECOND).await, "{millis}")
+                }
+                _ => office.refuse(20, |_, _| Err(refused(code))).await,
             }
             let is_over = millis > 12 * 3_600_000;
             assert_eq!(!office.missing().is_empty(), is_over, "{millis}: {:?}", office.missing());
@@ -201,7 +205,6 @@ async fn between_two_tries_a_jump_or_sleep_costs_no_more_than_the_delay() {
 
 /// The clock of a machine that has just started may be far ahead, and the CA's with it: it is on the same machine.
 #[tokio::test(start_paused = true)]
-#[ignore = "it is renewed a year later"]
 async fn a_certificate_of_the_future_is_replaced_when_the_clock_is_set_right() {
     const YEAR: i64 = 365 * 86_400_000;
     let (mut office, ca) = Office::new();
