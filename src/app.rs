@@ -193,7 +193,7 @@ fn bind_admin(socket: &AdminSocket) -> anyhow::Result<Option<Listener>> {
         Ok(listener) => Ok(Some(listener)),
         Err(error) if socket.is_named => Err(error.into()),
         Err(error) => {
-            tracing::warn!(reason = %error, "there is no admin socket: attache status, renew and log can't be used");
+            tracing::info!(reason = %error, "there is no admin socket: attache status, renew and log can't be used");
             Ok(None)
         }
     }

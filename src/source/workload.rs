@@ -359,8 +359,8 @@ impl WorkloadSource {
         for ca in self.cas.in_turn(Instant::now()) {
             let error = match self.ask(&ca).await {
                 Ok(issued) => {
-                    self.recovered(&ca, &failed);
                     self.publish(&ca, issued).await;
+                    self.recovered(&ca, &failed);
                     self.unfinished.clear();
                     self.tidy(failed.iter().map(|failed| &failed.ca).chain([&ca])).await;
                     return Ok(());
