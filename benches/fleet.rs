@@ -1,0 +1,254 @@
+//! 10,000 agents and one CA: what the CA has to bear when all are started at once, when it was away, and when they renew.
+//! Prints two tables, and draws `docs/fleet-*.svg`; `docs/fleet.md` explains both. Time is virtual, so the numbers are
+//! those of the agents' decisions and not of this machine, and the same each time. It takes a few minutes.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a program of its own, without a runtime: it prints, and panics where it can't go on"
+)]
+
+mod agents;
+mod chart;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crate::agents::{Books, Kind, Outage, Scenario};
+use crate::chart::{Chart, Curve, Scale};
+
+const AGENTS: usize = 10_000;
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// All are started at once, and nothing happens to the CA.
+const START: Scenario = Scenario {
+    agents: AGENTS,
+    started_within: SECOND,
+    ttl: DAY,
+    jitter: 0.01,
+    capacity: None,
+    outage: None,
+    length: Duration::from_secs(600),
+};
+
+// The scenarios that are drawn.
+const AT_ONCE: &str = "24 h, all started at once";
+const SPREAD: &str = "24 h, all started at once, --grace-jitter 0.1";
+const AT_ONCE_500: &str = "24 h, all started at once, CA of 500/s";
+const AT_ONCE_100: &str = "24 h, all started at once, CA of 100/s";
+const DOWN: &str = "24 h, all started at once, CA away for 10 min then";
+const DOWN_500: &str = "24 h, all started at once, CA away for 10 min then, 500/s afterwards";
+const BLOCK: &str = "24 h, started at once, CA away for 10 min of the first renewals";
+const SHORT_10: &str = "1 h, evenly started, CA away for 10 min";
+const SHORT_35: &str = "1 h, evenly started, CA away for 35 min";
+
+/// What is looked at, and its name in the table.
+fn scenarios() -> Vec<(&'static str, Scenario)> {
+    let away = |scenario: &Scenario, from: Duration, minutes: u32, kind| {
+        let to = from + minutes * MINUTE;
+        Scenario { outage: Some(Outage { from, to, kind }), length: to + 10 * MINUTE, ..scenario.clone() }
+    };
+    let limited = |scenario: &Scenario, capacity| Scenario { capacity: Some(capacity), ..scenario.clone() };
+    let (refuses, hangs) = (Kind::Refuses, Kind::Hangs);
+    let down = away(&START, Duration::ZERO, 10, refuses);
+    // Certificates that have been renewed for ever: their renewals are spread over half of the life.
+    let even = |ttl: Duration| Scenario { started_within: ttl / 2, ttl, ..START };
+    let (day, hour, ten) = (even(DAY), even(HOUR), even(10 * MINUTE));
+    vec![
+        (AT_ONCE, Scenario { length: 3 * DAY, ..START }),
+        (SPREAD, Scenario { length: 3 * DAY, jitter: 0.1, ..START }),
+        (AT_ONCE_500, limited(&START, 500)),
+        (AT_ONCE_100, limited(&START, 100)),
+        (DOWN, down.clone()),
+        (DOWN_500, limited(&down, 500)),
+        ("24 h, all started at once, CA hangs for 10 min then", away(&START, Duration::ZERO, 10, hangs)),
+        ("24 h, evenly started, CA away for 10 min", away(&day, 13 * HOUR, 10, refuses)),
+        ("24 h, evenly started, CA hangs for 10 min", away(&day, 13 * HOUR, 10, hangs)),
+        // The first renewals come when half of the life is over, within ±1 % of the whole.
+        (BLOCK, away(&START, 12 * HOUR - 5 * MINUTE, 10, refuses)),
+        (SHORT_10, away(&hour, 35 * MINUTE, 10, refuses)),
+        (SHORT_35, away(&hour, 35 * MINUTE, 35, refuses)),
+        ("10 min, evenly started, CA away for 11 min", away(&ten, 6 * MINUTE, 11, refuses)),
+        // It is back half a minute after all certificates have ended within one second.
+        ("10 min, all started at once, CA away from minute 4 to 10½", {
+            let at_once = Scenario { ttl: 10 * MINUTE, ..START };
+            let (from, to) = (4 * MINUTE, 10 * MINUTE + 30 * SECOND);
+            Scenario { outage: Some(Outage { from, to, kind: refuses }), length: 15 * MINUTE, ..at_once }
+        }),
+    ]
+}
+
+/// What came of the scenarios.
+type Outcomes = BTreeMap<&'static str, Books>;
+
+fn main() {
+    let scenarios = scenarios();
+    let outcomes = run(&scenarios);
+    println!(
+        "| fleet | calls per second while the CA is away: mean, peak | afterwards all have a certificate in | calls per second until then: mean | peak, 1 s | 10 s | 1 min | peak to mean | least left of a certificate |"
+    );
+    println!("|---|--:|--:|--:|--:|--:|--:|--:|--:|");
+    for (name, scenario) in &scenarios {
+        println!("{}", recovery(name, scenario, &outcomes[name]));
+    }
+    println!();
+    println!(
+        "| renewals | the middle 98 % take | calls per second then: mean | peak, 1 s | 10 s | 1 min | peak (1 min) to mean | mean to that of an even load |"
+    );
+    println!("|---|--:|--:|--:|--:|--:|--:|--:|");
+    for (name, title) in [(AT_ONCE, "jitter 0.01"), (SPREAD, "jitter 0.1")] {
+        for generation in 1..=5 {
+            println!("{}", renewals(title, generation, &outcomes[name]));
+        }
+    }
+    draw(&outcomes);
+}
+
+/// Runs them side by side.
+fn run(scenarios: &[(&'static str, Scenario)]) -> Outcomes {
+    let waiting = Mutex::new(scenarios.iter());
+    let outcomes = Mutex::new(Outcomes::new());
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some((name, scenario)) = { waiting.lock().unwrap().next() } {
+                    let began = std::time::Instant::now();
+                    let books = scenario.run();
+                    eprintln!("{name}: {:.0?}", began.elapsed());
+                    outcomes.lock().unwrap().insert(*name, books);
+                }
+            });
+        }
+    });
+    outcomes.into_inner().unwrap()
+}
+
+/// A row of the first table: from the CA's return, or from the start where it was not away.
+fn recovery(name: &str, scenario: &Scenario, books: &Books) -> String {
+    let away = scenario.outage.map_or("".to_owned(), |Outage { from, to, .. }| {
+        format!("{:.1}, {:.0}", books.mean(from, to), books.peak(from, to, 1))
+    });
+    let (begin, asked_before) =
+        scenario.outage.map_or((Duration::ZERO, SECOND), |outage| (outage.to, outage.to));
+    let Some(settled) = books.settled(asked_before) else { return format!("| {name} | {away} | not yet |") };
+    let end = begin + SECOND.max(settled - begin);
+    let mean = books.mean(begin, end);
+    let peaks = [1, 10, 60].map(|seconds| books.peak(begin, end, seconds));
+    let least = books.least_left().map_or("".to_owned(), |left| {
+        let length = Duration::from_secs(left.abs() as u64);
+        let length = humantime::format_duration(length);
+        if left < 0.0 { format!("ended {length} before") } else { length.to_string() }
+    });
+    let [one, ten, sixty] = peaks;
+    format!(
+        "| {name} | {away} | {:.1} s | {mean:.1} | {one:.0} | {ten:.1} | {sixty:.1} | {:.1} | {least} |",
+        (settled - begin).as_secs_f64(),
+        one / mean
+    )
+}
+
+/// A row of the second table.
+fn renewals(title: &str, generation: u32, books: &Books) -> String {
+    let half = 12 * HOUR;
+    let (from, to) = (generation * half - half / 2, generation * half + half / 2);
+    let (from, to) = (books.quantile(from, to, 0.01), books.quantile(from, to, 0.99));
+    let mean = books.mean(from, to);
+    let [one, ten, sixty] = [1, 10, 60].map(|seconds| books.peak(from, to, seconds));
+    format!(
+        "| {title}, no. {generation} | {:.0} min | {mean:.2} | {one:.0} | {ten:.1} | {sixty:.1} | {:.1} | {:.1} |",
+        (to - from).as_secs_f64() / 60.0,
+        sixty / mean,
+        mean / (AGENTS as f64 / half.as_secs_f64())
+    )
+}
+
+/// Writes the curves to `docs/`.
+fn draw(outcomes: &Outcomes) {
+    const PER_SECOND: &str = "requests per second";
+    let curve = |name, label: &str, from, to, bin, zero, unit| Curve {
+        name: label.to_owned(),
+        points: outcomes[name].curve(from, to, bin, zero, unit),
+    };
+    let start = |name, label| curve(name, label, Duration::ZERO, 2 * MINUTE, SECOND, Duration::ZERO, SECOND);
+    let down =
+        |name, label| curve(name, label, Duration::ZERO, 12 * MINUTE, 2 * SECOND, Duration::ZERO, MINUTE);
+    let half = 12 * HOUR;
+    let block =
+        |name, label| curve(name, label, half - 20 * MINUTE, half + 25 * MINUTE, 10 * SECOND, half, MINUTE);
+    let short = |name, label, away: u32| {
+        let back = (35 + away) * MINUTE;
+        curve(name, label, back - 4 * MINUTE, back + 6 * MINUTE, 2 * SECOND, back, MINUTE)
+    };
+    let days = |name, label| curve(name, label, HOUR, 3 * DAY, 10 * MINUTE, Duration::ZERO, HOUR);
+    let charts = [
+        (
+            "start",
+            Chart {
+                title: "All are started within one second",
+                x: "seconds after the start",
+                y: PER_SECOND,
+                scale: Scale::Logarithmic,
+                outage: None,
+                curves: vec![
+                    start(AT_ONCE_100, "CA signs 100/s"),
+                    start(AT_ONCE_500, "500/s"),
+                    start(AT_ONCE, "no limit"),
+                ],
+            },
+        ),
+        (
+            "start-down",
+            Chart {
+                title: "All are started within one second, and the CA is away for ten minutes",
+                x: "minutes after the start",
+                y: PER_SECOND,
+                scale: Scale::Logarithmic,
+                outage: Some((0.0, 10.0)),
+                curves: vec![down(DOWN_500, "CA signs 500/s afterwards"), down(DOWN, "no limit")],
+            },
+        ),
+        (
+            "outage-24h",
+            Chart {
+                title: "The CA is away while a fleet with certificates of 24 h, started at once, renews for the first time",
+                x: "minutes from the half of the life",
+                y: PER_SECOND,
+                scale: Scale::Linear,
+                outage: Some((-5.0, 5.0)),
+                curves: vec![block(BLOCK, "CA away for 10 min"), block(AT_ONCE, "never away")],
+            },
+        ),
+        (
+            "outage-1h",
+            Chart {
+                title: "The CA of a fleet with certificates of 1 h comes back",
+                x: "minutes after its return",
+                y: PER_SECOND,
+                scale: Scale::Logarithmic,
+                outage: Some((-4.0, 0.0)),
+                curves: vec![short(SHORT_10, "away for 10 min", 10), short(SHORT_35, "35 min", 35)],
+            },
+        ),
+        (
+            "renewals",
+            Chart {
+                title: "Three days of renewals after all were started at once",
+                x: "hours after the start",
+                y: PER_SECOND,
+                scale: Scale::Linear,
+                outage: None,
+                curves: vec![days(AT_ONCE, "--grace-jitter 0.01"), days(SPREAD, "--grace-jitter 0.1")],
+            },
+        ),
+    ];
+    for (name, chart) in charts {
+        let path = format!("{}/docs/fleet-{name}.svg", env!("CARGO_MANIFEST_DIR"));
+        std::fs::write(path, chart.svg()).unwrap();
+    }
+}
