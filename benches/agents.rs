@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
 
 use attache::ca::embedded::DevelopmentCa;
+use attache::ca::failover::{Failover, Member};
 use attache::ca::{Answer, CaError, CertificateAuthority, Pending, SigningRequest};
 use attache::cache::{Cache, Workload};
 use attache::clock::Clock;
 use attache::identity::SpiffeId;
 use attache::metrics::Metrics;
-use attache::pki::key::KeyType;
+use attache::pki::key::{KeyFormat, KeyType};
 use attache::source::workload::{Grace, IdentitySource, Settings, WorkloadSource};
 use tokio::time::Instant;
 
@@ -226,7 +227,7 @@ impl CertificateAuthority for Line {
             .map_or(Some(Duration::ZERO), |capacity| office.books().queue(now, capacity));
         let Some(wait) = turn else {
             let (code, message) = (tonic::Code::ResourceExhausted, String::from("busy"));
-            return Err(CaError::Refused { address, code, message });
+            return Err(CaError::Refused { address, code, message, retry_after: None });
         };
         tokio::time::sleep(wait + LATENCY).await;
         let leaf = office.ca.issue(&request.csr, &identity(), request.ttl).unwrap();
@@ -285,8 +286,12 @@ impl Scenario {
             key_type: KeyType::EcdsaP256,
             ttl: self.ttl,
             grace: Grace { ratio: 0.5, jitter: self.jitter },
+            key_format: KeyFormat::default(),
             timeout: Duration::from_secs(10),
+            drops_old_roots: false,
+            state: None,
         };
-        WorkloadSource::new(Box::new(line), settings, &Cache::default(), Workload(0), clock, metrics)
+        let cas = Failover::new(vec![Member::new("office", line)]);
+        WorkloadSource::new(cas, settings, &Cache::default(), Workload(0), clock, metrics)
     }
 }
