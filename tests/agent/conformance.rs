@@ -7,6 +7,7 @@ use attache::pki::pem;
 
 use crate::support::cfssl::FakeCfssl;
 use crate::support::fake_ca::FakeCa;
+use crate::support::fake_google_cas::FakeGoogleCas;
 use crate::support::fake_vault::FakeVault;
 use crate::support::issuer::Lie;
 use crate::support::kube_api::KubeApi;
@@ -142,6 +143,7 @@ async fn whatever_a_ca_does_the_good_certificate_is_served_and_the_next_good_ans
         conforms::<FakeVault>(),
         conforms::<KubeApi>(),
         conforms::<FakeCfssl>(),
+        conforms::<FakeGoogleCas>(),
         conforms::<Pipes>(),
         conforms::<Embedded>(),
     );

@@ -4,6 +4,7 @@ mod cfssl;
 mod citadel;
 mod embedded;
 mod exec;
+mod google_cas;
 mod kubernetes;
 mod vault;
 
