@@ -66,9 +66,9 @@ impl Outage {
 #[derive(Debug, Default)]
 pub struct Books {
     /// Requests in each second.
-    pub asked: Vec<u32>,
+    asked: Vec<u32>,
     /// Certificates that an agent got.
-    pub issued: Vec<Issued>,
+    issued: Vec<Issued>,
     agents: Vec<Agent>,
     /// When the last of those who wait is served.
     free_at: Duration,
@@ -83,13 +83,13 @@ struct Agent {
 
 /// One certificate that has reached its agent.
 #[derive(Clone, Copy, Debug)]
-pub struct Issued {
+struct Issued {
     /// When.
-    pub at: Duration,
+    at: Duration,
     /// When the agent asked for it first.
-    pub asked: Duration,
+    asked: Duration,
     /// Seconds that were left of the one before it; negative where it had ended.
-    pub left: Option<f64>,
+    left: Option<f64>,
 }
 
 impl Books {
