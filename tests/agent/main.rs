@@ -9,6 +9,7 @@
     reason = "a test that can't go on says so by panicking, in its helpers too"
 )]
 
+mod admin;
 mod bad_clients;
 mod bootstrap;
 mod ca;

@@ -1,0 +1,104 @@
+//! `attache status`, `renew` and `log`, and the admin socket behind them.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tonic::Code;
+
+use crate::support::fake_ca::{FakeCa, Mood};
+use crate::support::files::spiffe;
+use crate::support::process::{Agent, failure, output, strs};
+use crate::support::sds::{Stream, on_connection};
+
+async fn succeeds(arguments: &[&str]) -> String {
+    let output = output(arguments).await;
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn status_renew_and_log_tell_and_do_what_they_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let mut agent = Agent::ready(folder.path(), "web", &strs(&ca.client(folder.path()))).await;
+    let socket = agent.socket.to_str().unwrap().to_owned();
+    let at = ["--socket", &socket];
+    let mode = std::fs::metadata(agent.socket.with_file_name("admin.sock")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    let report = async || -> Value {
+        serde_json::from_str(&succeeds(&[&["status", "--output", "json"], &at[..]].concat()).await).unwrap()
+    };
+    let first = on_connection(&agent.socket.clone(), async |client| {
+        let mut stream = Stream::open(&client, &["default"]).await.unwrap();
+        stream.next().await.unwrap();
+        let table = succeeds(&[&["status"], &at[..]].concat()).await;
+        for words in
+            ["ready; CA: citadel at", "default: ok, from ca", &spiffe("web"), "streams      1:", "ROOTCA: ok"]
+        {
+            assert!(table.contains(words), "{words}:\n{table}");
+        }
+        assert!(!table.contains('\u{1b}'), "no colours where there is no terminal");
+        report().await
+    })
+    .await;
+    assert_eq!((&first["schema"], &first["ready"]), (&1.into(), &true.into()));
+    assert_eq!(first["secrets"][0]["key_pair"]["identity"], spiffe("web").as_str());
+    assert!(!first.to_string().contains("PRIVATE KEY"));
+
+    // A new certificate, at once.
+    succeeds(&[&["renew"], &at[..]].concat()).await;
+    let second = report().await;
+    let serial = |report: &Value| report["secrets"][0]["key_pair"]["serial"].clone();
+    assert_ne!(serial(&first), serial(&second));
+    // Where the CA does not sign, its reason, and the old one stays.
+    ca.set(Mood::Refuse(Code::PermissionDenied));
+    let (code, error) = failure(&[&["renew"], &at[..]].concat()).await;
+    assert!(code == 1 && error.contains("PermissionDenied"), "{code} {error}");
+    let third = report().await;
+    assert_eq!((serial(&third), &third["secrets"][0]["state"]), (serial(&second), &"failing".into()));
+    let events = third["events"].as_array().unwrap();
+    assert_eq!(events.last().unwrap()["what"], "failing");
+    let (code, error) = failure(&[&["renew", "file-root:system"], &at[..]].concat()).await;
+    assert!(code == 1 && error.contains("files are read as soon as they change"), "{error}");
+
+    assert_eq!(succeeds(&[&["log"], &at[..]].concat()).await, "info\n");
+    assert_eq!(succeeds(&[&["log", "debug"], &at[..]].concat()).await, "debug\n");
+    agent.process.wait_log("the log level is set").await;
+    let (code, error) = failure(&[&["log", "loud"], &at[..]].concat()).await;
+    assert!(code == 2 && error.contains("not a log level"), "{error}");
+}
+
+#[tokio::test]
+async fn who_is_not_ready_or_not_there_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    ca.set(Mood::Refuse(Code::PermissionDenied));
+    let mut agent = Agent::start(folder.path(), "web", &strs(&ca.client(folder.path())));
+    agent.process.wait_log("no new certificate").await;
+    let socket = agent.socket.to_str().unwrap().to_owned();
+    let (code, error) = failure(&["status", "--socket", &socket]).await;
+    assert!(code == 1 && error.contains("not ready") && error.contains("PermissionDenied"), "{error}");
+
+    // Another agent in the same folder goes without, unless it is told where.
+    let mut other = Agent::start(folder.path(), "other", &strs(&ca.client(folder.path())));
+    other.process.wait_log("there is no admin socket").await;
+    let named = folder.path().join("other.admin");
+    let named = named.to_str().unwrap();
+    let options = [ca.client(folder.path()), vec!["--admin-socket".to_owned(), named.to_owned()]].concat();
+    let mut third = Agent::start(folder.path(), "third", &strs(&options));
+    third.process.wait_log("no new certificate").await;
+    assert_eq!(succeeds(&["log", "--admin-socket", named]).await, "info\n");
+
+    // Junk costs nobody anything.
+    let mut io = tokio::net::UnixStream::connect(named).await.unwrap();
+    io.write_all(b"\0\x01junk\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    let _ = io.read_to_end(&mut answer).await;
+    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"), "{answer:?}");
+    assert_eq!(succeeds(&["log", "--admin-socket", named]).await, "info\n");
+
+    let (code, error) = failure(&["status", "--socket", "/nowhere/socket"]).await;
+    assert!(code == 1 && error.contains("/nowhere/admin.sock") && error.contains("attache run"), "{error}");
+}
