@@ -244,9 +244,9 @@ fn certificate_authority(provider: Provider, clock: &Clock) -> anyhow::Result<Me
                 },
             )
         }
-        Provider::GoogleCas { endpoint, settings, token, headers } => {
+        Provider::GoogleCas { endpoint, settings, token, headers, timeout } => {
             let token = TokenSource::new(token, clock.clone());
-            Member::new(&name, GoogleCas::new(endpoint, settings, token, headers))
+            Member::new(&name, GoogleCas::new(endpoint, settings, token, headers, timeout))
         }
         Provider::Vault { endpoint, settings, headers } => {
             Member::new(&name, Vault::new(endpoint, settings, &headers, clock.clone()))

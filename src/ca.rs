@@ -175,6 +175,30 @@ impl CaError {
         }
     }
 
+    /// Whether the message has the CA's address in it.
+    pub fn names_its_ca(&self) -> bool {
+        match self {
+            Self::Unreachable { .. }
+            | Self::Broken { .. }
+            | Self::Tls { .. }
+            | Self::Rejected { .. }
+            | Self::Refused { .. }
+            | Self::Status { .. }
+            | Self::ClientCertificate { .. }
+            | Self::Api { .. } => true,
+            Self::Roots(_)
+            | Self::Timeout(_)
+            | Self::Pending(_)
+            | Self::Credential(_)
+            | Self::NoCredential { .. }
+            | Self::File { .. }
+            | Self::Command { .. }
+            | Self::Answer(_)
+            | Self::AnswerWithRemedy { .. }
+            | Self::Local(_) => false,
+        }
+    }
+
     /// How long the CA asks to be left alone.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {

@@ -211,11 +211,7 @@ impl Citadel {
         }
         metadata.insert("clusterid", self.cluster_id.clone());
         if let Credential::Token(token) = credential {
-            let mut bearer: MetadataValue<Ascii> = format!("Bearer {}", token.secret())
-                .parse()
-                .map_err(|_| CaError::Local("the token can't be sent in a header".to_owned()))?;
-            bearer.set_sensitive(true);
-            metadata.insert("authorization", bearer);
+            metadata.insert("authorization", token.header()?);
         }
         Ok(call)
     }

@@ -113,26 +113,27 @@ pub struct Trusted {
 }
 
 impl Roots {
-    fn load(&self) -> Result<Trusted, String> {
-        const WAY_OUT: &str = "name the CA's root with --ca-root FILE, or --ca-root system";
+    /// Reads them. `option` names other ones.
+    fn load(&self, option: &str) -> Result<Trusted, String> {
+        let way_out = || format!("name the server's root with {option} FILE, or {option} system");
         let file = match self {
             Self::System => {
                 let roots = rustls_native_certs::load_native_certs().certs;
                 if roots.is_empty() {
-                    return Err(format!("this machine has no system roots; {WAY_OUT}"));
+                    return Err(format!("this machine has no system roots; {}", way_out()));
                 }
                 return Ok(Trusted { roots, place: "the system's roots".to_owned() });
             }
             Self::File(path) => path,
             Self::FirstOf(paths) => paths.iter().find(|path| is_there(path)).ok_or_else(|| {
                 let places: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
-                format!("none of {} exists; {WAY_OUT}", places.join(", "))
+                format!("none of {} exists; {}", places.join(", "), way_out())
             })?,
         };
         let text = plain_file::read(file, limits::FILE_BYTES)
-            .map_err(|error| format!("{}: {error}; {WAY_OUT}", file.display()))?;
-        let roots =
-            pem::certificates(&text).map_err(|error| format!("{}: {error}; {WAY_OUT}", file.display()))?;
+            .map_err(|error| format!("{}: {error}; {}", file.display(), way_out()))?;
+        let roots = pem::certificates(&text)
+            .map_err(|error| format!("{}: {error}; {}", file.display(), way_out()))?;
         Ok(Trusted { roots, place: file.display().to_string() })
     }
 }
@@ -174,6 +175,24 @@ impl Protocol {
     }
 }
 
+/// What a person can set of a connection, for error messages.
+#[derive(Debug)]
+pub struct Options {
+    /// The option with the address.
+    pub address: &'static str,
+    /// The one with the roots.
+    pub roots: &'static str,
+    /// How to have the certificate's name fit.
+    pub rename: &'static str,
+}
+
+/// The options of a connection to a CA.
+pub const CA_OPTIONS: &Options = &Options {
+    address: "--ca-address",
+    roots: "--ca-root",
+    rename: "set --ca-server-name to the name it has",
+};
+
 /// Everything that is needed to connect.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
@@ -183,6 +202,8 @@ pub struct Endpoint {
     pub roots: Roots,
     /// The name that the CA's certificate must carry, where it is not the address's host.
     pub server_name: Option<String>,
+    /// What this is called on the command line.
+    pub options: &'static Options,
 }
 
 impl Endpoint {
@@ -201,7 +222,7 @@ impl Endpoint {
         if self.address.plaintext {
             return Ok(None);
         }
-        self.roots.load().map(Some).map_err(CaError::Roots)
+        self.roots.load(self.options.roots).map(Some).map_err(CaError::Roots)
     }
 
     /// The same as `connect`, with roots that were read before. TCP and TLS have `patience` for their handshakes: where
@@ -234,7 +255,7 @@ impl Endpoint {
         config.alpn_protocols = vec![protocol.alpn().to_vec()];
         let name = self.server_name.as_ref().unwrap_or(&self.address.host).clone();
         let server_name = ServerName::try_from(name.clone())
-            .map_err(|_| failed(format!("{name:?} is not a server name; set --ca-server-name")))?;
+            .map_err(|_| failed(format!("{name:?} is not a server name; {}", self.options.rename)))?;
         let connector = TlsConnector::from(Arc::new(config));
         let tls = tokio::time::timeout(patience, connector.connect(server_name, tcp)).await;
         let tls = tls.map_err(|_| {
@@ -244,9 +265,9 @@ impl Endpoint {
         let tls = tls.map_err(|error| match Alert::of(&error) {
             Some(alert) => tls::explain(alert, &address, client.filter(|_| has_presented)),
             None => match error.get_ref().and_then(|inner| inner.downcast_ref()) {
-                Some(error) => failed(explain(error, place, &name)),
+                Some(error) => failed(self.explain(error, place, &name)),
                 // A load balancer without anybody behind it does so: it may pass by itself.
-                None => CaError::Broken { address: address.clone(), source: with_tls_hint(&error) },
+                None => CaError::Broken { address: address.clone(), source: self.with_tls_hint(&error) },
             },
         })?;
         let (io, alert) = Watched::new(tls);
@@ -271,6 +292,34 @@ impl Endpoint {
         keep_alive(&tcp);
         Ok(tcp)
     }
+
+    /// What a failed handshake means for whoever has to mend it.
+    fn explain(&self, error: &rustls::Error, trusted: &str, name: &str) -> String {
+        use rustls::{CertificateError, Error};
+        let Options { roots, rename, .. } = self.options;
+        match error {
+            // A bad signature: a root of the same name, but another key.
+            Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
+                format!("its certificate is not signed by {trusted}; set {roots} to the root of this server")
+            }
+            Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            ) => format!("its certificate is not for the name {name}; {rename}"),
+            // A server that answers a handshake in plain text.
+            Error::InvalidMessage(_) => format!("{error}; {}", self.tls_hint()),
+            other => other.to_string(),
+        }
+    }
+
+    /// The end of a connection in its handshake. A server without TLS may end it so, too.
+    fn with_tls_hint(&self, error: &io::Error) -> io::Error {
+        let words = if is_end(error) { "the server ended it".to_owned() } else { error.to_string() };
+        io::Error::new(error.kind(), format!("{words} in the TLS handshake; {}", self.tls_hint()))
+    }
+
+    fn tls_hint(&self) -> String {
+        format!("is this a TLS port? Plaintext needs http:// in {}", self.options.address)
+    }
 }
 
 /// Has the kernel look after a connection that waits for its next call, which wakes nobody: one whose other end has
@@ -286,31 +335,6 @@ fn keep_alive(tcp: &TcpStream) {
 
 fn silent(what: &str, patience: Duration) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, format!("{what} within {patience:?}"))
-}
-
-/// What a failed handshake means for whoever has to mend it.
-fn explain(error: &rustls::Error, roots: &str, name: &str) -> String {
-    use rustls::{CertificateError, Error};
-    match error {
-        // A bad signature: a root of the same name, but another key.
-        Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
-            format!("its certificate is not signed by {roots}; set --ca-root to the root of this CA")
-        }
-        Error::InvalidCertificate(
-            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-        ) => format!("its certificate is not for the name {name}; set --ca-server-name to the name it has"),
-        // A server that answers a handshake in plain text.
-        Error::InvalidMessage(_) => format!("{error}; {TLS_HINT}"),
-        other => other.to_string(),
-    }
-}
-
-const TLS_HINT: &str = "is this a TLS port? Plaintext needs http:// in --ca-address";
-
-/// The end of a connection in its handshake. A server without TLS may end it so, too.
-fn with_tls_hint(error: &io::Error) -> io::Error {
-    let words = if is_end(error) { "the server ended it".to_owned() } else { error.to_string() };
-    io::Error::new(error.kind(), format!("{words} in the TLS handshake; {TLS_HINT}"))
 }
 
 /// Whether the other side ended the connection. Which of these it looks like is a matter of chance.
@@ -355,7 +379,7 @@ mod tests {
     fn roots_that_are_not_there_are_named_with_the_way_out() {
         let missing = PathBuf::from("/nowhere/root-cert.pem");
         for roots in [Roots::File(missing.clone()), Roots::FirstOf(vec![missing])] {
-            let error = roots.load().unwrap_err();
+            let error = roots.load("--ca-root").unwrap_err();
             assert!(error.contains("/nowhere/root-cert.pem") && error.contains("--ca-root"), "{error}");
         }
     }

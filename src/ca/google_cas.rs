@@ -10,12 +10,11 @@ use std::time::Duration;
 use aws_lc_rs::digest::{SHA256, digest};
 use rustls::pki_types::CertificateDer;
 use tokio::time::Instant;
-use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request, Status};
 
 use super::citadel::Header;
-use super::endpoint::{Connected, Endpoint, Protocol};
-use super::grpc::asked_delay;
+use super::endpoint::Endpoint;
+use super::grpc::{Calls, Channel, Connections};
 use super::rest;
 use super::token::{Bearer, TokenSource};
 use super::{Answer, BadAnswer, CaError, CertificateAuthority, Pending, SigningRequest};
@@ -24,9 +23,8 @@ use crate::pki::certificate::Certificate as Facts;
 use crate::pki::{csr, pem};
 use crate::proto::google::cloud::security::privateca::v1 as api;
 use crate::proto::google::protobuf;
-use crate::rpc::{self, Connection};
 
-type Client = api::certificate_authority_service_client::CertificateAuthorityServiceClient<Connection>;
+type Client = api::certificate_authority_service_client::CertificateAuthorityServiceClient<Calls>;
 
 /// Where the service is.
 pub const HOST: &str = "privateca.googleapis.com";
@@ -98,7 +96,21 @@ pub struct GoogleCas {
     settings: Settings,
     token: TokenSource,
     headers: Vec<Header>,
+    connections: Connections,
     open: Mutex<Option<Open>>,
+}
+
+/// Why there is no certificate.
+enum Failure {
+    /// What became of a call of this method.
+    Call(&'static str, Status),
+    Other(CaError),
+}
+
+impl<E: Into<CaError>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Other(error.into())
+    }
 }
 
 /// A request that may have been granted without anybody having heard of it.
@@ -118,16 +130,34 @@ impl CertificateAuthority for GoogleCas {
     async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
         let id = request_id(&request.csr);
         self.open().take_if(|open| open.id != id);
+        let address = self.endpoint.address.to_string();
+        let origin = self.endpoint.address.origin().parse();
+        let origin: http::Uri = origin.map_err(|_| CaError::Local(format!("{address} is no URI")))?;
         let mut bearer = self.token.token().await?;
         loop {
-            let signed = self.sign_with(request, &id, &bearer).await;
-            if !matches!(&signed, Err(CaError::Refused { code: Code::Unauthenticated, .. })) {
-                return signed;
+            let channel = self.connections.channel(&self.endpoint, None).await?;
+            let mut client = Client::with_origin(channel.service(), origin.clone())
+                .max_decoding_message_size(limits::CA_ANSWER_BYTES);
+            let (method, status) = match self.sign_with(&mut client, request, &id, &bearer).await {
+                Ok(answer) => {
+                    self.connections.keep(channel);
+                    return Ok(answer);
+                }
+                // It had ended while it waited. The next one is new.
+                Err(Failure::Call(_, status)) if channel.is_reused && channel.is_untouched(&status) => {
+                    continue;
+                }
+                Err(Failure::Call(method, status)) => (method, status),
+                Err(Failure::Other(error)) => return Err(error),
+            };
+            if status.code() == Code::Unauthenticated
+                && let Some(other) = self.token.another(&bearer).await
+            {
+                bearer = other;
+                continue;
             }
-            match self.token.another(&bearer).await {
-                Some(other) => bearer = other,
-                None => return signed,
-            }
+            let refused = channel.alert.explain(&address, None);
+            return Err(refused.unwrap_or_else(|| self.failed(&channel, method, &status, &bearer)));
         }
     }
 
@@ -152,33 +182,29 @@ impl CertificateAuthority for GoogleCas {
 }
 
 impl GoogleCas {
-    /// A client of the service at `endpoint`. `headers` go with each call.
-    pub fn new(endpoint: Endpoint, settings: Settings, token: TokenSource, headers: Vec<Header>) -> Self {
-        Self { endpoint, settings, token, headers, open: Mutex::default() }
+    /// A client of the service at `endpoint`. `headers` go with each call, which takes `timeout` at most.
+    pub fn new(
+        endpoint: Endpoint,
+        settings: Settings,
+        token: TokenSource,
+        headers: Vec<Header>,
+        timeout: Duration,
+    ) -> Self {
+        let connections = Connections::new(timeout);
+        Self { endpoint, settings, token, headers, connections, open: Mutex::default() }
     }
 
     async fn sign_with(
         &self,
+        client: &mut Client,
         request: &SigningRequest,
         id: &str,
         bearer: &Bearer,
-    ) -> Result<Answer, CaError> {
-        let address = self.endpoint.address.to_string();
-        let origin = self.endpoint.address.origin().parse();
-        let origin: http::Uri = origin.map_err(|_| CaError::Local(format!("{address} is no URI")))?;
-        let Connected { io, alert, .. } = self.endpoint.connect(None, Protocol::Http2).await?;
-        let talk = async |connection| {
-            let mut client =
-                Client::with_origin(connection, origin).max_decoding_message_size(limits::CA_ANSWER_BYTES);
-            // First, because a certificate must not be spent on what can't be used.
-            let roots = self.roots(&mut client, bearer).await?;
-            let chain = self.create(&mut client, request, id, bearer).await?;
-            Ok(Answer::with_others(chain, roots)?)
-        };
-        let answered = rpc::with_connection(io, talk).await.unwrap_or_else(|error| {
-            Err(CaError::Unreachable { address: address.clone(), source: std::io::Error::other(error) })
-        });
-        answered.map_err(|error| alert.explain(&address, None).unwrap_or(error))
+    ) -> Result<Answer, Failure> {
+        // First, because a certificate must not be spent on what can't be used.
+        let roots = self.roots(client, bearer).await?;
+        let chain = self.create(client, request, id, bearer).await?;
+        Ok(Answer::with_others(chain, roots)?)
     }
 
     /// The roots of all CAs of the pool, those too that do not sign yet, or no longer.
@@ -186,12 +212,12 @@ impl GoogleCas {
         &self,
         client: &mut Client,
         bearer: &Bearer,
-    ) -> Result<Vec<CertificateDer<'static>>, CaError> {
+    ) -> Result<Vec<CertificateDer<'static>>, Failure> {
         let CaPool(pool) = &self.settings.pool;
         let message = api::FetchCaCertsRequest { ca_pool: pool.clone() };
         let call = self.call(message, "ca_pool", bearer)?;
         let fetched = client.fetch_ca_certs(call).await;
-        let fetched = fetched.map_err(|status| self.refused("FetchCaCerts", &status, bearer))?.into_inner();
+        let fetched = fetched.map_err(|status| Failure::Call("FetchCaCerts", status))?.into_inner();
         let mut roots: Vec<CertificateDer<'static>> = Vec::new();
         for text in fetched.ca_certs.iter().flat_map(|chain| &chain.certificates) {
             for der in certificates(text, "ca_certs")? {
@@ -210,7 +236,7 @@ impl GoogleCas {
         request: &SigningRequest,
         id: &str,
         bearer: &Bearer,
-    ) -> Result<Vec<CertificateDer<'static>>, CaError> {
+    ) -> Result<Vec<CertificateDer<'static>>, Failure> {
         let CaPool(pool) = &self.settings.pool;
         let lifetime = protobuf::Duration {
             seconds: i64::try_from(request.ttl.as_secs()).unwrap_or(i64::MAX),
@@ -236,8 +262,7 @@ impl GoogleCas {
         let created = client.create_certificate(call).await;
         let code = created.as_ref().map_or_else(Status::code, |_| Code::Ok);
         self.open().take_if(|open| is_settled(code, open.tries));
-        let created =
-            created.map_err(|status| self.refused("CreateCertificate", &status, bearer))?.into_inner();
+        let created = created.map_err(|status| Failure::Call("CreateCertificate", status))?.into_inner();
         let mut chain = certificates(&created.pem_certificate, "pem_certificate")?;
         for text in &created.pem_certificate_chain {
             chain.extend(certificates(text, "pem_certificate_chain")?);
@@ -247,7 +272,6 @@ impl GoogleCas {
 
     /// A call of a method whose field `field` names the pool.
     fn call<T>(&self, message: T, field: &str, bearer: &Bearer) -> Result<Request<T>, CaError> {
-        let unfit = |what: &str| CaError::Local(format!("{what} can't be sent in a header"));
         let mut call = Request::new(message);
         let metadata = call.metadata_mut();
         for (name, value) in &self.headers {
@@ -256,17 +280,27 @@ impl GoogleCas {
         let CaPool(pool) = &self.settings.pool;
         // Google's front ends find the location by it.
         let routing = format!("{field}={}", rest::encoded(pool));
-        metadata.insert("x-goog-request-params", routing.parse().map_err(|_| unfit("the pool"))?);
-        let header = format!("Bearer {}", bearer.secret()).parse();
-        let mut header: MetadataValue<Ascii> = header.map_err(|_| unfit("the token"))?;
-        header.set_sensitive(true);
-        metadata.insert("authorization", header);
+        let routing = routing.parse();
+        let routing = routing.map_err(|_| CaError::Local("the pool can't be sent in a header".to_owned()))?;
+        metadata.insert("x-goog-request-params", routing);
+        metadata.insert("authorization", bearer.header()?);
         Ok(call)
     }
 
-    fn refused(&self, method: &str, status: &Status, bearer: &Bearer) -> CaError {
+    /// What the failure of a call of `method` means.
+    fn failed(&self, channel: &Channel, method: &str, status: &Status, bearer: &Bearer) -> CaError {
+        match channel.explain(&self.endpoint, status) {
+            CaError::Refused { address, code, retry_after, .. } => {
+                let message = self.refusal(method, status, bearer);
+                CaError::Refused { address, code, message, retry_after }
+            }
+            other => other,
+        }
+    }
+
+    fn refusal(&self, method: &str, status: &Status, bearer: &Bearer) -> String {
         let CaPool(pool) = &self.settings.pool;
-        let mut message = format!("{method}: {}", bearer.hidden_in(status.message()));
+        let said = bearer.hidden_in(status.message());
         let words = match status.code() {
             Code::Unauthenticated => format!("it does not take the token ({})", self.token.describe(bearer)),
             Code::PermissionDenied => format!(
@@ -294,14 +328,7 @@ impl GoogleCas {
             }
             _ => String::new(),
         };
-        if !words.is_empty() {
-            message = format!("{message}: {words}");
-        }
-        if let Some(source) = std::error::Error::source(status) {
-            message = format!("{message}: {source}");
-        }
-        let address = self.endpoint.address.to_string();
-        CaError::Refused { address, code: status.code(), message, retry_after: asked_delay(status) }
+        if words.is_empty() { format!("{method}: {said}") } else { format!("{method}: {said}: {words}") }
     }
 
     fn open(&self) -> MutexGuard<'_, Option<Open>> {

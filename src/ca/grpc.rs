@@ -225,7 +225,7 @@ fn words(error: &hyper::Error) -> String {
 }
 
 /// How long the CA asks to be left alone: gRPC has two ways to say it.
-pub(super) fn asked_delay(status: &Status) -> Option<Duration> {
+fn asked_delay(status: &Status) -> Option<Duration> {
     const TYPE: &str = "type.googleapis.com/google.rpc.RetryInfo";
     let pushback = status.metadata().get("grpc-retry-pushback-ms");
     let pushback = pushback.and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_millis);

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
+use tonic::metadata::{Ascii, MetadataValue};
 use zeroize::Zeroizing;
 
 use self::exchange::Exchange;
@@ -113,19 +114,18 @@ impl Failure {
     }
 
     /// What `error`, which speaks of a CA, means where the server is one that gives tokens, and what to do where nobody is
-    /// there. `renamed` has the CA's options, and what there is here instead.
-    fn of_call(error: CaError, way_out: &str, renamed: &[(&str, &str)]) -> Self {
-        let rename = |text: String| renamed.iter().fold(text, |text, (ours, here)| text.replace(ours, here));
+    /// there.
+    fn of_call(error: CaError, way_out: &str) -> Self {
         let class = error.class();
         let reason = match error {
             CaError::Unreachable { source, .. } => format!("connecting failed: {source}; {way_out}"),
             CaError::Broken { source, .. } => {
                 format!("the connection broke before it had answered: {source}")
             }
-            CaError::Tls { reason, .. } => format!("the TLS handshake failed: {}", rename(reason)),
-            CaError::Roots(reason) => format!("the roots for it can't be read: {}", rename(reason)),
+            CaError::Tls { reason, .. } => format!("the TLS handshake failed: {reason}"),
+            CaError::Roots(reason) => format!("the roots for it can't be read: {reason}"),
             CaError::Answer(answer) => answer.to_string(),
-            other => rename(other.to_string()),
+            other => other.to_string(),
         };
         Self::new(class, reason)
     }
@@ -201,6 +201,18 @@ impl Deref for Bearer {
 
     fn deref(&self) -> &Token {
         &self.token
+    }
+}
+
+impl Bearer {
+    /// The header `authorization`.
+    pub fn header(&self) -> Result<MetadataValue<Ascii>, CaError> {
+        let text = Zeroizing::new(format!("Bearer {}", self.secret()));
+        let header = text.parse::<MetadataValue<Ascii>>();
+        let mut header =
+            header.map_err(|_| CaError::Local("the token can't be sent in a header".to_owned()))?;
+        header.set_sensitive(true);
+        Ok(header)
     }
 }
 

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use super::args::RunArgs;
+use super::provider::{Chosen, ProviderName};
 use super::reader::Reader;
-use super::{Chosen, ProviderName};
 
 /// What cfssl is told beside the address.
 #[derive(Clone)]

@@ -1,8 +1,8 @@
 //! The options of `--ca exec`.
 
 use super::args::RunArgs;
+use super::provider::{Chosen, Provider, ProviderName};
 use super::reader::Reader;
-use super::{Chosen, Provider, ProviderName};
 use crate::command::ShellCommand;
 
 /// The commands, if that is the provider.

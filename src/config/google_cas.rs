@@ -1,8 +1,8 @@
 //! The options of `--ca google-cas`.
 
 use super::args::RunArgs;
+use super::provider::{Chosen, ProviderName};
 use super::reader::{Level, Reader};
-use super::{Chosen, ProviderName};
 use crate::ca::google_cas::{CaId, CaPool, Settings};
 
 /// What to ask of the service; none where the provider is another one, or something is missing, which is among the

@@ -1,8 +1,8 @@
 //! The options of `--ca kubernetes`.
 
 use super::args::RunArgs;
+use super::provider::{Chosen, ProviderName};
 use super::reader::Reader;
-use super::{Chosen, ProviderName};
 use crate::ca::endpoint::Address;
 use crate::ca::kubernetes::{SHORTEST_TTL, SignerName, SignerRoots};
 use crate::source::workload::Settings;

@@ -141,6 +141,40 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// An option that may be there several times; in the environment with `separator` between its values.
+    pub(super) fn list<T, E: fmt::Display>(
+        &mut self,
+        flag: &str,
+        typed: &[String],
+        others: &[&str],
+        separator: char,
+        mut parse: impl FnMut(&str) -> Result<T, E>,
+    ) -> Found<Vec<T>> {
+        let (texts, level, from) = if typed.is_empty() {
+            let Found { value, level, from, was_wrong } = self.text(flag, &None, others);
+            let Some(text) = value else { return Found { value: None, level, from, was_wrong } };
+            let texts: Vec<_> = text.split(separator).map(|one| one.trim().to_owned()).collect();
+            (texts, level, from)
+        } else {
+            // No address and no number has a comma in it, but a folder may well have a colon.
+            let split = |text: &String| match separator {
+                ',' => text.split(',').map(|one| one.trim().to_owned()).collect(),
+                _ => vec![text.clone()],
+            };
+            (typed.iter().flat_map(split).collect(), Some(Level::Flag), format!("--{flag}"))
+        };
+        let named = format!("{from} {}", texts.join(&separator.to_string()));
+        let mut values = Vec::new();
+        for text in &texts {
+            match parse(text) {
+                Ok(value) => values.push(value),
+                Err(error) => self.mistake(format!("{from}: {error}")),
+            }
+        }
+        let was_wrong = values.len() < texts.len();
+        Found { value: (!was_wrong).then_some(values), level, from: named, was_wrong }
+    }
+
     /// The option as a duration of `least` or more.
     pub(super) fn duration(
         &mut self,

@@ -2,8 +2,13 @@ mod tokens;
 
 use clap::Parser;
 
+use super::provider::DEFAULT_ROOTS;
 use super::*;
-use crate::pki::key::KeyFormat;
+use crate::ca::endpoint::Roots;
+use crate::ca::kubernetes::SignerRoots;
+use crate::credential::TokenFile;
+use crate::pki::key::{KeyFormat, KeyType};
+use crate::source::workload::IdentitySource;
 
 #[derive(Parser)]
 struct Line {
@@ -230,6 +235,7 @@ fn in_a_cluster_kubernetes_needs_no_more_than_signer_and_roots() {
 fn identities() {
     let fixed = |line: &str, environment: &[_]| match config(line, environment).unwrap().workload.identity {
         IdentitySource::Fixed(identity) => identity.to_string(),
+        IdentitySource::Unknown => "unknown".to_owned(),
         IdentitySource::Token { trust_domain, .. } => format!("token in {trust_domain}"),
     };
     assert_eq!(fixed("--ca embedded", &[]), "spiffe://cluster.local/ns/default/sa/default");

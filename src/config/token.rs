@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use super::args::RunArgs;
+use super::provider::{Chosen, Credentials, ProviderName};
 use super::reader::Reader;
-use super::{Chosen, ProviderName};
 use crate::ca::citadel;
 use crate::ca::endpoint::{Address, Roots};
 use crate::ca::token::exchange::{Exchange, GOOGLES_SCOPE, GOOGLES_URL, Url};
 use crate::ca::token::metadata::{self, MetadataServer, Wanted};
 use crate::ca::token::{Service, Settings};
-use crate::credential::TokenFile;
 
 /// `--token-source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,15 +19,16 @@ enum Kind {
     Gce,
 }
 
-/// Where the token comes from, for a CA that takes one. `file` is `--token-file`, and whether somebody named it.
+/// Where the token comes from, for a CA that takes one.
 pub(super) fn settings(
     r: &mut Reader<'_>,
     args: &RunArgs,
     chosen: Chosen,
-    (file, is_named): (&TokenFile, bool),
+    credentials: &Credentials,
     timeout: Duration,
     notes: &mut Vec<String>,
 ) -> Settings {
+    let Credentials { token: file, is_token_named: is_named, .. } = credentials;
     let source = r.parsed("token-source", &args.token_source, &[], |text| match text {
         "file" => Ok(Kind::File),
         "exchange" => Ok(Kind::Exchange),
@@ -60,7 +60,7 @@ pub(super) fn settings(
     let kind = match source.value {
         Some(kind) => kind,
         None if url.value.is_some() || url.was_wrong => Kind::Exchange,
-        None if is_google_cas && !is_named => Kind::Gce,
+        None if is_google_cas && !*is_named => Kind::Gce,
         None => Kind::File,
     };
     let alone = |own: Kind, name: &str, options: &[(Option<_>, &str)], r: &mut Reader<'_>| {

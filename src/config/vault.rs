@@ -3,8 +3,8 @@
 use http::HeaderValue;
 
 use super::args::RunArgs;
+use super::provider::{Chosen, ProviderName};
 use super::reader::{Found, Reader};
-use super::{Chosen, ProviderName};
 use crate::ca::token;
 use crate::ca::vault::{Access, MountPath, RoleName, Settings};
 use crate::credential::TokenFile;

@@ -1,5 +1,6 @@
 //! The life of a workload's secrets: key, CSR, CA, check, publish, sleep until the renewal, again.
 
+mod identity;
 mod retry;
 mod state;
 mod trust;
@@ -11,19 +12,18 @@ use std::time::{Duration, SystemTime};
 use rustls::pki_types::CertificateDer;
 use tokio::time::Instant;
 
+pub use self::identity::IdentitySource;
 pub use self::retry::{Validity, retry_delay};
 use self::retry::{asked_delay, call_timeout};
 pub use self::state::StateFolder;
 use self::state::{Keeper, State};
 use self::trust::Trust;
 use crate::backoff::Repeats;
-use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::failover::{Failover, Member};
 use crate::ca::{Answer, CaError, CertificateAuthority, Class, Pending, SigningRequest};
 use crate::cache::{Cache, Entry, Key, Origin, Published, Publisher, Renewals, Workload};
 use crate::clock::Clock;
-use crate::credential::TokenFile;
-use crate::identity::{ServiceAccount, SpiffeId};
+use crate::identity::SpiffeId;
 use crate::limits;
 use crate::metrics::{ByOutcome, ByProvider, Metrics};
 use crate::pki::certificate::Certificate;
@@ -58,54 +58,6 @@ impl Grace {
 
 /// How far ahead of ours the clock of a CA may be.
 const SKEW: Duration = Duration::from_secs(600);
-
-/// How the workload's SPIFFE ID is found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum IdentitySource {
-    /// It was configured.
-    Fixed(SpiffeId),
-    /// It follows from the token's `sub`, or from the client certificate that is used instead, less what was configured.
-    Token {
-        /// The token.
-        file: TokenFile,
-        /// The client certificate.
-        client_cert: Option<ClientCertFolder>,
-        /// The trust domain.
-        trust_domain: String,
-        /// Instead of the token's.
-        namespace: Option<String>,
-        /// Instead of the token's.
-        service_account: Option<String>,
-    },
-}
-
-impl IdentitySource {
-    /// The identity as far as it is known now: none without a credential, or where it does not tell.
-    pub async fn resolve(&self, clock: &Clock) -> Option<SpiffeId> {
-        match self {
-            Self::Fixed(identity) => Some(identity.clone()),
-            Self::Token { file, client_cert, trust_domain, namespace, service_account } => {
-                let with_configured = |domain: &str, told: Option<ServiceAccount>| {
-                    let (told_namespace, told_name) = told.map(|told| (told.namespace, told.name)).unzip();
-                    let account = ServiceAccount {
-                        namespace: namespace.clone().or(told_namespace)?,
-                        name: service_account.clone().or(told_name)?,
-                    };
-                    SpiffeId::for_service_account(domain, &account).ok()
-                };
-                let certificate = match client_cert {
-                    Some(folder) => folder.read(clock).await.ok(),
-                    None => None,
-                };
-                if let Some(own) = certificate.and_then(|certificate| certificate.pair.spiffe_id()) {
-                    return Some(with_configured(own.trust_domain(), own.service_account()).unwrap_or(own));
-                }
-                let told = file.read().ok().and_then(|token| token.service_account());
-                with_configured(trust_domain, told)
-            }
-        }
-    }
-}
 
 /// What the source needs to know.
 #[derive(Clone, Debug)]
@@ -251,9 +203,7 @@ impl WorkloadSource {
             Answer { chain, roots }.check(key, identity, now).map_err(|error| error.to_string())?;
         self.trust.restore(anchors, &names, now);
         let received = received.min(now);
-        let grace = self.settings.grace;
-        let draw = fastrand::f64() * 2.0 - 1.0;
-        let mut renews = grace.renewal(pair.leaf().not_before, pair.not_after(), received, draw);
+        let mut renews = self.renewal(&pair, received);
         // Another kind of key is wanted now; or only the CA knows which roots it does not name any more.
         if key_type != self.settings.key_type.name() || self.settings.drops_old_roots {
             renews = now;
@@ -262,6 +212,12 @@ impl WorkloadSource {
         self.publish_roots(Some(renews));
         self.key_pair.publish(Secret::KeyPair(pair), received, Some(renews));
         Ok(renews)
+    }
+
+    /// When such a key pair is to be renewed: another moment for each draw.
+    fn renewal(&self, pair: &KeyPair, received: SystemTime) -> SystemTime {
+        let draw = fastrand::f64() * 2.0 - 1.0;
+        self.settings.grace.renewal(pair.leaf().not_before, pair.not_after(), received, draw)
     }
 
     /// Renews for ever. It depends on the clock alone, not on who listens.
@@ -469,12 +425,9 @@ impl WorkloadSource {
     async fn publish(&mut self, ca: &Member, issued: Issued) {
         let Issued { pair, bundle, took } = issued;
         let now = self.clock.now();
-        let grace = self.settings.grace;
-        let draw = fastrand::f64() * 2.0 - 1.0;
         let (not_before, not_after) = (pair.leaf().not_before, pair.not_after());
-        let renews = grace.renewal(not_before, not_after, now, draw);
         // However odd the answer, the CA is not asked in a tight loop.
-        let renews = renews.max(now + Duration::from_millis(200));
+        let renews = self.renewal(&pair, now).max(now + Duration::from_millis(200));
         tracing::info!(
             identity = pair.leaf().names(),
             serial = pair.leaf().serial,
@@ -581,10 +534,13 @@ impl WorkloadSource {
         let reasons: Vec<_> = failed
             .iter()
             .map(|Failed { ca, error }| {
-                let error = error.to_string();
-                let is_plain = !self.cas.has_several() && !ca.name.contains("://");
-                let is_known = is_plain || error.contains(&*ca.name);
-                if is_known { error } else { format!("{}: {error}", ca.name) }
+                // A CA without an address is called as its provider is.
+                let is_anonymous = !self.cas.has_several() && *ca.name == *ca.client.name();
+                if is_anonymous || error.names_its_ca() {
+                    error.to_string()
+                } else {
+                    format!("{}: {error}", ca.name)
+                }
             })
             .collect();
         reasons.join("; ")

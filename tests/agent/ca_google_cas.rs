@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use attache::ca::endpoint::{Endpoint, Roots};
+use attache::ca::endpoint::{CA_OPTIONS, Endpoint, Roots};
 use attache::ca::google_cas::{GoogleCas, Settings};
 use attache::ca::token::metadata::{MetadataServer, Wanted};
 use attache::ca::token::{self, Service, TokenSource};
@@ -204,6 +204,7 @@ fn client(cas: &FakeGoogleCas, metadata: &TokenService, folder: &Path) -> Google
         address: format!("https://{}", cas.address).parse().unwrap(),
         roots: Roots::File(folder.join("web/root-cert.pem")),
         server_name: None,
+        options: CA_OPTIONS,
     };
     let server = MetadataServer {
         address: format!("http://{}", metadata.address).parse().unwrap(),
@@ -212,7 +213,13 @@ fn client(cas: &FakeGoogleCas, metadata: &TokenService, folder: &Path) -> Google
     let patience = Duration::from_secs(30);
     let token = token::Settings::Service { service: Service::Metadata(server), patience };
     let settings = Settings { pool: POOL.parse().unwrap(), ca: None };
-    GoogleCas::new(endpoint, settings, TokenSource::new(token, Clock::system()), Vec::new())
+    GoogleCas::new(
+        endpoint,
+        settings,
+        TokenSource::new(token, Clock::system()),
+        Vec::new(),
+        Duration::from_secs(10),
+    )
 }
 
 fn a_request() -> SigningRequest {

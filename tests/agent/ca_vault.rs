@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use attache::ca::endpoint::{Endpoint, Roots};
+use attache::ca::endpoint::{CA_OPTIONS, Endpoint, Roots};
 use attache::ca::vault::{Access, Settings, Vault};
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
 use attache::clock::Clock;
@@ -212,6 +212,7 @@ fn client(vault: &FakeVault, folder: &Path) -> (Arc<Vault>, Clock) {
         address: vault.origin().parse().unwrap(),
         roots: Roots::File(folder.join("fake-vault/root-cert.pem")),
         server_name: None,
+        options: CA_OPTIONS,
     };
     let settings = Settings {
         mount: "mesh/pki".parse().unwrap(),

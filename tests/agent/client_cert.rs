@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use attache::ca::citadel::Citadel;
 use attache::ca::client_cert::ClientCertFolder;
-use attache::ca::endpoint::{Endpoint, Protocol, Roots};
+use attache::ca::endpoint::{CA_OPTIONS, Endpoint, Protocol, Roots};
 use attache::ca::grpc::Connections;
 use attache::ca::token::TokenSource;
 use attache::ca::{CaError, CertificateAuthority as _, SigningRequest};
@@ -388,7 +388,12 @@ async fn a_refusal_says_what_the_call_was_made_with() {
 /// Where `attache ca` is, with what it takes to connect to it.
 fn endpoint(ca: &Ca, folder: &Path) -> Endpoint {
     let address = ca.address.to_string().parse().unwrap();
-    Endpoint { address, roots: Roots::File(folder.join("ca/root-cert.pem")), server_name: None }
+    Endpoint {
+        address,
+        roots: Roots::File(folder.join("ca/root-cert.pem")),
+        server_name: None,
+        options: CA_OPTIONS,
+    }
 }
 
 #[tokio::test]

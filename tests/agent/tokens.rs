@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use attache::ca::citadel::Citadel;
-use attache::ca::endpoint::{Endpoint, Roots};
+use attache::ca::endpoint::{CA_OPTIONS, Endpoint, Roots};
 use attache::ca::grpc::Connections;
 use attache::ca::token::exchange::Exchange;
 use attache::ca::token::{Service, Settings, TokenSource};
@@ -201,7 +201,7 @@ fn a_request() -> SigningRequest {
 fn citadel(ca: &FakeCa, token: Settings) -> Citadel {
     let address = format!("http://{}", ca.address).parse().unwrap();
     Citadel {
-        endpoint: Endpoint { address, roots: Roots::System, server_name: None },
+        endpoint: Endpoint { address, roots: Roots::System, server_name: None, options: CA_OPTIONS },
         token: TokenSource::new(token, Clock::system()),
         client_cert: None,
         repeats: Mutex::default(),

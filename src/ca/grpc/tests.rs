@@ -5,7 +5,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 
 use super::*;
-use crate::ca::endpoint::Roots;
+use crate::ca::endpoint::{CA_OPTIONS, Roots};
 use crate::proto::google::protobuf::{self, Any};
 
 /// Refuses every call.
@@ -34,7 +34,7 @@ async fn server() -> Endpoint {
             tokio::spawn(rpc::serve(io, Refusing, CancellationToken::new()));
         }
     });
-    Endpoint { address, roots: Roots::System, server_name: None }
+    Endpoint { address, roots: Roots::System, server_name: None, options: CA_OPTIONS }
 }
 
 /// Lets time pass, and those who sleep wake.

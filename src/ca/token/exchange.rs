@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 
 use super::{Failure, Granted};
 use crate::ca::Class;
-use crate::ca::endpoint::{Address, Endpoint, Roots};
+use crate::ca::endpoint::{Address, Endpoint, Options, Roots};
 use crate::ca::rest::{self, Call, Reply};
 use crate::credential::{Token, TokenFile};
 
@@ -59,14 +59,17 @@ impl FromStr for Url {
 
 impl Exchange {
     pub(super) async fn fetch(&self, subject: &Token, now: SystemTime) -> Result<Granted, Failure> {
-        /// What the words of a failed connection have to say here.
-        const RENAMED: [(&str, &str); 3] = [
-            ("set --ca-server-name to the name it has", "use the name it has in --token-exchange-url"),
-            ("--ca-root", "--token-exchange-root"),
-            ("--ca-address", "--token-exchange-url"),
-        ];
-        let endpoint =
-            Endpoint { address: self.url.address.clone(), roots: self.roots.clone(), server_name: None };
+        const OPTIONS: &Options = &Options {
+            address: "--token-exchange-url",
+            roots: "--token-exchange-root",
+            rename: "use the name it has in --token-exchange-url",
+        };
+        let endpoint = Endpoint {
+            address: self.url.address.clone(),
+            roots: self.roots.clone(),
+            server_name: None,
+            options: OPTIONS,
+        };
         let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
         let call = Call {
             method: Method::POST,
@@ -76,7 +79,7 @@ impl Exchange {
         };
         let reply = rest::call(&endpoint, call)
             .await
-            .map_err(|error| Failure::of_call(error, "is --token-exchange-url right?", &RENAMED))?;
+            .map_err(|error| Failure::of_call(error, "is --token-exchange-url right?"))?;
         if !reply.status.is_success() {
             return Err(self.refused(&reply, subject, now));
         }

@@ -7,7 +7,7 @@ use http::{Method, StatusCode};
 
 use super::{Failure, Granted, parsed};
 use crate::ca::Class;
-use crate::ca::endpoint::{Address, Endpoint, Roots};
+use crate::ca::endpoint::{Address, Endpoint, Options, Roots};
 use crate::ca::rest::{self, Call};
 use crate::limits;
 
@@ -47,11 +47,15 @@ impl MetadataServer {
                 format!("{FOLDER}/identity?audience={}&format=full", rest::encoded(audience))
             }
         };
-        let endpoint = Endpoint { address: self.address.clone(), roots: Roots::System, server_name: None };
+        let endpoint = Endpoint {
+            address: self.address.clone(),
+            roots: Roots::System,
+            server_name: None,
+            options: OPTIONS,
+        };
         let headers = HeaderMap::from_iter([(FLAVOR, GOOGLE)]);
         let call = Call { method: Method::GET, path: &path, headers, body: None };
-        let reply =
-            rest::call(&endpoint, call).await.map_err(|error| Failure::of_call(error, WAY_OUT, &[]))?;
+        let reply = rest::call(&endpoint, call).await.map_err(|error| Failure::of_call(error, WAY_OUT))?;
         // Whoever else answers at this name must not be believed.
         if reply.headers.get(FLAVOR) != Some(&GOOGLE) {
             let reason = format!("what answers there is no metadata server of Google's; {WAY_OUT}");
@@ -77,6 +81,13 @@ impl MetadataServer {
         granted.map_err(|reason| Failure::new(Class::Lasting, reason))
     }
 }
+
+/// It is called in plain text: nothing but its address can be set.
+const OPTIONS: &Options = &Options {
+    address: "GCE_METADATA_HOST",
+    roots: "--token-source",
+    rename: "choose another --token-source",
+};
 
 const WAY_OUT: &str = "only machines and clusters of Google Cloud have one (GCE_METADATA_HOST names another): choose \
                        another --token-source";

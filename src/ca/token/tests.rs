@@ -66,7 +66,6 @@ fn what_is_no_bearer_token_is_refused_and_never_shown() {
 fn a_failed_call_speaks_of_the_service_and_its_options() {
     let address = "https://sts:443".to_owned();
     let refused = || std::io::Error::other("Connection refused");
-    let renamed = [("--ca-root", "--other-root")];
     let cases = [
         (
             CaError::Unreachable { address: address.clone(), source: refused() },
@@ -79,15 +78,15 @@ fn a_failed_call_speaks_of_the_service_and_its_options() {
             Class::Transient,
         ),
         (
-            CaError::Tls { address, reason: "set --ca-root to".to_owned() },
-            "set --other-root to",
+            CaError::Tls { address, reason: "set --other-root to".to_owned() },
+            "handshake failed: set --other-root to",
             Class::Lasting,
         ),
-        (CaError::Roots("name it with --ca-root".to_owned()), "with --other-root", Class::Lasting),
+        (CaError::Roots("name it with --other-root".to_owned()), "with --other-root", Class::Lasting),
         (BadAnswer::Unreadable("it is long".to_owned()).into(), "it is long", Class::Lasting),
     ];
     for (error, words, class) in cases {
-        let failure = Failure::of_call(error, "is it on?", &renamed);
+        let failure = Failure::of_call(error, "is it on?");
         assert!(failure.reason.contains(words) && !failure.reason.contains("--ca"), "{failure:?}");
         assert_eq!(failure.class, class, "{failure:?}");
     }

@@ -16,8 +16,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::*;
 use crate::ca::Answer;
+use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
 use crate::cache::Good;
+use crate::credential::TokenFile;
 use crate::pki::pem;
 use crate::secret::Version;
 

@@ -1,0 +1,530 @@
+//! Which CA is used, and what its client is told.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tonic::metadata::{Ascii, MetadataValue};
+
+use super::args::RunArgs;
+use super::reader::{Found, Level, Reader};
+use super::{SERVICE_ACCOUNT_FOLDER, cfssl, exec, google_cas, kubernetes, token, vault};
+use crate::ca::cfssl as cfssl_ca;
+use crate::ca::citadel::Header;
+use crate::ca::client_cert::ClientCertFolder;
+use crate::ca::endpoint::{Address, CA_OPTIONS, Endpoint, Roots};
+use crate::ca::google_cas as google_cas_ca;
+use crate::ca::kubernetes::{SignerName, SignerRoots};
+use crate::ca::token as ca_token;
+use crate::ca::vault as vault_ca;
+use crate::command::ShellCommand;
+use crate::credential::TokenFile;
+use crate::generation::Place;
+use crate::pki::key::KeyType;
+use crate::source::workload::Settings;
+
+/// Where the CA's root is, unless somebody says otherwise or it came with the client certificate.
+pub(super) const DEFAULT_ROOTS: [&str; 2] =
+    ["/var/run/secrets/istio/root-cert.pem", "/etc/certs/root-cert.pem"];
+
+/// The CA client to use.
+#[derive(Clone, Debug)]
+pub enum Provider {
+    /// Istio's CA protocol.
+    Citadel {
+        /// Where the CA is.
+        endpoint: Endpoint,
+        /// Where the workload's credential comes from.
+        token: ca_token::Settings,
+        /// Instead of the token, where it is good.
+        client_cert: Option<ClientCertFolder>,
+        /// Sent with each call.
+        cluster_id: MetadataValue<Ascii>,
+        /// Further headers.
+        headers: Vec<Header>,
+        /// Which of its signers is asked for.
+        cert_signer: Option<String>,
+        /// How long one call may take.
+        timeout: Duration,
+    },
+    /// HashiCorp Vault or OpenBao.
+    Vault {
+        /// Where it is.
+        endpoint: Endpoint,
+        /// What is asked of it, and how to get in.
+        settings: vault_ca::Settings,
+        /// Further headers.
+        headers: Vec<Header>,
+    },
+    /// Kubernetes' API for certificates.
+    Kubernetes {
+        /// The API server.
+        endpoint: Endpoint,
+        /// A service account's token.
+        token: TokenFile,
+        /// Who is to sign.
+        signer: SignerName,
+        /// What its certificates chain to.
+        roots: SignerRoots,
+        /// The kind of key that is signed.
+        key_type: KeyType,
+    },
+    /// cfssl.
+    Cfssl {
+        /// Where it is.
+        endpoint: Endpoint,
+        /// Which of its profiles.
+        profile: Option<String>,
+        /// Which of its signers.
+        label: Option<String>,
+        /// The file with the key for requests.
+        auth_key: Option<PathBuf>,
+        /// The file with its roots.
+        bundle: Option<PathBuf>,
+        /// Further headers.
+        headers: Vec<Header>,
+    },
+    /// Google's Certificate Authority Service.
+    GoogleCas {
+        /// Where it is.
+        endpoint: Endpoint,
+        /// What is asked of it.
+        settings: google_cas_ca::Settings,
+        /// Where the access token comes from.
+        token: ca_token::Settings,
+        /// Further headers.
+        headers: Vec<Header>,
+        /// How long one call may take.
+        timeout: Duration,
+    },
+    /// A command.
+    Exec {
+        /// Reads a CSR, prints a chain.
+        sign: ShellCommand,
+        /// Prints the roots, where the chain does not end in them.
+        roots: Option<ShellCommand>,
+    },
+    /// The development CA.
+    Embedded {
+        /// Its folder.
+        folder: PathBuf,
+    },
+}
+
+impl Provider {
+    /// What tells it from others of its kind.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Citadel { endpoint, .. }
+            | Self::Vault { endpoint, .. }
+            | Self::Kubernetes { endpoint, .. }
+            | Self::GoogleCas { endpoint, .. }
+            | Self::Cfssl { endpoint, .. } => endpoint.address.to_string(),
+            Self::Exec { .. } => "exec".to_owned(),
+            Self::Embedded { .. } => "embedded".to_owned(),
+        }
+    }
+}
+
+/// The providers by the names that `--ca` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProviderName {
+    Citadel,
+    Vault,
+    Kubernetes,
+    Cfssl,
+    GoogleCas,
+    Exec,
+    Embedded,
+    None,
+}
+
+impl ProviderName {
+    /// Whether it is somewhere on the network.
+    fn has_address(self) -> bool {
+        matches!(self, Self::Citadel | Self::Vault | Self::Kubernetes | Self::Cfssl | Self::GoogleCas)
+    }
+
+    /// `text` as the address of such a CA.
+    fn address(self, text: &str) -> Result<Address, String> {
+        match self {
+            Self::Vault => Address::with_ports(text, vault_ca::PORT, vault_ca::PORT),
+            Self::Kubernetes | Self::GoogleCas => Address::with_ports(text, 443, 80),
+            Self::Cfssl => Address::with_ports(text, cfssl_ca::PORT, cfssl_ca::PORT),
+            _ => text.parse(),
+        }
+    }
+
+    /// Those of `variables`, Istio's, that tell of this CA, too: they are about Istio's.
+    fn istios(self, variables: &'static [&'static str]) -> &'static [&'static str] {
+        if matches!(self, Self::Kubernetes | Self::GoogleCas) { &[] } else { variables }
+    }
+
+    /// Where it is, unless somebody says otherwise.
+    fn default_address(self, r: &Reader<'_>) -> Option<Address> {
+        match self {
+            Self::Kubernetes => kubernetes::in_cluster(r),
+            Self::GoogleCas => self.address(google_cas_ca::HOST).ok(),
+            _ => None,
+        }
+    }
+}
+
+const PROVIDERS: &str = "citadel (Istio's CA protocol; give --ca-address), vault (HashiCorp Vault or OpenBao), \
+                         kubernetes (its API for certificates; give --kubernetes-signer and --kubernetes-root), \
+                         cfssl (give --ca-address), \
+                         google-cas (Google's Certificate Authority Service; give --google-cas-pool), \
+                         exec (a command; give --ca-exec), \
+                         embedded (a CA of its own, for development), \
+                         none (files in --cert-dir alone)";
+
+/// The options that decide which CA is used.
+pub(super) struct Wishes {
+    pub(super) ca: Found<ProviderName>,
+    pub(super) files_alone: Found<bool>,
+    pub(super) addresses: Found<Vec<Address>>,
+    pub(super) ca_dir: Found<String>,
+    pub(super) client_cert: Found<String>,
+}
+
+impl Wishes {
+    pub(super) fn new(r: &mut Reader<'_>, args: &RunArgs) -> Self {
+        let files_alone = r.switch("file-mounted-certs", args.file_mounted_certs, &["FILE_MOUNTED_CERTS"]);
+        let ca = r.parsed("ca", &args.ca, &["CA_PROVIDER"], parse_provider);
+        Self {
+            addresses: addresses(r, args, ca.value.unwrap_or(ProviderName::Citadel)),
+            ca_dir: r.text("ca-dir", &args.ca_dir, &[]),
+            client_cert: r.text("ca-client-cert-dir", &args.ca_client_cert_dir, &["PROV_CERT"]),
+            ca,
+            files_alone,
+        }
+    }
+
+    /// Which provider they ask for, and why. None where they ask for none that makes sense: that is a mistake then.
+    pub(super) fn choose(&self, r: &mut Reader<'_>, mounted: &[Place]) -> Option<(ProviderName, String)> {
+        let Self { ca, files_alone, addresses, ca_dir, client_cert } = self;
+        let only_files = files_alone.value == Some(true);
+        let Some(name) = ca.value else {
+            if ca.was_wrong || addresses.was_wrong || files_alone.was_wrong {
+                return None;
+            }
+            if only_files {
+                return Some((ProviderName::None, files_alone.from.clone()));
+            }
+            if addresses.value.is_some() {
+                return Some((ProviderName::Citadel, addresses.from.clone()));
+            }
+            if client_cert.value.is_some() {
+                r.mistake(format!("{} needs the CA's address: --ca-address HOST:PORT", client_cert.from));
+                return None;
+            }
+            if let Some(folder) = mounted.iter().find(|place| place.holds_key_pair()).and_then(Place::home) {
+                let reason = format!("no CA is configured, and {} holds a key pair", folder.display());
+                return Some((ProviderName::None, reason));
+            }
+            let folder = mounted.first().and_then(Place::home).unwrap_or(Path::new("--cert-dir"));
+            r.mistake(format!(
+                "no CA is configured, and {} holds no key pair: choose with --ca one of {PROVIDERS}",
+                folder.display()
+            ));
+            return None;
+        };
+        let clash = |level: Option<Level>| level.is_some() && level == ca.level;
+        if only_files && name != ProviderName::None {
+            if clash(files_alone.level) {
+                r.mistake(format!(
+                    "{} and {} contradict each other: with the first no CA is used; drop one of them",
+                    files_alone.from, ca.from
+                ));
+            }
+            if files_alone.level >= ca.level {
+                return Some((ProviderName::None, files_alone.from.clone()));
+            }
+        }
+        if !name.has_address() && clash(addresses.level) {
+            r.mistake(format!(
+                "{} and {} contradict each other: the first has no address; drop one of them",
+                ca.from, addresses.from
+            ));
+        }
+        if name != ProviderName::Citadel && clash(client_cert.level) {
+            r.mistake(format!(
+                "{} and {} contradict each other: only citadel takes a client certificate; drop one of them",
+                ca.from, client_cert.from
+            ));
+        }
+        if name != ProviderName::Embedded && clash(ca_dir.level) {
+            r.mistake(format!(
+                "{} and {} contradict each other: only embedded has a folder; drop one of them",
+                ca.from, ca_dir.from
+            ));
+        }
+        if name.has_address() && addresses.value.is_none() && !addresses.was_wrong {
+            r.mistake(format!("{} needs the CA's address: --ca-address HOST:PORT", ca.from));
+        }
+        Some((name, ca.from.clone()))
+    }
+}
+
+/// Which CA was chosen, and on which level `--ca` was.
+#[derive(Clone, Copy)]
+pub(super) struct Chosen {
+    pub(super) name: Option<ProviderName>,
+    pub(super) level: Option<Level>,
+}
+
+impl Chosen {
+    /// Whether it is `own`, whose options these are. With another CA they are mistakes, unless that comes from a higher
+    /// level.
+    pub(super) fn is(
+        self,
+        r: &mut Reader<'_>,
+        own: (ProviderName, &str),
+        options: &[(Option<Level>, &str)],
+    ) -> bool {
+        // Where there is none, the report says so already.
+        let Some(name) = self.name else { return false };
+        if name == own.0 {
+            return true;
+        }
+        let set = options.iter().filter(|(level, _)| level.is_some() && *level >= self.level);
+        for (_, from) in set {
+            r.mistake(format!("{from} is for --ca {} alone: add that, or drop it", own.1));
+        }
+        false
+    }
+}
+
+/// The CAs that stand in for each other, in order; in the environment with "," between them.
+fn addresses(r: &mut Reader<'_>, args: &RunArgs, provider: ProviderName) -> Found<Vec<Address>> {
+    let mut seen = Vec::new();
+    let mut addresses = r.list("ca-address", &args.ca_address, provider.istios(&["CA_ADDR"]), ',', |text| {
+        let address = provider.address(text)?;
+        if seen.contains(&address) {
+            return Err(format!("{address} is there twice; name each CA once"));
+        }
+        seen.push(address.clone());
+        Ok(address)
+    });
+    if addresses.value.is_none() && !addresses.was_wrong {
+        addresses.value = provider.default_address(r).map(|address| vec![address]);
+    }
+    addresses
+}
+
+/// What a CA is called with.
+pub(super) struct Credentials {
+    pub(super) token: TokenFile,
+    /// Somebody named it.
+    pub(super) is_token_named: bool,
+    pub(super) client_cert: Option<ClientCertFolder>,
+}
+
+impl Credentials {
+    pub(super) fn new(
+        r: &mut Reader<'_>,
+        args: &RunArgs,
+        wishes: &Wishes,
+        provider: Option<ProviderName>,
+        notes: &mut Vec<String>,
+    ) -> Self {
+        let is_kubernetes = provider == Some(ProviderName::Kubernetes);
+        let default = if is_kubernetes || r.variable("JWT_POLICY") == Some("first-party-jwt") {
+            format!("{SERVICE_ACCOUNT_FOLDER}/token")
+        } else {
+            "/var/run/secrets/tokens/istio-token".to_owned()
+        };
+        let token = r.text("token-file", &args.token_file, &[]);
+        Self {
+            is_token_named: token.value.is_some(),
+            token: TokenFile::new(token.or(default)),
+            client_cert: client_cert_folder(r, wishes, provider, notes),
+        }
+    }
+}
+
+/// Where the client certificate is, if it can be presented.
+fn client_cert_folder(
+    r: &mut Reader<'_>,
+    wishes: &Wishes,
+    provider: Option<ProviderName>,
+    notes: &mut Vec<String>,
+) -> Option<ClientCertFolder> {
+    let Wishes { client_cert, addresses, .. } = wishes;
+    let folder = client_cert.value.as_ref().filter(|_| provider == Some(ProviderName::Citadel))?;
+    if !addresses.value.as_ref().is_some_and(|all| all.iter().all(|address| address.plaintext)) {
+        return Some(ClientCertFolder::new(folder));
+    }
+    let words =
+        format!("without TLS no client certificate can be presented, and {} is without", addresses.from);
+    if client_cert.level == addresses.level {
+        r.mistake(format!("{}: {words}; drop one of them", client_cert.from));
+    } else {
+        notes.push(format!("{} is not used: {words}", client_cert.from));
+    }
+    None
+}
+
+/// The clients of the CAs, in order. Where a choice, or what the chosen one needs, is missing, that is among the mistakes.
+pub(super) fn providers(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    chosen: Chosen,
+    wishes: Wishes,
+    credentials: &Credentials,
+    workload: &Settings,
+    notes: &mut Vec<String>,
+) -> Vec<Provider> {
+    let exec = exec::options(r, args, chosen);
+    let cfssl = cfssl::Options::new(r, args, chosen);
+    let google_cas = google_cas::settings(r, args, chosen);
+    let Credentials { token, client_cert, .. } = credentials;
+    let token_settings = token::settings(r, args, chosen, credentials, workload.timeout, notes);
+    let vault = vault::settings(r, args, chosen, &token_settings);
+    let kubernetes = kubernetes::options(r, args, chosen, workload, notes);
+    let name = chosen.name.unwrap_or(ProviderName::None);
+    let roots = roots(r, args, client_cert, name);
+    let server_name = r.text("ca-server-name", &args.ca_server_name, name.istios(&["ISTIOD_SAN"])).value;
+    let headers = headers(r, args);
+    let cluster_id: MetadataValue<Ascii> = r
+        .parsed("cluster-id", &args.cluster_id, &["ISTIO_META_CLUSTER_ID"], |text| {
+            text.parse().map_err(|_| format!("{text:?} can't be sent in a header"))
+        })
+        .or(MetadataValue::from_static("Kubernetes"));
+    let cert_signer = r.text("cert-signer", &args.cert_signer, &["ISTIO_META_CERT_SIGNER"]);
+    // Istio sets it for a whole mesh, whatever a workload gets its certificates from.
+    if cert_signer.level > Some(Level::Istio) {
+        chosen.is(r, (ProviderName::Citadel, "citadel"), &[cert_signer.set()]);
+    }
+    match name {
+        ProviderName::Exec => return exec.into_iter().collect(),
+        ProviderName::Embedded => {
+            return vec![Provider::Embedded { folder: wishes.ca_dir.or("./attache-ca").into() }];
+        }
+        ProviderName::None => return Vec::new(),
+        _ => {}
+    }
+    let client = |address: Address| {
+        let is_plain = address.plaintext;
+        let mut in_plain_text = |what: &str| {
+            if is_plain {
+                notes.push(format!("{what} to {address} in plain text"));
+            }
+        };
+        match name {
+            ProviderName::Citadel => in_plain_text("the workload's token goes"),
+            ProviderName::Vault => in_plain_text("the workload's token and Vault's go"),
+            ProviderName::Kubernetes => in_plain_text("the service account's token goes"),
+            ProviderName::GoogleCas => in_plain_text("the access token goes"),
+            ProviderName::Cfssl if is_plain && cfssl.bundle.is_none() => notes.push(format!(
+                "what {address} says in plain text is trusted: whoever is on the way there can be anybody's CA; use \
+                 https://, or name the roots with --cfssl-bundle"
+            )),
+            _ => {}
+        }
+        let (roots, server_name, headers) = (roots.clone(), server_name.clone(), headers.clone());
+        let endpoint = Endpoint { address, roots, server_name, options: CA_OPTIONS };
+        match name {
+            ProviderName::Citadel => Some(Provider::Citadel {
+                endpoint,
+                token: token_settings.clone(),
+                client_cert: client_cert.clone(),
+                cluster_id: cluster_id.clone(),
+                headers,
+                cert_signer: cert_signer.value.clone(),
+                timeout: workload.timeout,
+            }),
+            ProviderName::Vault => {
+                vault.clone().map(|settings| Provider::Vault { endpoint, settings, headers })
+            }
+            ProviderName::Kubernetes => kubernetes.clone().map(|(signer, roots)| Provider::Kubernetes {
+                endpoint,
+                token: token.clone(),
+                signer,
+                roots,
+                key_type: workload.key_type,
+            }),
+            ProviderName::Cfssl => {
+                let cfssl::Options { profile, label, auth_key, bundle } = cfssl.clone();
+                Some(Provider::Cfssl { endpoint, profile, label, auth_key, bundle, headers })
+            }
+            ProviderName::GoogleCas => google_cas.clone().map(|settings| Provider::GoogleCas {
+                endpoint,
+                settings,
+                token: token_settings.clone(),
+                headers,
+                timeout: workload.timeout,
+            }),
+            ProviderName::Exec | ProviderName::Embedded | ProviderName::None => None,
+        }
+    };
+    wishes.addresses.value.unwrap_or_default().into_iter().filter_map(client).collect()
+}
+
+fn roots(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    client_cert: &Option<ClientCertFolder>,
+    provider: ProviderName,
+) -> Roots {
+    match r.text("ca-root", &args.ca_root, provider.istios(&["CA_ROOT_CA"])).value {
+        Some(text) if text.eq_ignore_ascii_case("system") => Roots::System,
+        Some(path) => Roots::File(path.into()),
+        None if provider == ProviderName::GoogleCas => Roots::System,
+        None if provider == ProviderName::Kubernetes
+            || r.variable("PILOT_CERT_PROVIDER") == Some("kubernetes") =>
+        {
+            Roots::File(format!("{SERVICE_ACCOUNT_FOLDER}/ca.crt").into())
+        }
+        None => {
+            let mut places: Vec<_> = client_cert.iter().map(ClientCertFolder::root_file).collect();
+            places.extend(DEFAULT_ROOTS.map(PathBuf::from));
+            Roots::FirstOf(places)
+        }
+    }
+}
+
+/// Flags `--ca-header K=V`, then variables `CA_HEADER_K`; the first of a name wins.
+fn headers(r: &mut Reader<'_>, args: &RunArgs) -> Vec<Header> {
+    const PREFIX: &str = "CA_HEADER_";
+    let split = |from: &str, text: &'_ str| {
+        let (name, value) = text.split_once('=').unwrap_or((text, ""));
+        // The value may be a secret, and without "=" nobody knows where it starts.
+        let shown = name.split([':', ' ']).next().unwrap_or_default();
+        (format!("{from} {shown}"), name.to_owned(), value.to_owned())
+    };
+    let typed = args.ca_header.iter().map(|text| split("--ca-header", text));
+    let own = r.variable("ATTACHE_CA_HEADER").map(|text| split("ATTACHE_CA_HEADER", text));
+    let inherited = r.with_prefix(PREFIX).filter(|(_, value)| !value.is_empty());
+    let inherited = inherited.map(|(variable, value)| {
+        let name = variable.strip_prefix(PREFIX).unwrap_or(variable);
+        (variable.to_owned(), name.to_owned(), value.to_owned())
+    });
+    let mut headers: Vec<Header> = Vec::new();
+    for (from, name, value) in typed.chain(own).chain(inherited) {
+        match (name.to_ascii_lowercase().parse(), value.parse::<MetadataValue<Ascii>>()) {
+            (Ok(name), Ok(mut value)) if !value.is_empty() => {
+                value.set_sensitive(true);
+                if headers.iter().all(|(known, _)| *known != name) {
+                    headers.push((name, value));
+                }
+            }
+            _ => r.mistake(format!("{from}: the shape is NAME=VALUE, in ASCII, and not for a -bin name")),
+        }
+    }
+    headers
+}
+
+fn parse_provider(text: &str) -> Result<ProviderName, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "citadel" => Ok(ProviderName::Citadel),
+        "vault" => Ok(ProviderName::Vault),
+        "kubernetes" => Ok(ProviderName::Kubernetes),
+        "cfssl" => Ok(ProviderName::Cfssl),
+        // The second is Istio's spelling.
+        "google-cas" | "googlecas" => Ok(ProviderName::GoogleCas),
+        "exec" => Ok(ProviderName::Exec),
+        "embedded" => Ok(ProviderName::Embedded),
+        "none" => Ok(ProviderName::None),
+        _ => Err(format!("{text:?} is not a CA of this agent; choose one of {PROVIDERS}")),
+    }
+}
