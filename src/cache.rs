@@ -190,7 +190,7 @@ impl NotServed {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotRenewed {
     /// Nobody renews it.
-    #[error("no CA is asked for it")]
+    #[error("no CA is asked for it: mounted files are all there is (--ca none)")]
     NoSource,
     /// The files decide.
     #[error("it comes from mounted files, which are read as soon as they change")]

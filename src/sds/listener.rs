@@ -49,8 +49,10 @@ pub enum ListenError {
     Taken { path: PathBuf, pid: Option<i32>, option: &'static str },
     #[error("{path} is there and is not a socket: remove it, or choose another path with {option}")]
     NotASocket { path: PathBuf, option: &'static str },
-    #[error("listening on the socket {path} failed: {source}")]
-    Io { path: PathBuf, source: io::Error },
+    #[error(
+        "listening on the socket {path} failed: {source}; mend that, or choose another path with {option}"
+    )]
+    Io { path: PathBuf, source: io::Error, option: &'static str },
 }
 
 impl ListenError {
@@ -68,7 +70,7 @@ impl Listener {
     /// Listens on `path`, which `option` names, and whose file gets `mode`. A dead agent's socket is replaced.
     pub fn bind(path: &Path, mode: u32, option: &'static str) -> Result<Self, ListenError> {
         ListenError::check_path(path, option)?;
-        let failed = |source| ListenError::Io { path: path.to_owned(), source };
+        let failed = |source| ListenError::Io { path: path.to_owned(), source, option };
         let folder = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
@@ -96,7 +98,7 @@ impl Listener {
 
 /// Makes `path` free, unless somebody listens there.
 fn clear(path: &Path, option: &'static str) -> Result<(), ListenError> {
-    let failed = |source| ListenError::Io { path: path.to_owned(), source };
+    let failed = |source| ListenError::Io { path: path.to_owned(), source, option };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed(error)),

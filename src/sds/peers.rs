@@ -1,12 +1,12 @@
 //! Who may connect to the SDS socket, and how often at a time.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Resource, getrlimit, getuid};
 use tokio::net::UnixStream;
 
-use crate::backoff::Repeats;
+use crate::limits;
 use crate::metrics::{ByReason, Metrics};
 
 /// Who may connect, by what the kernel says of the process: any of these user ids, or any of these group ids (the
@@ -36,7 +36,8 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     open: HashMap<u32, usize>,
-    repeats: Repeats,
+    /// Whose refusal was told already: user, group and reason.
+    told: BTreeSet<(u32, u32, &'static str)>,
 }
 
 /// One connection's place, given back when it is dropped.
@@ -69,7 +70,8 @@ impl Peers {
         let mut state = self.lock();
         let refused = |state: &mut State, reason: &'static str, words: &str| {
             metrics.refusals.get_or_create(&ByReason { reason }).inc();
-            if state.repeats.is_news(&format!("{reason} of {words}")) {
+            // Once of each: they come again and again.
+            if state.told.len() < limits::PEERS_TOLD && state.told.insert((uid, gid, reason)) {
                 tracing::warn!(uid, gid, pid, "a connection to the SDS socket is refused: {words}");
             }
             None
@@ -78,7 +80,8 @@ impl Peers {
             return refused(
                 &mut state,
                 "peer",
-                "neither its user id is in --allow-uid nor its group id in --allow-gid",
+                "neither its user id is in --allow-uid nor its group id in --allow-gid: add one of them if it may have this \
+                 workload's key",
             );
         }
         let open = state.open.entry(uid).or_default();
@@ -146,6 +149,7 @@ mod tests {
             let peers = peers(Allowed { uids, gids }, own_uid, 10);
             assert_eq!(peers.admit(&here).is_some(), is_let_in, "{case}");
             assert_eq!(refusals(&peers, "peer"), u64::from(!is_let_in), "{case}");
+            assert_eq!(peers.lock().told.contains(&(uid, gid, "peer")), !is_let_in, "{case}");
         }
     }
 

@@ -154,11 +154,12 @@ impl Keeper {
         let folder = self.folder.clone();
         // One at a time: an old state must not replace a newer one.
         let outcome = match self.settle().await {
-            Some(Ok(())) => {
+            // If the one before failed late, that is over now.
+            Some(_) => {
                 self.writing = Some(tokio::task::spawn_blocking(move || folder.write(&content)));
                 self.settle().await
             }
-            other => other,
+            None => None,
         };
         let reason = match outcome {
             Some(Ok(())) => {
@@ -168,7 +169,11 @@ impl Keeper {
                 return;
             }
             Some(Err(reason)) => reason,
-            None => format!("the disk has not answered within {:?}", Self::PATIENCE),
+            None => format!(
+                "{}: the disk has not answered within {:?}; see what is wrong with it, or choose another --state-dir",
+                self.folder.path().display(),
+                Self::PATIENCE
+            ),
         };
         if self.repeats.is_news(&reason) {
             tracing::warn!(
