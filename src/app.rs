@@ -199,7 +199,8 @@ fn bind_admin(socket: &AdminSocket) -> anyhow::Result<Option<Listener>> {
     }
 }
 
-fn certificate_authority(provider: Provider, clock: &Clock) -> anyhow::Result<Member> {
+/// The client of the CA that `provider` says.
+pub(crate) fn certificate_authority(provider: Provider, clock: &Clock) -> anyhow::Result<Member> {
     let name = provider.name();
     Ok(match provider {
         Provider::Embedded { folder } => {

@@ -3,6 +3,7 @@
 mod admin;
 mod bootstrap;
 mod ca;
+mod check;
 mod get;
 mod log;
 mod renew;
@@ -14,7 +15,6 @@ use std::ffi::OsString;
 use std::future::Future;
 use std::io::Write as _;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -38,6 +38,7 @@ enum Command {
     Watch(watch::WatchArgs),
     Status(status::StatusArgs),
     Renew(renew::RenewArgs),
+    Check(check::CheckArgs),
     Log(log::LogArgs),
     Bootstrap(bootstrap::BootstrapArgs),
 }
@@ -50,6 +51,7 @@ const WRONG_USE: u8 = 2;
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let outcome = match parse(arguments.into_iter().collect()) {
         Ok((Command::Run(args), unknown)) => run::run(&args, unknown),
+        Ok((Command::Check(args), unknown)) => check::run(&args, unknown),
         Ok((_, unknown)) if !unknown.is_empty() => Err(Mistakes(unknown).into()),
         Ok((Command::Ca(args), _)) => ca::run(&args),
         Ok((Command::Get(args), _)) => get::run(&args),
@@ -129,34 +131,11 @@ fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<
     outcome
 }
 
-/// `duration` in its two largest units: enough to see whether to worry.
-fn span(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
-    match (days, hours, minutes) {
-        (1.., ..) => format!("{days}d {hours}h"),
-        (0, 1.., _) => format!("{hours}h {minutes}m"),
-        (0, 0, 1..) => format!("{minutes}m {}s", seconds % 60),
-        _ => format!("{seconds}s"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spans_have_two_units_at_most() {
-        let cases = [
-            (0, "0s"),
-            (59, "59s"),
-            (61, "1m 1s"),
-            (3600, "1h 0m"),
-            (90_000, "1d 1h"),
-            (315_360_000, "3650d 0h"),
-        ];
-        for (seconds, expected) in cases {
-            assert_eq!(span(Duration::from_secs(seconds)), expected);
-        }
+/// `word`, green if it is good and red if not, where there are colours.
+fn paint(word: &str, is_good: bool, colours: bool) -> String {
+    match (colours, is_good) {
+        (false, _) => word.to_owned(),
+        (true, true) => format!("\x1b[32m{word}\x1b[0m"),
+        (true, false) => format!("\x1b[31m{word}\x1b[0m"),
     }
 }

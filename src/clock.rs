@@ -148,6 +148,18 @@ async fn told(set: &AsyncFd<OwnedFd>) {
     guard.clear_ready();
 }
 
+/// `duration` in its two largest units: enough to see whether to worry.
+pub fn span(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (1.., ..) => format!("{days}d {hours}h"),
+        (0, 1.., _) => format!("{hours}h {minutes}m"),
+        (0, 0, 1..) => format!("{minutes}m {}s", seconds % 60),
+        _ => format!("{seconds}s"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,6 +223,21 @@ mod tests {
                     .expect("it is not woken")
                     .unwrap();
             }
+        }
+    }
+
+    #[test]
+    fn spans_have_two_units_at_most() {
+        let cases = [
+            (0, "0s"),
+            (59, "59s"),
+            (61, "1m 1s"),
+            (3600, "1h 0m"),
+            (90_000, "1d 1h"),
+            (315_360_000, "3650d 0h"),
+        ];
+        for (seconds, expected) in cases {
+            assert_eq!(span(Duration::from_secs(seconds)), expected);
         }
     }
 }

@@ -34,4 +34,5 @@ pub mod admin;
 // wiring
 pub mod config;
 pub mod app;
+pub mod check;
 pub mod cli;

@@ -260,7 +260,7 @@ fn metadata(cert_signer: &str) -> Struct {
 }
 
 /// What Istio's CA wants, where the token is for somebody else.
-fn audience_hint(token: &Token) -> &'static str {
+pub fn audience_hint(token: &Token) -> &'static str {
     match token.claims() {
         Some(claims) if !claims.audiences.iter().any(|audience| audience == AUDIENCE) => {
             "; istiod usually wants a token for the audience istio-ca"

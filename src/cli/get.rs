@@ -11,8 +11,7 @@ use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tonic::{Code, Request, Status};
 
-use super::span;
-use crate::clock::Clock;
+use crate::clock::{Clock, span};
 use crate::config::{DEFAULT_SOCKET, parse_duration};
 use crate::pki::certificate::Certificate;
 use crate::pki::key::PrivateKey;

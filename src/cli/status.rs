@@ -9,8 +9,8 @@ use http::Method;
 use serde_json::Value;
 
 use super::admin::AdminArgs;
-use super::span;
-use crate::clock::Clock;
+use super::paint;
+use crate::clock::{Clock, span};
 
 /// How often `--watch` looks.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -191,14 +191,5 @@ fn left(at: SystemTime, now: SystemTime) -> String {
     match at.duration_since(now) {
         Ok(left) => format!("until {shown} ({} left)", span(left)),
         Err(past) => format!("until {shown} (EXPIRED {} ago)", span(past.duration())),
-    }
-}
-
-/// `word`, green if it is good and red if not, where there are colours.
-fn paint(word: &str, is_good: bool, colours: bool) -> String {
-    match (colours, is_good) {
-        (false, _) => word.to_owned(),
-        (true, true) => format!("\x1b[32m{word}\x1b[0m"),
-        (true, false) => format!("\x1b[31m{word}\x1b[0m"),
     }
 }

@@ -11,7 +11,7 @@ use super::{SERVICE_ACCOUNT_FOLDER, cfssl, exec, google_cas, kubernetes, token, 
 use crate::ca::cfssl as cfssl_ca;
 use crate::ca::citadel::Header;
 use crate::ca::client_cert::ClientCertFolder;
-use crate::ca::endpoint::{Address, CA_OPTIONS, Endpoint, Roots};
+use crate::ca::endpoint::{Address, CA_OPTIONS, Endpoint, Protocol, Roots};
 use crate::ca::google_cas as google_cas_ca;
 use crate::ca::kubernetes::{SignerName, SignerRoots};
 use crate::ca::token as ca_token;
@@ -122,6 +122,64 @@ impl Provider {
             Self::Exec { .. } => "exec".to_owned(),
             Self::Embedded { .. } => "embedded".to_owned(),
         }
+    }
+}
+
+impl Provider {
+    /// Where it is on the network, and what is spoken there.
+    pub fn endpoint(&self) -> Option<(&Endpoint, Protocol)> {
+        match self {
+            Self::Citadel { endpoint, .. } | Self::GoogleCas { endpoint, .. } => {
+                Some((endpoint, Protocol::Http2))
+            }
+            Self::Vault { endpoint, .. }
+            | Self::Kubernetes { endpoint, .. }
+            | Self::Cfssl { endpoint, .. } => Some((endpoint, Protocol::Http1)),
+            Self::Exec { .. } | Self::Embedded { .. } => None,
+        }
+    }
+
+    /// Where the token for its calls comes from, where it takes one.
+    pub fn token(&self) -> Option<ca_token::Settings> {
+        match self {
+            Self::Citadel { token, .. } | Self::GoogleCas { token, .. } => Some(token.clone()),
+            Self::Kubernetes { token, .. } => Some(token.clone().into()),
+            Self::Vault { settings, .. } => match &settings.access {
+                vault_ca::Access::Login { jwt, .. } => Some(jwt.clone()),
+                vault_ca::Access::Token(_) => None,
+            },
+            Self::Cfssl { .. } | Self::Exec { .. } | Self::Embedded { .. } => None,
+        }
+    }
+
+    /// The client certificate that is presented where the CA asks for one.
+    pub fn client_cert(&self) -> Option<&ClientCertFolder> {
+        match self {
+            Self::Citadel { client_cert, .. } => client_cert.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Further files that are read for each call, and the options that name them.
+    pub fn files(&self) -> Vec<(&'static str, &Path)> {
+        let mut files = Vec::new();
+        match self {
+            Self::Vault { settings, .. } => {
+                if let vault_ca::Access::Token(file) = &settings.access {
+                    files.push(("--vault-token-file", file.path()));
+                }
+                files.extend(settings.roots.as_deref().map(|path| ("--vault-root", path)));
+            }
+            Self::Kubernetes { roots: SignerRoots::File(path), .. } => {
+                files.push(("--kubernetes-root", path))
+            }
+            Self::Cfssl { auth_key, bundle, .. } => {
+                files.extend(auth_key.as_deref().map(|path| ("--cfssl-auth-key-file", path)));
+                files.extend(bundle.as_deref().map(|path| ("--cfssl-bundle", path)));
+            }
+            _ => {}
+        }
+        files
     }
 }
 

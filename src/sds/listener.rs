@@ -96,12 +96,22 @@ impl Listener {
     }
 }
 
-/// Makes `path` free, unless somebody listens there.
-fn clear(path: &Path, option: &'static str) -> Result<(), ListenError> {
-    let failed = |source| ListenError::Io { path: path.to_owned(), source, option };
+/// Who has the path of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occupant {
+    /// Nothing is there.
+    Nobody,
+    /// An agent that is gone has left its socket.
+    Dead,
+    /// Somebody listens: this process, where the kernel tells.
+    Live(Option<i32>),
+}
+
+/// Who has `path`, which `option` names. What is no socket is an error.
+pub fn occupant(path: &Path, option: &'static str) -> Result<Occupant, ListenError> {
     match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failed(error)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Occupant::Nobody),
+        Err(source) => return Err(ListenError::Io { path: path.to_owned(), source, option }),
         Ok(metadata) if !metadata.file_type().is_socket() => {
             return Err(ListenError::NotASocket { path: path.to_owned(), option });
         }
@@ -110,16 +120,24 @@ fn clear(path: &Path, option: &'static str) -> Result<(), ListenError> {
     match try_connect(path) {
         Ok(live) => {
             let pid = rustix::net::sockopt::socket_peercred(&live).ok();
-            let pid = pid.map(|peer| peer.pid.as_raw_nonzero().get());
-            Err(ListenError::Taken { path: path.to_owned(), pid, option })
+            Ok(Occupant::Live(pid.map(|peer| peer.pid.as_raw_nonzero().get())))
         }
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            tracing::info!(path = %path.display(), "a dead agent's socket is replaced");
-            fs::remove_file(path).map_err(failed)
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(Occupant::Dead),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Occupant::Nobody),
         // A full backlog, or a socket that we may not connect to: somebody is there.
-        Err(_) => Err(ListenError::Taken { path: path.to_owned(), pid: None, option }),
+        Err(_) => Ok(Occupant::Live(None)),
+    }
+}
+
+/// Makes `path` free, unless somebody listens there.
+fn clear(path: &Path, option: &'static str) -> Result<(), ListenError> {
+    match occupant(path, option)? {
+        Occupant::Nobody => Ok(()),
+        Occupant::Live(pid) => Err(ListenError::Taken { path: path.to_owned(), pid, option }),
+        Occupant::Dead => {
+            tracing::info!(path = %path.display(), "a dead agent's socket is replaced");
+            fs::remove_file(path).map_err(|source| ListenError::Io { path: path.to_owned(), source, option })
+        }
     }
 }
 

@@ -31,6 +31,17 @@ pub struct CrlFile {
     pub is_named: bool,
 }
 
+impl CrlFile {
+    /// The CRLs that are in it now; none where it is not there.
+    pub fn read(&self) -> Result<Option<Vec<Arc<Crl>>>, CrlError> {
+        match plain_file::read(&self.path, limits::FILE_BYTES) {
+            Ok(content) => parse(self, &content).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(CrlError::Unreadable { path: self.path.clone(), source }),
+        }
+    }
+}
+
 /// Why a file's CRLs are not taken.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant's message is its documentation")]

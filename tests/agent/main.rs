@@ -17,6 +17,7 @@ mod ca_vault;
 mod ca_kubernetes;
 mod ca_cfssl;
 mod ca_exec;
+mod check;
 mod citadel;
 mod ca_google_cas;
 mod client_cert;

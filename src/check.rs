@@ -1,0 +1,484 @@
+//! Whether what an agent needs is there and good, before it serves: what `attache check` tells.
+//!
+//! Nothing is changed, and no certificate is asked for unless somebody wants it. What the agent does itself (files, tokens,
+//! connections) is done here by the same code.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rustix::fs::Access;
+use rustix::process::{Resource, getgid, getrlimit, getuid};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::app;
+use crate::ca::citadel;
+use crate::ca::failover::Failover;
+use crate::ca::token::{self, TokenSource};
+use crate::cache::{Cache, Key, Workload};
+use crate::clock::{Clock, span};
+use crate::config::{Config, Provider};
+use crate::credential::Token;
+use crate::generation::Place;
+use crate::metrics::Metrics;
+use crate::sds::listener::{Occupant, occupant};
+use crate::secret::SecretName;
+use crate::source::files::FileSource;
+use crate::source::watch::Watcher;
+use crate::source::workload::WorkloadSource;
+
+/// The user and group of Istio's proxy.
+const ISTIO_PROXY: u32 = 1337;
+/// As many descriptors as a small gateway needs: each connection takes one.
+const FEW_DESCRIPTORS: u64 = 1024;
+
+const WORKLOAD: Workload = Workload(0);
+
+/// How it stands with one thing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// As it should be.
+    Ok,
+    /// The agent will serve, but somebody should look at it.
+    Warning,
+    /// Something will not work.
+    Error,
+}
+
+impl State {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// What was found out of one thing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// How it stands.
+    pub state: State,
+    /// Of what.
+    pub about: &'static str,
+    /// The facts; where it is not as it should be, with what to do.
+    pub text: String,
+}
+
+impl Finding {
+    /// As JSON: `state`, `about`, `text`.
+    pub fn json(&self) -> Value {
+        json!({ "state": self.state.word(), "about": self.about, "text": self.text })
+    }
+}
+
+/// What is checked besides the options.
+#[derive(Clone, Copy, Debug)]
+pub struct Scope {
+    /// Ask the CA for a certificate.
+    pub issues: bool,
+    /// This runs in a Pod: the kubelet probes, and Envoy is in another container.
+    pub is_in_pod: bool,
+}
+
+#[derive(Debug)]
+struct Findings {
+    all: Vec<Finding>,
+    clock: Clock,
+}
+
+/// Everything that there is to say of `config`.
+pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
+    let mut findings = Findings { all: Vec::new(), clock: Clock::system() };
+    let f = &mut findings;
+    f.options(&config);
+    let is_running = f.socket(&config, scope);
+    f.status_address(config.status_address, scope, is_running);
+    f.folders(&config);
+    f.mounted(&config);
+    f.crls(&config);
+    f.limits(&config);
+    // All CAs are called with the same.
+    if let Some(provider) = config.providers.first() {
+        f.credentials(provider, &config).await;
+    }
+    for provider in &config.providers {
+        f.provider(provider, &config).await;
+    }
+    if !config.providers.is_empty() {
+        f.identity(&config).await;
+    }
+    if scope.issues {
+        f.issuance(config).await;
+    }
+    findings.all
+}
+
+impl Findings {
+    fn note(&mut self, state: State, about: &'static str, text: impl Into<String>) {
+        self.all.push(Finding { state, about, text: text.into() });
+    }
+
+    fn options(&mut self, config: &Config) {
+        let cas: Vec<_> = config.providers.iter().map(Provider::name).collect();
+        let cas = if cas.is_empty() { "no CA: mounted files alone".to_owned() } else { cas.join(", ") };
+        self.note(State::Ok, "options", format!("{cas} (because of {})", config.provider_reason));
+        for note in &config.notes {
+            self.note(State::Warning, "options", note);
+        }
+    }
+
+    /// True if an agent serves there.
+    fn socket(&mut self, config: &Config, scope: Scope) -> bool {
+        let path = &config.socket;
+        let shown = path.display();
+        if let Err(words) = writable_folder(parent(path)) {
+            self.note(
+                State::Error,
+                "socket",
+                format!("{shown}: {words}; create or mount it, or choose another path with --socket"),
+            );
+            return false;
+        }
+        let is_running = match occupant(path, "--socket") {
+            Err(error) => {
+                self.note(State::Error, "socket", error.to_string());
+                false
+            }
+            Ok(Occupant::Live(pid)) => {
+                let pid = pid.map(|pid| format!(", process {pid}")).unwrap_or_default();
+                self.note(State::Ok, "socket", format!("{shown}: an agent serves there now{pid}"));
+                true
+            }
+            Ok(Occupant::Nobody | Occupant::Dead) => {
+                self.note(State::Ok, "socket", format!("{shown}: its folder is there, and nobody serves"));
+                false
+            }
+        };
+        let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
+        let (is_groups, is_everybodys) = (config.socket_mode & 0o020 != 0, config.socket_mode & 0o002 != 0);
+        let mode = format!("mode {:04o} (--socket-mode)", config.socket_mode);
+        let (who, is_proxy_let_in) = match (is_everybodys, is_groups) {
+            (true, _) => ("every user".to_owned(), true),
+            (_, true) => (format!("user {uid} and group {gid}"), uid == ISTIO_PROXY || gid == ISTIO_PROXY),
+            _ => (format!("user {uid}"), uid == ISTIO_PROXY),
+        };
+        if scope.is_in_pod && !is_proxy_let_in {
+            self.note(
+                State::Warning,
+                "peers",
+                format!(
+                    "{mode} lets {who} connect, and Istio's proxy is user and group {ISTIO_PROXY}: run Envoy and this agent \
+                     with one runAsUser or runAsGroup (securityContext)"
+                ),
+            );
+        } else {
+            self.note(State::Ok, "peers", format!("{mode} lets {who} connect: Envoy must be among them"));
+        }
+        is_running
+    }
+
+    fn status_address(&mut self, address: Option<SocketAddr>, scope: Scope, is_running: bool) {
+        let Some(address) = address else {
+            self.note(State::Ok, "status address", "none: there are no probes and no metrics");
+            return;
+        };
+        match TcpListener::bind(address) {
+            Err(error) if !is_running => self.note(
+                State::Error,
+                "status address",
+                format!("listening on {address} failed: {error}; choose another --status-address, or none"),
+            ),
+            _ if scope.is_in_pod && address.ip().is_loopback() => self.note(
+                State::Warning,
+                "status address",
+                format!(
+                    "{address} can't be reached by the kubelet's probes, nor by Prometheus: --status-address 0.0.0.0:{} \
+                     opens it to them",
+                    address.port()
+                ),
+            ),
+            _ => self.note(State::Ok, "status address", address.to_string()),
+        }
+    }
+
+    /// Folders that are written to, later.
+    fn folders(&mut self, config: &Config) {
+        let output = config.output.as_ref().map(|output| ("--output-dir", output.folder.as_path()));
+        let state = config.workload.state.as_ref().map(|state| ("--state-dir", state.path()));
+        for (option, folder) in output.into_iter().chain(state) {
+            // It is made when there is something to write.
+            let there = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
+            match writable_folder(there) {
+                Ok(()) => {
+                    self.note(State::Ok, "folders", format!("{option} {} is writable", folder.display()))
+                }
+                Err(words) => self.note(
+                    State::Error,
+                    "folders",
+                    format!("{option} {}: {words}; mend that, or choose another folder", folder.display()),
+                ),
+            }
+        }
+    }
+
+    fn mounted(&mut self, config: &Config) {
+        let cache = Cache::default();
+        let (clock, metrics) = (self.clock.clone(), Metrics::default());
+        let watcher = Watcher::new();
+        let mut files = FileSource::new(config.files.clone(), &cache, WORKLOAD, watcher, clock, metrics);
+        files.publish_once();
+        for one in cache.snapshot() {
+            let name = one.key.name.as_str();
+            match (&one.entry.good, one.entry.failure()) {
+                (_, Some(reason)) => {
+                    self.note(State::Error, "mounted files", format!("{name}: {reason}"));
+                }
+                (Some(good), None) => {
+                    let text = format!("{name}: {}, {}", good.secret, self.until(good.secret.not_after()));
+                    self.note(State::Ok, "mounted files", text);
+                }
+                (None, None) => {}
+            }
+        }
+        let homes = config.files.mounted.iter().filter_map(Place::home);
+        if cache.snapshot().iter().all(|one| one.entry.good.is_none() && one.entry.failure().is_none()) {
+            let mut homes: Vec<_> = homes.map(|home| home.display().to_string()).collect();
+            homes.dedup();
+            let text = format!("none in {}: the CA gives all", homes.join(", "));
+            self.note(State::Ok, "mounted files", text);
+        }
+    }
+
+    fn crls(&mut self, config: &Config) {
+        match config.crl.read() {
+            Ok(Some(crls)) => {
+                let text = format!("{}: {} CRL(s)", config.crl.path.display(), crls.len());
+                self.note(State::Ok, "CRLs", text);
+            }
+            Ok(None) if config.crl.is_named => self.note(
+                State::Warning,
+                "CRLs",
+                format!("{} is not there: revoked certificates are accepted", config.crl.path.display()),
+            ),
+            Ok(None) => {}
+            Err(error) => self.note(State::Error, "CRLs", error.to_string()),
+        }
+    }
+
+    /// What the kernel has room for.
+    fn limits(&mut self, config: &Config) {
+        let paths: Vec<PathBuf> =
+            config.files.mounted.iter().filter_map(Place::home).map(Path::to_owned).collect();
+        let mut watch = Watcher::new().watch(paths);
+        watch.arm();
+        let limit = |name: &str| {
+            let read = fs::read_to_string(format!("/proc/sys/fs/inotify/{name}"));
+            read.map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
+        };
+        let limits = format!(
+            "fs.inotify.max_user_instances is {}, max_user_watches {}",
+            limit("max_user_instances"),
+            limit("max_user_watches")
+        );
+        if watch.polls() {
+            self.note(
+                State::Warning,
+                "inotify",
+                format!(
+                    "the kernel does not tell of changes of the mounted files: they are looked at every two seconds; \
+                     {limits}: raise what is used up"
+                ),
+            );
+        } else {
+            self.note(State::Ok, "inotify", format!("the kernel tells of changes; {limits}"));
+        }
+        match getrlimit(Resource::Nofile).maximum {
+            Some(most) if most < FEW_DESCRIPTORS => self.note(
+                State::Warning,
+                "descriptors",
+                format!("{most} at most: each connection takes one; raise the limit (ulimit -n)"),
+            ),
+            most => {
+                let most = most.map_or("no limit".to_owned(), |most| format!("{most} at most"));
+                self.note(State::Ok, "descriptors", most);
+            }
+        }
+    }
+
+    async fn credentials(&mut self, provider: &Provider, config: &Config) {
+        let mut has_certificate = false;
+        if let Some(folder) = provider.client_cert() {
+            match folder.read(&self.clock).await {
+                Ok(certificate) => {
+                    has_certificate = true;
+                    self.note(State::Ok, "client certificate", certificate.to_string());
+                }
+                Err(why) => self.note(
+                    State::Warning,
+                    "client certificate",
+                    format!("{why}; until there is one the CA is called with the token"),
+                ),
+            }
+        }
+        for (option, path) in provider.files() {
+            match fs::File::open(path) {
+                Ok(_) => self.note(State::Ok, "files", format!("{option} {}", path.display())),
+                Err(error) => {
+                    let text = format!("{option} {} can't be read: {error}; mount it", path.display());
+                    self.note(State::Error, "files", text);
+                }
+            }
+        }
+        let Some(settings) = provider.token() else { return };
+        let source = TokenSource::new(settings.clone(), self.clock.clone());
+        let token = match timeout(config.workload.timeout, source.token()).await {
+            Ok(Ok(token)) => token,
+            outcome => {
+                let words = outcome.map_or_else(
+                    |_| format!("no token within {:?} (--ca-timeout)", config.workload.timeout),
+                    |none| none.err().map(|error| error.to_string()).unwrap_or_default(),
+                );
+                // With a certificate the CA can do without.
+                let state = if has_certificate { State::Warning } else { State::Error };
+                self.note(state, "token", words);
+                return;
+            }
+        };
+        let described = source.describe(&token);
+        let (state, words) = self.judge(&token, matches!(provider, Provider::Citadel { .. }));
+        let about = if matches!(settings, token::Settings::File(_)) { "token" } else { "token service" };
+        self.note(state, about, format!("{described}{words}"));
+    }
+
+    fn judge(&self, token: &Token, is_for_istio: bool) -> (State, &'static str) {
+        let now = self.clock.now();
+        let Some(claims) = token.claims() else { return (State::Ok, "") };
+        if claims.expires.is_some_and(|at| at <= now) {
+            return (State::Error, ": the CA will refuse it; who is to rotate it?");
+        }
+        if claims.not_before.is_some_and(|at| at > now) {
+            return (State::Error, ": the CA will refuse it; is this machine's clock right?");
+        }
+        match citadel::audience_hint(token) {
+            hint if is_for_istio && !hint.is_empty() => (State::Warning, hint),
+            _ => (State::Ok, ""),
+        }
+    }
+
+    /// Whether the CA is there, as far as that can be seen without a certificate being spent.
+    async fn provider(&mut self, provider: &Provider, config: &Config) {
+        let Some((endpoint, protocol)) = provider.endpoint() else {
+            let text = match provider {
+                Provider::Embedded { folder } => {
+                    let there = folder.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("."));
+                    if let Err(words) = writable_folder(there) {
+                        let text = format!("--ca-dir {}: {words}; choose another one", folder.display());
+                        return self.note(State::Error, "CA", text);
+                    }
+                    format!("a development CA of its own in {}", folder.display())
+                }
+                _ => "a command signs; --issue runs it".to_owned(),
+            };
+            return self.note(State::Ok, "CA", text);
+        };
+        let certificate = match provider.client_cert() {
+            Some(folder) => folder.read(&self.clock).await.ok(),
+            None => None,
+        };
+        let address = endpoint.address.to_string();
+        let connect = endpoint.connect(certificate.as_ref(), protocol);
+        match timeout(config.workload.timeout, connect).await {
+            Ok(Ok(_)) if endpoint.address.plaintext => {
+                self.note(State::Ok, "CA", format!("{address} takes connections, in plain text"));
+            }
+            Ok(Ok(_)) => self.note(State::Ok, "CA", format!("{address} is there, and its certificate is good")),
+            Ok(Err(error)) => {
+                let at = if error.names_its_ca() { String::new() } else { format!("{address}: ") };
+                self.note(State::Error, "CA", format!("{at}{error}"));
+            }
+            Err(_) => self.note(
+                State::Error,
+                "CA",
+                format!(
+                    "{address} has not answered within {:?} (--ca-timeout): does a firewall drop what is sent?",
+                    config.workload.timeout
+                ),
+            ),
+        }
+    }
+
+    async fn identity(&mut self, config: &Config) {
+        match config.workload.identity.resolve(&self.clock).await {
+            Some(identity) => self.note(State::Ok, "identity", identity.to_string()),
+            None => self.note(
+                State::Warning,
+                "identity",
+                "neither the options nor a credential tell it: what the CA says is taken. --spiffe-id sets it",
+            ),
+        }
+    }
+
+    async fn issuance(&mut self, config: Config) {
+        if config.providers.is_empty() {
+            return self.note(State::Ok, "issuance", "there is no CA to ask");
+        }
+        let clock = self.clock.clone();
+        let cas = config.providers.into_iter().map(|provider| app::certificate_authority(provider, &clock));
+        let cas = match cas.collect::<Result<Vec<_>, _>>() {
+            Ok(cas) => Failover::new(cas),
+            Err(error) => return self.note(State::Error, "issuance", error.to_string()),
+        };
+        let cache = Cache::default();
+        let mut settings = config.workload;
+        // It belongs to the agent.
+        settings.state = None;
+        let mut entry = cache.follow(Key { workload: WORKLOAD, name: SecretName::Workload });
+        let source = WorkloadSource::new(cas, settings, &cache, WORKLOAD, clock, Metrics::default());
+        let settled = async {
+            let has_settled = entry.wait_for(|entry| entry.good.is_some() || entry.failure().is_some());
+            has_settled.await.map(|entry| entry.clone())
+        };
+        let entry = tokio::select! {
+            entry = settled => entry,
+            // It never ends.
+            () = source.run() => return,
+        };
+        let Ok(entry) = entry else { return };
+        match (&entry.good, entry.failure()) {
+            (Some(good), _) => {
+                let text = format!("{}, {}", good.secret, self.until(good.secret.not_after()));
+                self.note(State::Ok, "issuance", text);
+            }
+            (None, reason) => self.note(State::Error, "issuance", reason.unwrap_or_default()),
+        }
+    }
+
+    fn until(&self, end: SystemTime) -> String {
+        let shown = humantime::format_rfc3339_seconds(end);
+        match end.duration_since(self.clock.now()) {
+            Ok(left) => format!("valid until {shown} ({} left)", span(left)),
+            Err(past) => format!("EXPIRED at {shown} ({} ago)", span(past.duration())),
+        }
+    }
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Whether files can be made in `folder`; if not, why.
+fn writable_folder(folder: &Path) -> Result<(), String> {
+    let shown = folder.display();
+    match fs::metadata(folder) {
+        Err(error) => return Err(format!("the folder {shown} can't be used: {error}")),
+        Ok(found) if !found.is_dir() => return Err(format!("{shown} is not a folder")),
+        Ok(_) => {}
+    }
+    let denied = |error| format!("user {} can't write to the folder {shown}: {error}", getuid().as_raw());
+    rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).map_err(denied)
+}

@@ -1,0 +1,139 @@
+//! `attache check`: what it says of a set-up that works, and of each thing that does not.
+
+use serde_json::Value;
+use tonic::Code;
+
+use crate::support::fake_ca::{FakeCa, Mood, Tls};
+use crate::support::files::{Mounted, spiffe, token};
+use crate::support::process::{Agent, Ca, PATIENCE, attache, strs};
+
+/// The findings as lines `STATE ABOUT: TEXT`, the exit code, and what stands on standard error.
+async fn check(options: &[&str], environment: &[(&str, &str)]) -> (Vec<String>, i32, String) {
+    let mut command = attache(&[&["check", "--output", "json"], options].concat());
+    command.envs(environment.iter().copied());
+    let output = tokio::time::timeout(PATIENCE, command.output()).await.expect("it does not end").unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    let findings: Value = serde_json::from_slice(&output.stdout).unwrap_or(Value::Array(Vec::new()));
+    let text = |one: &Value, field: &str| one[field].as_str().unwrap().to_owned();
+    let line = |one: &Value| format!("{} {}: {}", text(one, "state"), text(one, "about"), text(one, "text"));
+    (findings.as_array().unwrap().iter().map(line).collect(), output.status.code().unwrap(), error)
+}
+
+fn has(findings: &[String], start: &str, words: &str) {
+    let found = findings.iter().any(|line| line.starts_with(start) && line.contains(words));
+    assert!(found, "{start} … {words}:\n{findings:#?}");
+}
+
+#[tokio::test]
+async fn a_good_set_up_is_ok_and_nothing_is_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (socket, ca_dir) = (path("sds.sock"), path("ca"));
+    let options = ["--socket", &socket, "--cert-dir", &path("none"), "--status-address", "none"];
+    let embedded = [&options[..], &["--ca", "embedded", "--ca-dir", &ca_dir]].concat();
+    let (findings, code, error) = check(&embedded, &[]).await;
+    assert_eq!((code, error.as_str()), (0, ""), "{findings:#?}");
+    assert!(findings.iter().all(|line| line.starts_with("ok ")), "{findings:#?}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is made");
+
+    // A real CA, over TLS, asked in earnest.
+    let ca = Ca::start(folder.path()).await;
+    let jwt = path("token");
+    std::fs::write(&jwt, token("web", "istio-ca", 3600)).unwrap();
+    let root = format!("{ca_dir}/root-cert.pem");
+    let with_ca = [
+        "--issue",
+        "--ca-address",
+        &ca.address.to_string(),
+        "--ca-root",
+        &root,
+        "--token-file",
+        &jwt,
+        "--state-dir",
+        &path("state"),
+    ];
+    let (findings, code, error) = check(&[&options[..], &with_ca].concat(), &[]).await;
+    assert_eq!((code, error.as_str()), (0, ""), "{findings:#?}");
+    has(&findings, "ok CA", "its certificate is good");
+    has(&findings, "ok token", "audience [istio-ca], valid until");
+    has(&findings, "ok identity", &spiffe("web"));
+    has(&findings, "ok issuance", &spiffe("web"));
+    assert!(!folder.path().join("state").exists(), "what is for the agent alone is left alone");
+    assert!(!folder.path().join("sds.sock").exists());
+}
+
+#[tokio::test]
+async fn each_thing_that_is_wrong_is_named_with_the_way_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let ca = FakeCa::start_tls(folder.path(), &spiffe("web"), Tls::Never).await;
+    std::fs::write(path("old"), token("web", "istio-ca", -60)).unwrap();
+    std::fs::write(path("other"), token("web", "vault", 3600)).unwrap();
+    std::fs::write(path("good"), token("web", "istio-ca", 3600)).unwrap();
+    Mounted::new(&folder.path().join("another-ca"), "web").write(&folder.path().join("certs"));
+    std::fs::remove_file(folder.path().join("certs/key.pem")).unwrap();
+    std::fs::write(path("crl"), "no CRL").unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let address = format!("https://{}", ca.address);
+    let another = path("another-ca/root-cert.pem");
+    let cases: [(&[&str], &str, &str); 11] = [
+        (&["--socket", &path("no/sds.sock")], "error socket", "create or mount it"),
+        (&["--socket", &path("good")], "error socket", "is not a socket: remove it"),
+        (&["--status-address", &taken], "error status address", "choose another --status-address"),
+        (&["--cert-dir", &path("certs")], "error mounted files", "key.pem"),
+        (&["--crl", &path("crl")], "error CRLs", &path("crl")),
+        (&["--crl", &path("no-crl")], "warning CRLs", "revoked certificates are accepted"),
+        (&["--token-file", &path("none")], "error token", "--token-file"),
+        (&["--token-file", &path("old")], "error token", "EXPIRED"),
+        (&["--token-file", &path("other")], "warning token", "a token for the audience istio-ca"),
+        (&["--ca-root", &another], "error CA", "set --ca-root to the root of this server"),
+        (&["--output-dir", &path("good/below")], "error folders", "is not a folder; mend that"),
+    ];
+    let base = [
+        ("--socket", path("sds.sock")),
+        ("--status-address", "none".to_owned()),
+        ("--cert-dir", path("none")),
+        ("--token-file", path("good")),
+        ("--ca-root", "system".to_owned()),
+        ("--ca-address", address.clone()),
+    ];
+    for (options, start, words) in cases {
+        let rest = base.iter().filter(|(option, _)| !options.contains(option));
+        let mut line = options.to_vec();
+        line.extend(rest.flat_map(|(option, value)| [*option, value.as_str()]));
+        let (findings, code, error) = check(&line, &[]).await;
+        has(&findings, start, words);
+        // The CA's root is not one of the system's: that is always an error here.
+        assert!(code == 1 && error.contains("error"), "{line:?}: {code} {error}");
+    }
+    assert!(ca.calls().is_empty(), "no certificate is asked for");
+    let (_, code, error) = check(&["--ca", "embedded", "--bogus", "--cert-ttl", "soon"], &[]).await;
+    assert!(code == 2 && error.contains("--bogus") && error.contains("soon"), "{code} {error}");
+}
+
+#[tokio::test]
+async fn beside_a_running_agent_it_says_so_and_in_a_pod_what_pods_need() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let client = ca.client(folder.path());
+    let agent = Agent::ready(folder.path(), "web", &strs(&client)).await;
+    let socket = agent.socket.to_str().unwrap();
+    let mut line = strs(&client);
+    line.extend(["--socket", socket, "--cert-dir", "/nowhere"]);
+    let (findings, code, error) = check(&line, &[("KUBERNETES_SERVICE_HOST", "10.0.0.1")]).await;
+    assert_eq!((code, error.as_str()), (0, ""), "{findings:#?}");
+    has(&findings, "ok socket", &format!("process {}", agent.process.pid().as_raw_nonzero()));
+    has(&findings, "warning peers", "1337");
+    has(&findings, "warning status address", "--status-address 0.0.0.0:15055");
+    has(&findings, "warning options", "in plain text");
+    line.extend(["--socket-mode", "0666", "--status-address", "0.0.0.0:0", "--issue"]);
+    let (findings, ..) = check(&line, &[("KUBERNETES_SERVICE_HOST", "10.0.0.1")]).await;
+    has(&findings, "ok peers", "every user");
+    has(&findings, "ok status address", "0.0.0.0:0");
+    has(&findings, "ok issuance", &spiffe("web"));
+    ca.set(Mood::Refuse(Code::PermissionDenied));
+    let (findings, code, _) = check(&line, &[]).await;
+    has(&findings, "error issuance", "PermissionDenied");
+    assert_eq!(code, 1);
+}
