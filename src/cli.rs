@@ -30,7 +30,6 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "there is one in the life of the process")]
 enum Command {
     Run(RunArgs),
     Ca(ca::CaArgs),

@@ -30,6 +30,7 @@ mod foreign_bytes;
 mod get;
 mod inotify;
 mod issuance;
+mod istio;
 mod keys;
 mod mtls;
 mod named_files;

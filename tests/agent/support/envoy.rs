@@ -62,8 +62,17 @@ impl Envoy {
         Self::start_version(NEWEST, bootstrap, dir, name).await
     }
 
-    /// The same with an Envoy of this version.
-    pub async fn start_version(version: &str, mut bootstrap: Value, dir: &Path, name: &str) -> Self {
+    /// The same, with `root` as the folder that relative paths begin in.
+    pub async fn start_in(root: &Path, bootstrap: Value, dir: &Path, name: &str) -> Self {
+        Self::launch(NEWEST, root, bootstrap, dir, name).await
+    }
+
+    /// The same as `start` with an Envoy of this version.
+    pub async fn start_version(version: &str, bootstrap: Value, dir: &Path, name: &str) -> Self {
+        Self::launch(version, Path::new("."), bootstrap, dir, name).await
+    }
+
+    async fn launch(version: &str, root: &Path, mut bootstrap: Value, dir: &Path, name: &str) -> Self {
         let file = |suffix: &str| dir.join(format!("{name}.{suffix}"));
         bootstrap["admin"]["address"] =
             json!({ "socket_address": { "address": "127.0.0.1", "port_value": 0 } });
@@ -71,6 +80,7 @@ impl Envoy {
 
         let log = File::create(file("log")).unwrap();
         let mut process = Command::new(binary_of(version).await)
+            .current_dir(root)
             .arg("--config-path")
             .arg(file("json"))
             // It keeps the address of an earlier Envoy of this name otherwise.
