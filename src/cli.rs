@@ -4,8 +4,10 @@ mod admin;
 mod bootstrap;
 mod ca;
 mod check;
+mod completions;
 mod get;
 mod log;
+mod man;
 mod renew;
 mod run;
 mod status;
@@ -40,6 +42,8 @@ enum Command {
     Check(check::CheckArgs),
     Log(log::LogArgs),
     Bootstrap(bootstrap::BootstrapArgs),
+    Completions(completions::CompletionsArgs),
+    Man(man::ManArgs),
 }
 
 /// Exit codes: 0 stopped as asked, 1 failed while running, 2 wrong use.
@@ -59,6 +63,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok((Command::Renew(args), _)) => renew::run(&args),
         Ok((Command::Log(args), _)) => log::run(&args),
         Ok((Command::Bootstrap(args), _)) => bootstrap::run(&args),
+        Ok((Command::Completions(args), _)) => completions::run(&args),
+        Ok((Command::Man(args), _)) => man::run(&args),
         Err(error) => {
             // Help and version come this way too, with code 0.
             let _ = error.print();
@@ -138,3 +144,6 @@ fn paint(word: &str, is_good: bool, colours: bool) -> String {
         (true, false) => format!("\x1b[31m{word}\x1b[0m"),
     }
 }
+
+#[cfg(test)]
+mod options_page;

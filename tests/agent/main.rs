@@ -21,6 +21,7 @@ mod check;
 mod citadel;
 mod ca_google_cas;
 mod client_cert;
+mod command_line;
 mod conformance;
 mod crl;
 mod envoy_sds;

@@ -1,0 +1,120 @@
+//! `docs/options.md` is what the command line says.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use clap::{Arg, Command, CommandFactory as _};
+
+use super::Cli;
+
+/// Set to have the page written anew.
+const UPDATE: &str = "ATTACHE_UPDATE_DOCS";
+
+const HEAD: &str = "# Commands and options
+
+What `attache COMMAND --help` says, on one page. It is written by a test: after a change of the command line,
+`ATTACHE_UPDATE_DOCS=1 cargo test --lib options_page` writes it anew.
+
+";
+
+/// A help text without what stands in brackets at its end: those are the default, and variables of Istio's agent.
+fn parts(help: &str) -> (String, Option<String>, Vec<String>) {
+    let mut text = help.trim().to_owned();
+    let (mut default, mut variables) = (None, Vec::new());
+    while let Some(inner) = text.strip_suffix(']') {
+        let Some((before, bracket)) = inner.rsplit_once('[') else { break };
+        match bracket.strip_prefix("default") {
+            Some(value) => default = Some(value.trim_start_matches(':').trim().to_owned()),
+            None => variables = bracket.split(", ").map(str::to_owned).chain(variables).collect(),
+        }
+        text = before.trim_end().to_owned();
+    }
+    (text, default, variables)
+}
+
+fn cell(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|").replace('<', "\\<")
+}
+
+fn code(words: &[String]) -> String {
+    words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
+}
+
+fn name(arg: &Arg) -> String {
+    let value = arg.get_value_names().and_then(|names| names.first()).map(ToString::to_string);
+    match (arg.get_long(), value.filter(|_| arg.get_action().takes_values())) {
+        (Some(long), Some(value)) => format!("--{long} {value}"),
+        (Some(long), None) => format!("--{long}"),
+        (None, value) => value.unwrap_or_default(),
+    }
+}
+
+fn write_command(page: &mut String, command: &Command, has_environment: bool) {
+    let about = command.get_long_about().or(command.get_about()).map(ToString::to_string);
+    let about = about.unwrap_or_default().trim().replace('<', "\\<");
+    let _ = writeln!(page, "## attache {}\n\n{about}\n", command.get_name());
+    let is_told = |arg: &&Arg| match command.get_name() {
+        // The others are those of `attache run`.
+        "check" => arg.get_help_heading() == Some("Check"),
+        _ => arg.get_id() != "help",
+    };
+    let args: Vec<_> = command.get_arguments().filter(is_told).collect();
+    let mut headings: Vec<_> = args.iter().map(|arg| arg.get_help_heading()).collect();
+    headings.dedup();
+    for heading in headings {
+        if let Some(heading) = heading {
+            let _ = writeln!(page, "### {heading}\n");
+        }
+        let _ = writeln!(page, "| option | what it is | default | environment |\n|---|---|---|---|");
+        for arg in args.iter().filter(|arg| arg.get_help_heading() == heading) {
+            let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
+            let (text, mut default, mut variables) = parts(&help);
+            let values: Vec<_> = arg.get_default_values().iter().map(|it| it.to_string_lossy()).collect();
+            if default.is_none() && arg.get_action().takes_values() && !values.is_empty() {
+                default = Some(values.join(" "));
+            }
+            if let Some(long) = arg.get_long().filter(|_| has_environment) {
+                variables.insert(0, format!("ATTACHE_{}", long.to_uppercase().replace('-', "_")));
+                variables.dedup();
+            }
+            let possible: Vec<_> =
+                arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
+            let possible = match possible.as_slice() {
+                all if all.is_empty() || !arg.get_action().takes_values() => String::new(),
+                all => format!(" ({})", all.join(", ")),
+            };
+            let (text, default) = (cell(&format!("{text}{possible}")), cell(&default.unwrap_or_default()));
+            let _ = writeln!(page, "| `{}` | {text} | {default} | {} |", name(arg), code(&variables));
+        }
+        let _ = writeln!(page);
+    }
+}
+
+#[test]
+fn the_page_of_options_is_what_the_command_line_says() {
+    let mut all = Cli::command();
+    all.build();
+    let mut page = HEAD.to_owned();
+    for command in all.get_subcommands().filter(|command| command.get_name() != "help") {
+        write_command(&mut page, command, command.get_name() == "run");
+    }
+    let page = page.trim_end().to_owned() + "\n";
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/options.md");
+    if std::env::var_os(UPDATE).is_some() {
+        std::fs::write(&file, &page).unwrap();
+    }
+    let written = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(
+        written == page,
+        "docs/options.md is not what the command line says: {UPDATE}=1 cargo test --lib options_page writes it anew"
+    );
+}
+
+#[test]
+fn brackets_at_the_end_are_told_apart() {
+    let help = "Who signs (any) [see above] or not [default: citadel; else none] [CA_PROVIDER, CA_TOO]";
+    let variables = vec!["CA_PROVIDER".to_owned(), "CA_TOO".to_owned()];
+    let expected =
+        ("Who signs (any) [see above] or not".to_owned(), Some("citadel; else none".to_owned()), variables);
+    assert_eq!(parts(help), expected);
+}
