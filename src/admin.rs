@@ -44,7 +44,7 @@ impl Admin {
 
     async fn answer(&self, request: Request<Incoming>) -> Answer {
         let (status, body) = self.call(&request).await;
-        http1::answer(status, "application/json", format!("{body:#}\n"))
+        http1::json(status, &body)
     }
 
     async fn call(&self, request: &Request<Incoming>) -> (StatusCode, Value) {

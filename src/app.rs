@@ -1,11 +1,12 @@
 //! Puts the parts together. The only place that spawns what lives as long as the agent.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -31,6 +32,7 @@ use crate::generation::Place;
 use crate::history::History;
 use crate::metrics::Metrics;
 use crate::output::Output;
+use crate::page::Page;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::report::{About, Reporter};
 use crate::sds::SecretDiscovery;
@@ -79,14 +81,13 @@ pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
     let listener = Listener::bind(&config.socket, config.socket_mode, "--socket")?;
     let (socket, socket_file) = listener.into_parts();
     let admin_socket = config.admin_socket.as_ref().map(bind_admin).transpose()?.flatten();
-    let mut status_address = None;
-    if let Some(address) = config.status_address {
-        let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("listening on {address} for probes and metrics failed; choose another --status-address, or none")
-        })?;
-        status_address = listener.local_addr().ok();
+    let status = bind_http(config.status_address, "--status-address", "probes and metrics").await?;
+    let page = bind_http(config.admin_address, "--admin-address", "the status page").await?;
+    let (status_address, page_address) = (address_of(&status), address_of(&page));
+    if let Some(listener) = status {
         let status = Status::new(cache.clone(), metrics.clone(), clock.clone(), stop.clone());
-        tasks.spawn(serve_status(listener, status, calls.clone(), stop.clone()));
+        let serve = move |io| status.clone().serve(io);
+        tasks.spawn(serve_http("the status address", listener, serve, calls.clone(), stop.clone()));
     }
 
     let cert_dir =
@@ -111,22 +112,32 @@ pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
         cert_dir,
         output_dir = config.output.as_ref().map(|output| tracing::field::display(output.folder.display())),
         status = status_address.map(tracing::field::display),
+        page = page_address.map(|address| tracing::field::display(format!("http://{address}/"))),
         "attache serves"
     );
     let history = History::default();
     tasks.spawn(history.clone().follow(cache.clone(), WORKLOAD, clock.clone()));
+    let about = About {
+        started: clock.now(),
+        socket: config.socket.clone(),
+        provider: cas.provider(),
+        cas: cas.in_order().map(str::to_owned).collect(),
+    };
+    let reporter = {
+        let (cache, metrics, clock) = (cache.clone(), metrics.clone(), clock.clone());
+        Reporter { cache, metrics, history, about, clock }
+    };
+    if let Some(listener) = page {
+        let is_local = page_address.is_some_and(|address| address.ip().is_loopback());
+        let page = Page { reporter: reporter.clone(), is_local };
+        let stopped = stop.clone();
+        let serve = move |io| page.clone().serve(io, stopped.clone());
+        tasks.spawn(serve_http("the admin address", listener, serve, calls.clone(), stop.clone()));
+    }
     let mut admin_file = None;
     if let Some(listener) = admin_socket {
         let (socket, file) = listener.into_parts();
         admin_file = Some(file);
-        let about = About {
-            started: clock.now(),
-            socket: config.socket.clone(),
-            provider: cas.provider(),
-            cas: cas.in_order().map(str::to_owned).collect(),
-        };
-        let (cache, metrics, clock) = (cache.clone(), metrics.clone(), clock.clone());
-        let reporter = Reporter { cache, metrics, history, about, clock };
         let admin = Admin { reporter, workload: WORKLOAD, log };
         let (calls, stop) = (calls.clone(), stop.clone());
         tasks.spawn(async move {
@@ -255,19 +266,44 @@ pub(crate) fn certificate_authority(provider: Provider, clock: &Clock) -> anyhow
     })
 }
 
-async fn serve_status(listener: TcpListener, status: Status, calls: TaskTracker, stop: CancellationToken) {
+/// A listener for `purpose`, where `option` names an address.
+async fn bind_http(
+    address: Option<SocketAddr>,
+    option: &str,
+    purpose: &str,
+) -> anyhow::Result<Option<TcpListener>> {
+    let Some(address) = address else { return Ok(None) };
+    let listener = TcpListener::bind(address).await;
+    let failed = || format!("listening on {address} for {purpose} failed; choose another {option}, or none");
+    listener.map(Some).with_context(failed)
+}
+
+fn address_of(listener: &Option<TcpListener>) -> Option<SocketAddr> {
+    listener.as_ref()?.local_addr().ok()
+}
+
+/// Takes connections to `listener`, which is `what`, and has each of them served.
+async fn serve_http<F>(
+    what: &'static str,
+    listener: TcpListener,
+    serve: impl Fn(TcpStream) -> F,
+    calls: TaskTracker,
+    stop: CancellationToken,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
     let places = Arc::new(Semaphore::new(limits::STATUS_CONNECTIONS));
     // Whoever comes when all places are taken is turned away, so that probes can't take what Envoy needs.
     let serve = |io| {
         if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
-            let status = status.clone();
+            let served = serve(io);
             calls.spawn(async move {
-                status.serve(io).await;
+                served.await;
                 drop(place);
             });
         }
     };
-    rpc::accept("the status address", |cx| listener.poll_accept(cx), serve, &stop).await;
+    rpc::accept(what, |cx| listener.poll_accept(cx), serve, &stop).await;
 }
 
 async fn announce_readiness(

@@ -69,6 +69,8 @@ pub struct Config {
     pub output: Option<output::Settings>,
     /// Where people's commands come in; none to have none.
     pub admin_socket: Option<AdminSocket>,
+    /// Where the status page is; none to have none.
+    pub admin_address: Option<SocketAddr>,
     /// Where probes and metrics are; none to have none.
     pub status_address: Option<SocketAddr>,
     /// How long open calls may take to end after SIGTERM.
@@ -179,8 +181,9 @@ impl Config {
 
         let admin_socket = admin_socket(r, args, &socket);
         let status_address = r
-            .parsed("status-address", &args.status_address, &[], parse_status_address)
+            .parsed("status-address", &args.status_address, &[], |text| parse_address(text, "127.0.0.1:15055"))
             .or(Some(SocketAddr::from(([127, 0, 0, 1], 15055))));
+        let admin_address = admin_address(r, args, status_address, &mut notes);
         let drain_timeout =
             r.duration("drain-timeout", &args.drain_timeout, &[], Duration::ZERO).or(Duration::from_secs(5));
         let filter = r.parsed("log-level", &args.log_level, &["ATTACHE_LOG"], parse_filter);
@@ -209,6 +212,7 @@ impl Config {
             crl,
             output,
             admin_socket,
+            admin_address,
             status_address,
             drain_timeout,
             log,
@@ -250,6 +254,32 @@ fn admin_socket(r: &mut Reader<'_>, args: &RunArgs, socket: &Path) -> Option<Adm
         Ok(()) => {}
     }
     Some(AdminSocket { path, is_named })
+}
+
+/// Where the status page is.
+fn admin_address(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    status: Option<SocketAddr>,
+    notes: &mut Vec<String>,
+) -> Option<SocketAddr> {
+    let found = r.parsed("admin-address", &args.admin_address, &[], |text| match text.parse() {
+        Ok(port) => Ok(Some(SocketAddr::from(([127, 0, 0, 1], port)))),
+        Err(_) => parse_address(text, "127.0.0.1:15056, 15056"),
+    });
+    let address = found.value??;
+    // With port 0 each gets a free one.
+    if address.port() != 0 && status == Some(address) {
+        r.mistake(format!("{}: --status-address is the same; give the status page a port of its own", found.from));
+    }
+    if !address.ip().is_loopback() {
+        notes.push(format!(
+            "{}: whoever can reach it sees the names of secrets, identities, and when they end; 127.0.0.1 keeps it to \
+             this machine",
+            found.from
+        ));
+    }
+    Some(address)
 }
 
 /// What is written for other programs.
@@ -344,12 +374,13 @@ fn parse_jitter(text: &str) -> Result<f64, String> {
     })
 }
 
-fn parse_status_address(text: &str) -> Result<Option<SocketAddr>, String> {
+/// `shapes` are examples of it.
+fn parse_address(text: &str, shapes: &str) -> Result<Option<SocketAddr>, String> {
     if text == "none" {
         return Ok(None);
     }
     let address = text.parse().map(Some);
-    address.map_err(|_| format!("{text:?} is not an address; the shape is 127.0.0.1:15055, or none"))
+    address.map_err(|_| format!("{text:?} is not an address; the shape is {shapes}, or none"))
 }
 
 /// True for JSON.

@@ -9,6 +9,7 @@ use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
@@ -50,6 +51,11 @@ where
 /// Words for people.
 pub fn text(status: StatusCode, body: &str) -> Answer {
     answer(status, "text/plain; charset=utf-8", body.to_owned())
+}
+
+/// A value for programs, that people can read.
+pub fn json(status: StatusCode, body: &Value) -> Answer {
+    answer(status, "application/json", format!("{body:#}\n"))
 }
 
 /// An answer of any kind.

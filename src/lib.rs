@@ -31,6 +31,7 @@ pub mod status;
 pub mod report;
 pub mod telemetry;
 pub mod admin;
+pub mod page;
 // wiring
 pub mod config;
 pub mod app;

@@ -32,7 +32,7 @@ pub const OUTPUT_GENERATIONS: usize = 32;
 pub const PEERS_TOLD: usize = 100;
 /// Changes of secrets that are remembered for people.
 pub const EVENTS: usize = 200;
-/// Connections to the status address at a time.
+/// Connections to the status address at a time, and as many to the admin address.
 pub const STATUS_CONNECTIONS: usize = 64;
 /// Bytes of the longest path of a Unix socket (`sun_path` less its final NUL).
 pub const SOCKET_PATH_BYTES: usize = 107;

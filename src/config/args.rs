@@ -235,6 +235,10 @@ pub struct RunArgs {
     /// [default: admin.sock beside --socket]
     #[arg(long, value_name = "PATH", help_heading = "Operation")]
     pub admin_socket: Option<String>,
+    /// The address of the status page, for browsers; a port alone is one of 127.0.0.1. Everybody who can reach it can read
+    /// it [default: none]
+    #[arg(long, value_name = "ADDRESS", help_heading = "Operation")]
+    pub admin_address: Option<String>,
     /// The address of /livez, /readyz and /metrics; none to have none [default: 127.0.0.1:15055]
     #[arg(long, value_name = "ADDRESS", help_heading = "Operation")]
     pub status_address: Option<String>,

@@ -1,0 +1,184 @@
+"use strict";
+// Shows the agent's state. Names and reasons come from outside: all text goes in as text.
+const EVERY = 2000, PATIENCE = 5000;
+const $ = id => document.getElementById(id);
+let report, known, drawn, lost, ahead = 0;
+
+const fill = (element, parts) => {
+  element.append(...parts.flat(2).filter(part => part || part === 0));
+  return element;
+};
+const put = (element, ...parts) => fill((element.replaceChildren(), element), parts);
+const h = (name, ...parts) => fill(document.createElement(name), parts);
+const shape = (name, attributes, ...parts) => {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const key in attributes) made.setAttribute(key, attributes[key]);
+  return fill(made, parts);
+};
+const styled = (kind, element) => (element.className = kind, element);
+// A live region speaks when it is written to.
+const say = (element, text) => { if (element.textContent !== text) element.textContent = text; };
+
+// By the agent's clock.
+const now = () => Date.now() + ahead;
+const at = moment => moment ? Date.parse(moment) : null;
+const day = moment => new Date(moment).toISOString().replace("T", " ").replace(/\..*/, "Z");
+const span = length => {
+  const all = Math.floor(Math.abs(length) / 1000);
+  const [d, hours, m] = [Math.floor(all / 86400), Math.floor(all / 3600) % 24, Math.floor(all / 60) % 60];
+  return d ? `${d}d ${hours}h` : hours ? `${hours}h ${m}m` : m ? `${m}m ${all % 60}s` : `${all}s`;
+};
+const AWAY = {
+  end: away => away > 0 ? `(${span(away)} left)` : `(EXPIRED ${span(away)} ago)`,
+  renewal: away => away > 0 ? `(in ${span(away)})` : `(due for ${span(away)})`,
+  past: away => `(${span(away)} ago)`,
+};
+const tick = () => document.querySelectorAll("small[data-at]").forEach(one =>
+  say(one, AWAY[one.dataset.away](at(one.dataset.at) - now())));
+// A moment, and how far it is.
+const when = (moment, away) => {
+  if (!moment) return null;
+  const [time, far] = [h("time", day(moment)), h("small")];
+  time.dateTime = moment;
+  Object.assign(far.dataset, { at: moment, away });
+  return [time, " ", far];
+};
+
+const rows = facts => facts.filter(([, value]) => value).map(([name, value]) => [h("dt", name), h("dd", value)]);
+const kind = state => ({ ok: "good", failing: "warn", rejected: "warn" })[state] || "bad";
+const bad = text => text && styled("bad", h("span", text));
+const code = text => text && h("code", text);
+const holders = ({ version, streams, holding }) => {
+  const none = holding.reduce((rest, one) => rest - one.streams, streams);
+  const parts = holding.map(one => `${one.streams} with ${one.version === version ? "this version" : one.version}`);
+  if (none > 0) parts.push(`${none} with none`);
+  return [streams, ...parts].join(", ").replace(",", ":");
+};
+const card = one => {
+  const { key_pair: pair, trust_bundle: bundle, rejection } = one;
+  return h("article", h("h3", one.name, " ", styled(`word ${kind(one.state)}`, h("span", one.state.toUpperCase())),
+    one.origin && h("small", ` from ${one.origin}`)), h("dl", rows([
+    ["last error", bad(one.error)],
+    ["last rejection", rejection && bad(`version ${rejection.version}: ${rejection.reason}`)],
+    ["identity", pair?.identity || pair?.names],
+    ["valid until", when(one.not_after, "end")],
+    ["next renewal", when(one.renews, "renewal")],
+    ["received", when(one.received, "past")],
+    ["serial", code(pair?.serial)],
+    ["key", pair?.key_type],
+    ["issuer", pair?.issuer],
+    ["roots", bundle?.roots.map(root =>
+      h("div", `${root.subject}, ${root.key_type}, serial `, code(root.serial), ", until ", when(root.not_after, "end")))],
+    ["CRLs", bundle?.crls],
+    ["version", code(one.version)],
+    ["streams", holders(one)],
+  ])));
+};
+
+// What was served when, until the next one came, and when newer ones could not be had.
+const lane = one => {
+  const bars = [], fails = [];
+  for (const event of report.events.filter(event => event.name === one.name)) {
+    const from = at(event.at), list = event.what === "served" ? bars : fails, last = list.at(-1);
+    if (last) last.until ??= from;
+    if (event.what !== "recovered") list.push({ ...event, from });
+  }
+  return { one, bars, fails };
+};
+const STEPS = [1, 5, 15, 60, 300, 900, 3600, 10800, 43200, 86400, 604800, 2592e3, 31536e3, 31536e4];
+
+const draw = () => {
+  const HIGH = 66, lanes = report.secrets.filter(({ name }) => name === "default" || name === "ROOTCA").map(lane);
+  const width = Math.max(280, $("line").clientWidth), height = lanes.length * HIGH + 22, present = now();
+  // Two lifetimes back, and to the end of what is served.
+  const main = lanes.map(({ one }) => one).filter(one => one.not_after).sort((a, b) => at(a.not_after) - at(b.not_after))[0];
+  const life = main ? at(main.not_after) - at(main.received) : 3600e3;
+  const start = Math.max(present - 2 * life, Math.min(present - 1000, at(report.events[0]?.at) ?? present));
+  const end = Math.max(at(main?.not_after), present) + life / 15;
+  const x = moment => 4 + (Math.min(Math.max(moment, start), end) - start) / (end - start) * (width - 8);
+  const key = [known, width, Math.round(x(present)), Math.round(end / 1000)].join();
+  if (key === drawn) return;
+  drawn = key;
+
+  const parts = [], told = [];
+  const upright = (kind, where) => shape("line", { class: kind, x1: where, x2: where, y1: 0, y2: height - 18 });
+  const box = (kind, from, until, y, high, text) => from < end && until > start && parts.push(shape("rect",
+    { class: kind, x: x(from), width: Math.max(2, x(until) - x(from)), y, height: high, rx: 2 }, shape("title", {}, text)));
+  const mark = (kind, moment, y, sign, text) => moment >= start && moment <= end && parts.push(shape("text",
+    { class: `mark ${kind}`, x: x(moment), y, "text-anchor": "middle" }, sign, shape("title", {}, `${text} ${day(moment)}`)));
+  const step = 1000 * (STEPS.find(one => one * 1000 >= (end - start) * 110 / width) || STEPS.at(-1));
+  for (let moment = Math.ceil(start / step) * step; moment < end; moment += step) {
+    const text = step < 60e3 ? day(moment).slice(11, 19) : step < 43200e3 ? day(moment).slice(11, 16) : day(moment).slice(0, 10);
+    parts.push(upright("grid", x(moment)), x(moment) < width - 70 && shape("text", { class: "quiet", x: x(moment) + 3, y: height - 5 }, text));
+  }
+  lanes.forEach(({ one, bars, fails }, number) => {
+    const top = number * HIGH, y = top + 24, until = one.not_after ? `, until ${day(one.not_after)}` : "";
+    parts.push(shape("text", { x: 4, y: top + 12 }, one.name, " ", shape("tspan", { class: kind(one.state) }, one.state),
+      shape("tspan", { class: "quiet" }, until)));
+    bars.forEach((bar, index) => {
+      const text = `${bar.text}, from ${day(bar.from)} until ${day(bar.not_after)}`, low = y + index % 2 * 5, ends = at(bar.not_after);
+      box("valid", bar.from, ends, low, 12, text);
+      box("served", bar.from, Math.min(ends, bar.until ?? present), low, 12, text);
+      if (one.rejection?.version === bar.version) box("rejected", bar.from, ends, low - 1, 14, `rejected: ${one.rejection.reason}`);
+    });
+    bars.slice(1).forEach(bar => mark("renewed", bar.from, y + 13, "◆", "renewed"));
+    for (const fail of fails) {
+      box("failing", fail.from, fail.until ?? present, y + 22, 5, fail.text);
+      mark("bad failed", fail.from, y + 29, "×", fail.text);
+    }
+    if (one.renews) mark("renewal", at(one.renews), y - 1, "▼", "planned renewal");
+    parts.push(shape("line", { class: "grid", x1: 0, x2: width, y1: top + HIGH - 4, y2: top + HIGH - 4 }));
+    told.push(`${one.name} is ${one.state}${until}, with ${fails.length} failures.`);
+  });
+  parts.push(upright("now", x(present)));
+  put($("line"), shape("svg", { role: "img", viewBox: `0 0 ${width} ${height}`, height,
+    "aria-label": `${told.join(" ")} All of it is in the table below.` }, parts));
+};
+
+const show = () => {
+  const { ca, output } = report;
+  put($("missing"), report.missing.map(one => h("li", h("b", one.name), `: ${one.reason}`)));
+  put($("about"), rows([
+    ["version", `${report.version}, process ${report.pid}`],
+    ["up since", when(report.started, "past")],
+    ["CA", [ca.provider, ...ca.addresses.filter(one => one !== ca.provider)].join(", ").replace(",", " at")],
+    ["socket", report.socket],
+  ]));
+  put($("secrets"), report.secrets.map(card));
+  $("output").hidden = !output;
+  put($("files"), output && rows([
+    ["last error", bad(output.error)],
+    ["valid until", when(output.not_after, "end") || "nothing written yet"],
+    ["disk", output.hanging && bad("hangs")],
+    ["hook", output.hook_failing ? bad("fails") : output.hook_running && "runs"],
+  ]));
+  put($("rows"), report.events.toReversed().map(event => h("tr", h("td", when(event.at, "past")), h("td", event.name),
+    h("td", h("b", event.what), event.text && `: ${event.text}`), h("td", event.not_after && day(event.not_after)))));
+};
+
+const ask = async () => {
+  try {
+    const answer = await fetch("v1/status", { signal: AbortSignal.timeout(PATIENCE) });
+    if (!answer.ok) throw new Error(`it answers with ${answer.status}`);
+    report = await answer.json();
+    ahead = at(report.now) - Date.now();
+    lost = "";
+    const text = JSON.stringify({ ...report, now: "" });
+    if (text !== known) show(known = text);
+    draw();
+    tick();
+  } catch (error) {
+    lost ||= `The agent does not answer since ${day(now())} (${error.message}). It is asked again every 2 s.` +
+      (report ? " Below is what it said last." : "");
+  }
+  const state = !report ? "UNKNOWN" : report.ready ? "READY" : "NOT READY";
+  say($("ready"), lost && report ? `WAS ${state}` : state);
+  $("ready").className = `word ${report?.ready && !lost ? "good" : "bad"}`;
+  document.title = `${lost ? "NO ANSWER" : state} – attache`;
+  say($("gone"), lost);
+  document.body.classList.toggle("stale", !!lost);
+  setTimeout(ask, EVERY);
+};
+setInterval(tick, 1000);
+addEventListener("resize", () => report && draw());
+ask();
