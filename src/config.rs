@@ -181,7 +181,9 @@ impl Config {
 
         let admin_socket = admin_socket(r, args, &socket);
         let status_address = r
-            .parsed("status-address", &args.status_address, &[], |text| parse_address(text, "127.0.0.1:15055"))
+            .parsed("status-address", &args.status_address, &[], |text| {
+                parse_address(text, "127.0.0.1:15055")
+            })
             .or(Some(SocketAddr::from(([127, 0, 0, 1], 15055))));
         let admin_address = admin_address(r, args, status_address, &mut notes);
         let drain_timeout =
@@ -270,7 +272,10 @@ fn admin_address(
     let address = found.value??;
     // With port 0 each gets a free one.
     if address.port() != 0 && status == Some(address) {
-        r.mistake(format!("{}: --status-address is the same; give the status page a port of its own", found.from));
+        r.mistake(format!(
+            "{}: --status-address is the same; give the status page a port of its own",
+            found.from
+        ));
     }
     if !address.ip().is_loopback() {
         notes.push(format!(

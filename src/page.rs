@@ -88,7 +88,8 @@ fn is_here(authority: Option<&Authority>) -> bool {
     let Some(authority) = authority else { return true };
     let host = authority.host();
     let address = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
-    host.eq_ignore_ascii_case("localhost") || address.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+    host.eq_ignore_ascii_case("localhost")
+        || address.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 #[cfg(test)]
@@ -103,12 +104,8 @@ mod tests {
     use crate::report::About;
 
     fn page(is_local: bool) -> Page {
-        let about = About {
-            started: UNIX_EPOCH,
-            socket: "/run/sds.sock".into(),
-            provider: "none",
-            cas: Vec::new(),
-        };
+        let about =
+            About { started: UNIX_EPOCH, socket: "/run/sds.sock".into(), provider: "none", cas: Vec::new() };
         let (cache, metrics, history) = (Cache::default(), Metrics::default(), History::default());
         let reporter = Reporter { cache, metrics, history, about, clock: Clock::starting_at(UNIX_EPOCH) };
         Page { reporter, is_local }

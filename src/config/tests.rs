@@ -559,3 +559,41 @@ fn peers_are_numbers() {
     let report = config("--ca embedded --allow-uid istio-proxy", &[]).unwrap_err().to_string();
     assert!(report.contains("--allow-uid") && report.contains("not a number"), "{report}");
 }
+
+#[test]
+fn the_status_page_is_on_loopback_unless_somebody_says_otherwise() {
+    let found = |line: &str| {
+        let config = config(&format!("--ca embedded {line}"), &[]).unwrap();
+        (config.admin_address.map(|address| address.to_string()), config.notes)
+    };
+    let cases = [
+        ("", None),
+        ("--admin-address none", None),
+        ("--admin-address 15056", Some("127.0.0.1:15056")),
+        ("--admin-address [::1]:80", Some("[::1]:80")),
+        ("--admin-address 127.0.0.1:15055 --status-address none", Some("127.0.0.1:15055")),
+        ("--admin-address 127.0.0.1:0 --status-address 127.0.0.1:0", Some("127.0.0.1:0")),
+    ];
+    for (line, address) in cases {
+        assert_eq!(found(line), (address.map(str::to_owned), Vec::new()), "{line}");
+    }
+    for line in ["--admin-address 0.0.0.0:15056", "--admin-address [::]:1", "--admin-address 10.0.0.1:1"] {
+        let (_, notes) = found(line);
+        assert!(
+            notes.len() == 1 && notes[0].starts_with(line) && notes[0].contains("identities"),
+            "{notes:?}"
+        );
+    }
+    for (line, word) in [
+        ("--admin-address 15055", "--status-address is the same"),
+        ("--admin-address 127.0.0.1", "15056, or none"),
+        ("--admin-address 65536", "15056, or none"),
+    ] {
+        let all = mistakes(&format!("--ca embedded {line}"), &[]);
+        assert!(all.len() == 1 && all[0].contains(word) && all[0].contains("--admin-address"), "{all:?}");
+    }
+    assert_eq!(
+        config("--ca embedded", &[("ATTACHE_ADMIN_ADDRESS", "1")]).unwrap().admin_address.unwrap().port(),
+        1
+    );
+}

@@ -38,6 +38,7 @@ mod named_files;
 mod nginx;
 mod outages;
 mod output;
+mod page;
 mod root_switch;
 mod scale;
 mod start_stop;

@@ -1,6 +1,7 @@
 //! What the tests talk to: real proxies and servers, not mocks of the agent's own traits.
 
 pub mod cfssl;
+pub mod chromium;
 pub mod envoy;
 pub mod fake_ca;
 pub mod fake_google_cas;
