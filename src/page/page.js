@@ -90,17 +90,18 @@ const STEPS = [1, 5, 15, 60, 300, 900, 3600, 10800, 43200, 86400, 604800, 2592e3
 const draw = () => {
   const HIGH = 66, lanes = report.secrets.filter(({ name }) => name === "default" || name === "ROOTCA").map(lane);
   const width = Math.max(280, $("line").clientWidth), height = lanes.length * HIGH + 22, present = now();
-  // Two lifetimes back, and to the end of what is served.
+  // Two lifetimes back, and to the end of what is served; or what is chosen.
   const main = lanes.map(({ one }) => one).filter(one => one.not_after).sort((a, b) => at(a.not_after) - at(b.not_after))[0];
   const life = main ? at(main.not_after) - at(main.received) : 3600e3;
-  const start = Math.max(present - 2 * life, Math.min(present - 1000, at(report.events[0]?.at) ?? present));
-  const end = Math.max(at(main?.not_after), present) + life / 15;
+  const back = $("back").value * 60e3;
+  const start = Math.max(present - (back || 2 * life), Math.min(present - 1000, at(report.events[0]?.at) ?? present));
+  const end = back ? present + back / 5 : Math.max(at(main?.not_after), present) + life / 15;
   const x = moment => 4 + (Math.min(Math.max(moment, start), end) - start) / (end - start) * (width - 8);
-  const key = [known, width, Math.round(x(present)), Math.round(end / 1000)].join();
+  const key = [known, width, Math.round(x(present)), Math.round(end / 1000), back].join();
   if (key === drawn) return;
   drawn = key;
 
-  const parts = [], told = [];
+  const parts = [], names = [], told = [];
   const upright = (kind, where) => shape("line", { class: kind, x1: where, x2: where, y1: 0, y2: height - 18 });
   const box = (kind, from, until, y, high, text) => from < end && until > start && parts.push(shape("rect",
     { class: kind, x: x(from), width: Math.max(2, x(until) - x(from)), y, height: high, rx: 2 }, shape("title", {}, text)));
@@ -108,12 +109,12 @@ const draw = () => {
     { class: `mark ${kind}`, x: x(moment), y, "text-anchor": "middle" }, sign, shape("title", {}, `${text} ${day(moment)}`)));
   const step = 1000 * (STEPS.find(one => one * 1000 >= (end - start) * 110 / width) || STEPS.at(-1));
   for (let moment = Math.ceil(start / step) * step; moment < end; moment += step) {
-    const text = step < 60e3 ? day(moment).slice(11, 19) : step < 43200e3 ? day(moment).slice(11, 16) : day(moment).slice(0, 10);
+    const text = day(moment).slice(step < 108e5 ? 11 : step < 864e5 ? 5 : 0, step < 60e3 ? 19 : step < 864e5 ? 16 : 10);
     parts.push(upright("grid", x(moment)), x(moment) < width - 70 && shape("text", { class: "quiet", x: x(moment) + 3, y: height - 5 }, text));
   }
   lanes.forEach(({ one, bars, fails }, number) => {
     const top = number * HIGH, y = top + 24, until = one.not_after ? `, until ${day(one.not_after)}` : "";
-    parts.push(shape("text", { x: 4, y: top + 12 }, one.name, " ", shape("tspan", { class: kind(one.state) }, one.state),
+    names.push(shape("text", { x: 4, y: top + 12 }, one.name, " ", shape("tspan", { class: kind(one.state) }, one.state),
       shape("tspan", { class: "quiet" }, until)));
     bars.forEach((bar, index) => {
       const text = `${bar.text}, from ${day(bar.from)} until ${day(bar.not_after)}`, low = y + index % 2 * 5, ends = at(bar.not_after);
@@ -132,7 +133,7 @@ const draw = () => {
   });
   parts.push(upright("now", x(present)));
   put($("line"), shape("svg", { role: "img", viewBox: `0 0 ${width} ${height}`, height,
-    "aria-label": `${told.join(" ")} All of it is in the table below.` }, parts));
+    "aria-label": `${told.join(" ")} All of it is in the table below.` }, parts, names));
 };
 
 const show = () => {
@@ -181,4 +182,5 @@ const ask = async () => {
 };
 setInterval(tick, 1000);
 addEventListener("resize", () => report && draw());
+$("back").onchange = () => report && draw();
 ask();
