@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 
 use http::uri::Authority;
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
+use http::{HeaderValue, Method, Request, StatusCode, header};
 use hyper::body::Incoming;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -56,7 +56,7 @@ impl Page {
     }
 
     fn call<B>(&self, request: &Request<B>) -> Answer {
-        if self.is_local && !(is_here(request.uri().authority()) && names_this_machine(request.headers())) {
+        if self.is_local && !names_this_machine(request) {
             let words = "this page is for this machine alone: ask for it as localhost, 127.0.0.1 or [::1]\n";
             return text(StatusCode::FORBIDDEN, words);
         }
@@ -76,16 +76,15 @@ impl Page {
 
 /// Whether a request that came over loopback was meant for it. The name in another site's address may lead here, too
 /// (DNS rebinding); a browser then takes this agent for that site, and lets its scripts read what the agent says.
-fn names_this_machine(headers: &HeaderMap) -> bool {
-    let mut hosts = headers.get_all(header::HOST).iter();
-    let authority = |host: &HeaderValue| Authority::try_from(host.as_bytes()).ok();
+fn names_this_machine<B>(request: &Request<B>) -> bool {
+    let mut hosts = request.headers().get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
-    authority(host).is_some_and(|authority| is_here(Some(&authority)))
+    let host = Authority::try_from(host.as_bytes());
+    // The request line may name one, too.
+    host.is_ok_and(|host| is_here(&host)) && request.uri().authority().is_none_or(is_here)
 }
 
-/// None is fine: it is the common way to leave it to the header.
-fn is_here(authority: Option<&Authority>) -> bool {
-    let Some(authority) = authority else { return true };
+fn is_here(authority: &Authority) -> bool {
     let host = authority.host();
     let address = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     host.eq_ignore_ascii_case("localhost")
