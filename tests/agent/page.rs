@@ -94,10 +94,12 @@ async fn a_browser_shows_what_is_what_was_and_what_comes_and_follows_it() {
             assert_ne!(browser.evaluate(&place).await, 0, "{moment}");
         }
         assert_eq!(browser.evaluate("document.querySelectorAll('article b, img').length").await, 0);
-        let count = |kind: &str| format!("document.querySelectorAll('#line svg {kind}').length");
-        let drawn = [("rect.served", 2), ("rect.rejected", 1), (".now", 1), (".renewal", 2), (".renewed", 0)];
-        for (kind, number) in drawn {
-            assert_eq!(browser.evaluate(&count(kind)).await, number, "{kind}");
+        let drawn = |kind: &str, number: usize| {
+            format!("document.querySelectorAll('#line svg {kind}').length === {number}")
+        };
+        let now = [("rect.served", 2), ("rect.rejected", 1), (".now", 1), (".renewal", 2), (".renewed", 0)];
+        for (kind, number) in now {
+            browser.wait(&drawn(kind, number)).await;
         }
 
         // A renewal comes, and is seen without another load of the page.
@@ -107,7 +109,7 @@ async fn a_browser_shows_what_is_what_was_and_what_comes_and_follows_it() {
         assert_ne!(&serial, &own["key_pair"]["serial"]);
         browser.wait(&format!("document.querySelector('article').innerText.includes({serial})")).await;
         for (kind, number) in [("rect.served", 3), (".renewed", 1), ("rect.failing", 0)] {
-            assert_eq!(browser.evaluate(&count(kind)).await, number, "{kind}");
+            browser.wait(&drawn(kind, number)).await;
         }
 
         // The CA fails, and signs again.
@@ -117,21 +119,21 @@ async fn a_browser_shows_what_is_what_was_and_what_comes_and_follows_it() {
         browser.wait("document.querySelector('article').innerText.includes('FAILING')").await;
         let text = browser.evaluate("document.querySelector('article').innerText").await;
         assert!(text.as_str().unwrap().contains("PermissionDenied"), "{text}");
-        assert_eq!(browser.evaluate(&count("rect.failing")).await, 2);
+        browser.wait(&drawn("rect.failing", 2)).await;
         ca.set(Mood::Good);
         assert!(output(&renew).await.status.success());
         browser.wait("document.querySelector('article').innerText.includes('OK')").await;
         browser.wait("document.querySelector('#rows').innerText.includes('recovered')").await;
-        assert_eq!(browser.evaluate(&count("rect.failing")).await, 2);
-        assert_eq!(browser.evaluate(&count(".failed")).await, 2);
+        browser.wait(&drawn("rect.failing", 2)).await;
+        browser.wait(&drawn(".failed", 2)).await;
         // What is near can be looked at closely: the next renewal is farther away.
         let choose = |minutes: &str| format!("back.value = '{minutes}'; back.onchange()");
         browser.evaluate(&choose("10")).await;
         for (kind, number) in [(".renewal", 0), (".failed", 2), ("rect.failing", 2)] {
-            assert_eq!(browser.evaluate(&count(kind)).await, number, "{kind}");
+            browser.wait(&drawn(kind, number)).await;
         }
         browser.evaluate(&choose("")).await;
-        assert_eq!(browser.evaluate(&count(".renewal")).await, 2);
+        browser.wait(&drawn(".renewal", 2)).await;
     })
     .await;
 
