@@ -69,6 +69,7 @@ pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
     let clock = Clock::system();
     let cache = Cache::default();
     let metrics = Metrics::default();
+    let watcher = Watcher::new();
     if config.output.is_some() {
         metrics.output.send_replace(Some(readiness::Output::default()));
     }
@@ -85,14 +86,14 @@ pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
     let page = bind_http(config.admin_address, "--admin-address", "the status page").await?;
     let (status_address, page_address) = (address_of(&status), address_of(&page));
     if let Some(listener) = status {
-        let status = Status::new(cache.clone(), metrics.clone(), clock.clone(), stop.clone());
+        let status =
+            Status::new(cache.clone(), metrics.clone(), clock.clone(), watcher.clone(), stop.clone());
         let serve = move |io| status.clone().serve(io);
         tasks.spawn(serve_http("the status address", listener, serve, calls.clone(), stop.clone()));
     }
 
     let cert_dir =
         config.files.mounted.first().and_then(Place::home).map(|folder| folder.display().to_string());
-    let watcher = Watcher::new();
     let debounce = config.files.debounce;
     let mut crls =
         CrlSource::new(config.crl, debounce, &cache, WORKLOAD, &watcher, clock.clone(), metrics.clone());

@@ -1,26 +1,35 @@
-//! Counters that components keep, and the text of `/metrics`.
+//! Counters that components keep, and the text of `/metrics`. What each metric means is in `docs/metrics.md`.
 //!
-//! What the cache knows (expiry, streams, readiness) is read from it when somebody asks, not kept twice.
+//! What the cache knows (expiry, streams, readiness), and what the kernel knows of the process, is read when somebody
+//! asks, not kept twice.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+mod process;
+mod secrets;
+mod text;
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, EncodeMetric, MetricEncoder,
+};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use tokio::sync::watch;
 
-use crate::cache::{Cache, Snapshot};
-use crate::clock::Clock;
-use crate::pki::crl::Crl;
+use self::process::Process;
+use self::secrets::Secrets;
+pub use self::text::Format;
+use crate::cache::Cache;
 use crate::readiness;
-use crate::secret::{Secret, SecretName, TrustBundle};
 
 /// The label of everything that is counted for each secret.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -45,13 +54,6 @@ pub struct ByOutcome {
     pub outcome: &'static str,
 }
 
-/// The label of call durations.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct ByProvider {
-    /// The CA client's name.
-    pub provider: &'static str,
-}
-
 /// The labels of failures to read a source.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct BySource {
@@ -68,6 +70,9 @@ pub struct ByResult {
     pub outcome: &'static str,
 }
 
+/// Something that works, or fails for a reason; none where it is not used.
+pub type Health = watch::Sender<Option<Result<(), String>>>;
+
 /// Every counter. Clones count together.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -77,12 +82,24 @@ pub struct Metrics {
     pub acks: Family<ByName, Counter>,
     /// Secrets that a client rejected.
     pub nacks: Family<ByName, Counter>,
+    /// Connections of Envoys that are open.
+    pub connections: Gauge,
     /// Requests that ended their stream, and names that are not served.
     pub refusals: Family<ByReason, Counter>,
+    /// The words of the last one.
+    pub last_refusal: watch::Sender<Option<String>>,
     /// Calls to the CA.
     pub ca_requests: Family<ByOutcome, Counter>,
     /// How long they took.
-    pub ca_durations: Family<ByProvider, Histogram, fn() -> Histogram>,
+    pub ca_durations: Family<ByOutcome, Histogram, fn() -> Histogram>,
+    /// When the last of them ended.
+    pub ca_last: Family<ByOutcome, Gauge<f64, AtomicU64>>,
+    /// Rounds of CAs in which nobody has signed, since somebody did.
+    pub failed_rounds: Gauge,
+    /// How the last write to the state folder ended.
+    pub state: Health,
+    /// Whether mounted CRLs can be read, and be served.
+    pub crls: Health,
     /// Mounted files that could not be used.
     pub source_failures: Family<BySource, Counter>,
     /// Generations written to the output folder.
@@ -105,9 +122,15 @@ impl Default for Metrics {
             pushes: Family::default(),
             acks: Family::default(),
             nacks: Family::default(),
+            connections: Gauge::default(),
             refusals: Family::default(),
+            last_refusal: watch::Sender::default(),
             ca_requests: Family::default(),
             ca_durations: Family::new_with_constructor(duration_histogram),
+            ca_last: Family::default(),
+            failed_rounds: Gauge::default(),
+            state: Health::default(),
+            crls: Health::default(),
             source_failures: Family::default(),
             output_writes: Family::default(),
             output_hooks: Family::default(),
@@ -125,178 +148,141 @@ impl Metrics {
         }
     }
 
-    /// Everything, in the OpenMetrics text format.
-    pub fn encode(&self, cache: &Cache, clock: &Clock) -> String {
-        let mut registry = Registry::with_prefix("attache");
-        let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("build", "The version that runs", version);
-        registry.register("pushes", "Secrets sent on streams", self.pushes.clone());
-        registry.register("acks", "Secrets that a client accepted", self.acks.clone());
-        registry.register("nacks", "Secrets that a client rejected", self.nacks.clone());
-        registry.register("refusals", "Requests and names that are not served", self.refusals.clone());
-        registry.register("ca_requests", "Calls to the CA by outcome", self.ca_requests.clone());
-        registry.register_with_unit(
-            "ca_request_duration",
-            "How long calls to the CA took",
-            Unit::Seconds,
-            self.ca_durations.clone(),
-        );
-        registry.register(
-            "source_failures",
-            "Times that mounted files could not be used",
-            self.source_failures.clone(),
-        );
-        registry.register(
-            "output_writes",
-            "Generations written to the output folder by outcome",
-            self.output_writes.clone(),
-        );
-        registry.register("output_hooks", "Runs of the output hook by outcome", self.output_hooks.clone());
+    /// Notes something that is not served, for this reason; `words` are for people.
+    pub fn refuse(&self, reason: &'static str, words: &dyn fmt::Display) {
+        self.refusals.get_or_create(&ByReason { reason }).inc();
+        self.last_refusal.send_replace(Some(words.to_string()));
+    }
+
+    /// Notes a call to the CA of `provider` that has ended `at`, and how.
+    pub fn count_call(&self, provider: &'static str, outcome: &'static str, took: Duration, at: SystemTime) {
+        let label = ByOutcome { provider, outcome };
+        self.ca_requests.get_or_create(&label).inc();
+        self.ca_durations.get_or_create(&label).observe(took.as_secs_f64());
+        self.ca_last.get_or_create(&label).set(seconds(at));
+    }
+
+    /// Everything, in this format.
+    pub fn encode(&self, cache: &Cache, agent: Agent, format: Format) -> String {
         let output = self.output.borrow().clone();
-        let entries = Entries { snapshots: cache.snapshot(), output, now: clock.now() };
-        registry.register_collector(Box::new(entries));
+        let secrets = Secrets { snapshots: cache.snapshot(), output, now: agent.now };
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Process { started: agent.started }));
+        let own = registry.sub_registry_with_prefix("attache");
+        own.register_collector(Box::new(Counted { metrics: self.clone(), watched: agent.watched }));
+        own.register_collector(Box::new(secrets));
         let mut out = String::new();
         // Writing to a String does not fail.
-        let _ = text::encode(&mut out, &registry);
-        out
+        let _ = encode(&mut out, &registry);
+        format.of_open_metrics(out)
     }
 }
 
-/// What the cache knows, at one moment.
+/// What is known of the agent at the moment of a scrape.
+#[derive(Clone, Copy, Debug)]
+pub struct Agent {
+    /// When it started.
+    pub started: SystemTime,
+    /// The moment.
+    pub now: SystemTime,
+    /// How it notices that files change.
+    pub watched: Watched,
+}
+
+/// How changes of files are noticed: in how many folders, and files that have several names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// The kernel tells.
+    pub by_kernel: usize,
+    /// What is looked up there is compared regularly.
+    pub by_polling: usize,
+}
+
+/// What is counted. Each metric is described also where nothing is counted yet.
 #[derive(Debug)]
-struct Entries {
-    snapshots: Vec<Snapshot>,
-    output: Option<readiness::Output>,
-    now: SystemTime,
+struct Counted {
+    metrics: Metrics,
+    watched: Watched,
 }
 
-impl Collector for Entries {
+impl Collector for Counted {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        self.moments(&mut encoder, "secret_not_after", "When the secret that is served ends", |one| {
-            one.entry.good.as_ref().map(|good| good.secret.not_after())
-        })?;
-        self.moments(&mut encoder, "secret_received", "When the secret that is served came", |one| {
-            one.entry.good.as_ref().map(|good| good.received)
-        })?;
-        self.moments(
-            &mut encoder,
-            "secret_renewal",
-            "When the secret that is served is to be renewed",
-            |one| one.entry.good.as_ref().and_then(|good| good.renews),
-        )?;
-        self.moments(
-            &mut encoder,
-            "crl_next_update",
-            "When the first of its CRLs is to be replaced",
-            |one| crls(one)?.iter().filter_map(|crl| crl.next_update).min(),
-        )?;
-        self.roots(&mut encoder)?;
-        let count = |count: usize| Some(i64::try_from(count).unwrap_or(i64::MAX));
-        self.gauges(&mut encoder, "crls", "CRLs that are served with the trust bundle", |one| {
-            count(crls(one)?.len())
-        })?;
-        self.gauges(&mut encoder, "secret_failing", "1 while its source can't give a newer secret", |one| {
-            Some(i64::from(one.entry.failure().is_some()))
-        })?;
-        self.gauges(&mut encoder, "secret_rejected", "1 while a client rejects the newest secret", |one| {
-            Some(i64::from(one.observed.rejection.is_some()))
-        })?;
-        self.gauges(&mut encoder, "streams", "Streams subscribed to the secret", |one| {
-            count(one.observed.streams)
-        })?;
-        if let Some(output) = &self.output {
-            let is_failing = output.failure.is_some() || output.is_hanging || output.is_hook_failing;
-            let failing = ConstGauge::new(i64::from(is_failing));
-            let help = "1 while the output folder can't be written, or the hook fails";
-            failing.encode(encoder.encode_descriptor(
-                "output_failing",
-                help,
-                None,
-                failing.metric_type(),
-            )?)?;
+        let Self { metrics, watched } = self;
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        let metrics: [(&str, &str, &dyn EncodeMetric); 11] = [
+            ("build", "The version that runs", &build),
+            ("connections", "Connections to the SDS socket that are open", &metrics.connections),
+            ("pushes", "Secrets sent on streams", &metrics.pushes),
+            ("acks", "Secrets that a client accepted", &metrics.acks),
+            ("nacks", "Secrets that a client rejected", &metrics.nacks),
+            ("refusals", "Connections, requests and names that are not served", &metrics.refusals),
+            ("ca_requests", "Calls to the CA by outcome", &metrics.ca_requests),
+            (
+                "renewal_consecutive_failures",
+                "Times that no CA has signed, since one did",
+                &metrics.failed_rounds,
+            ),
+            ("source_failures", "Times that mounted files could not be used", &metrics.source_failures),
+            ("output_writes", "Generations written to the output folder by outcome", &metrics.output_writes),
+            ("output_hooks", "Runs of the output hook by outcome", &metrics.output_hooks),
+        ];
+        for (name, help, metric) in metrics {
+            describe(&mut encoder, name, help, None, metric)?;
         }
-        if let Some(at) = self.output.as_ref().and_then(|output| output.not_after) {
-            let gauge = ConstGauge::new(seconds(at));
-            let (name, help) = ("output_not_after_timestamp", "When what lies in the output folder ends");
-            let unit = Some(&Unit::Seconds);
-            gauge.encode(encoder.encode_descriptor(name, help, unit, gauge.metric_type())?)?;
+        let in_seconds: [(&str, &str, &dyn EncodeMetric); 2] = [
+            ("ca_request_duration", "How long calls to the CA took by outcome", &self.metrics.ca_durations),
+            (
+                "ca_last_request_timestamp",
+                "When the last call to the CA with this outcome ended",
+                &self.metrics.ca_last,
+            ),
+        ];
+        for (name, help, metric) in in_seconds {
+            describe(&mut encoder, name, help, Some(&Unit::Seconds), metric)?;
         }
-        let missing = readiness::missing(&self.snapshots, self.output.as_ref(), self.now);
-        let ready = ConstGauge::new(i64::from(missing.is_empty()));
-        let help = "1 while every secret and file that is to be there is there and valid";
-        ready.encode(encoder.encode_descriptor("ready", help, None, ready.metric_type())?)
+        let help = "Folders with files that are followed, by how changes are noticed";
+        let mut family = encoder.encode_descriptor("watched_folders", help, None, MetricType::Gauge)?;
+        for (mode, folders) in [("inotify", watched.by_kernel), ("polling", watched.by_polling)] {
+            ConstGauge::new(whole(folders)).encode(family.encode_family(&[("mode", mode)])?)?;
+        }
+        let mut failing = |name: &str, help: &str, health: &Health| {
+            let is_failing = health.borrow().as_ref().map(|health| i64::from(health.is_err()));
+            describe(&mut encoder, name, help, None, &Known(is_failing))
+        };
+        let help = "1 while mounted CRLs can't be read, or are left out of the trust bundle";
+        failing("crls_failing", help, &self.metrics.crls)?;
+        failing("state_failing", "1 while the state folder can't be written", &self.metrics.state)
     }
+}
+
+/// A gauge without a sample where there is no value.
+struct Known<N>(Option<N>);
+
+impl<N: EncodeGaugeValue + Copy> EncodeMetric for Known<N> {
+    fn encode(&self, encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        self.0.map_or(Ok(()), |value| ConstGauge::new(value).encode(encoder))
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Gauge
+    }
+}
+
+/// One metric, whatever it holds.
+fn describe(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    unit: Option<&Unit>,
+    metric: &dyn EncodeMetric,
+) -> Result<(), std::fmt::Error> {
+    metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
 }
 
 fn seconds(moment: SystemTime) -> f64 {
     moment.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// The workload's trust bundle.
-fn trust_bundle(one: &Snapshot) -> Option<&TrustBundle> {
-    match &one.entry.good.as_ref()?.secret {
-        Secret::TrustBundle(bundle) if one.key.name == SecretName::Roots => Some(bundle),
-        _ => None,
-    }
-}
-
-/// The CRLs of the one trust bundle that may have some.
-fn crls(one: &Snapshot) -> Option<&[Arc<Crl>]> {
-    trust_bundle(one).map(TrustBundle::crls)
-}
-
-impl Entries {
-    fn moments(
-        &self,
-        encoder: &mut DescriptorEncoder<'_>,
-        name: &str,
-        help: &str,
-        moment: impl Fn(&Snapshot) -> Option<SystemTime>,
-    ) -> Result<(), std::fmt::Error> {
-        let name = format!("{name}_timestamp");
-        let gauge_type = ConstGauge::new(0.0).metric_type();
-        let mut family = encoder.encode_descriptor(&name, help, Some(&Unit::Seconds), gauge_type)?;
-        for one in &self.snapshots {
-            if let Some(moment) = moment(one) {
-                let labels = [("name", one.key.name.as_str())];
-                ConstGauge::new(seconds(moment)).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A sample for each root, so that one can see who has a new one already, and who has an old one still.
-    fn roots(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let (name, help) = ("trust_root_not_after_timestamp", "When a root of the trust bundle ends");
-        let gauge_type = ConstGauge::new(0.0).metric_type();
-        let mut family = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), gauge_type)?;
-        // Roots of two CAs may have one serial number, and samples may not.
-        let mut ends = BTreeMap::new();
-        for root in self.snapshots.iter().filter_map(trust_bundle).flat_map(TrustBundle::facts) {
-            let end = ends.entry(root.serial.as_str()).or_insert(root.not_after);
-            *end = root.not_after.min(*end);
-        }
-        for (serial, end) in ends {
-            ConstGauge::new(seconds(end)).encode(family.encode_family(&[("serial", serial)])?)?;
-        }
-        Ok(())
-    }
-
-    fn gauges(
-        &self,
-        encoder: &mut DescriptorEncoder<'_>,
-        name: &str,
-        help: &str,
-        value: impl Fn(&Snapshot) -> Option<i64>,
-    ) -> Result<(), std::fmt::Error> {
-        let gauge_type = ConstGauge::new(0i64).metric_type();
-        let mut family = encoder.encode_descriptor(name, help, None, gauge_type)?;
-        for one in &self.snapshots {
-            if let Some(value) = value(one) {
-                let labels = [("name", one.key.name.as_str())];
-                ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
-    }
+fn whole(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::cache::{Cache, Good, Snapshot};
 use crate::clock::Clock;
 use crate::history::{Event, History, What};
-use crate::metrics::Metrics;
+use crate::metrics::{Health, Metrics};
 use crate::readiness;
 use crate::secret::{KeyPair, Secret, TrustBundle};
 
@@ -64,6 +64,9 @@ impl Reporter {
             "ready": missing.is_empty(),
             "missing": missing,
             "secrets": snapshots.iter().map(|one| secret(one, now)).collect::<Vec<_>>(),
+            "refusal": *self.metrics.last_refusal.borrow(),
+            "crls": health(&self.metrics.crls),
+            "state": health(&self.metrics.state),
             "output": output.as_ref().map(self::output),
             "events": self.history.events().iter().map(event).collect::<Vec<_>>(),
         })
@@ -135,6 +138,11 @@ fn trust_bundle(good: &Good) -> Option<Value> {
         })
     });
     Some(json!({ "roots": roots.collect::<Vec<_>>(), "crls": bundle.crls().len() }))
+}
+
+fn health(health: &Health) -> Option<Value> {
+    let health = health.borrow();
+    health.as_ref().map(|health| json!({ "error": health.as_ref().err() }))
 }
 
 fn output(output: &readiness::Output) -> Value {

@@ -21,7 +21,7 @@ use self::stream::SecretStream;
 use crate::cache::{Cache, Entry, Key, Workload};
 use crate::clock::Clock;
 use crate::limits;
-use crate::metrics::{ByName, ByReason, Metrics};
+use crate::metrics::{ByName, Metrics};
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::service::discovery::v3::{
     DeltaDiscoveryRequest, DiscoveryRequest, DiscoveryResponse,
@@ -72,10 +72,6 @@ impl SecretDiscovery {
         Key { workload: self.workload, name: name.clone() }
     }
 
-    fn count_refusal(&self, reason: &'static str) {
-        self.metrics.refusals.get_or_create(&ByReason { reason }).inc();
-    }
-
     fn count_push(&self, name: &str) {
         self.metrics.pushes.get_or_create(&ByName { name: name.to_owned() }).inc();
     }
@@ -94,12 +90,12 @@ impl SecretDiscovery {
                         subscriptions.push(subscription);
                     }
                     Err(error) => {
-                        self.count_refusal(error.label());
+                        self.metrics.refuse(error.label(), &error);
                         problems.insert(text, error.to_string());
                     }
                 },
                 Err(unknown) => {
-                    self.count_refusal("unknown_name");
+                    self.metrics.refuse("unknown_name", &unknown);
                     problems.insert(text, unknown.to_string());
                 }
             }
@@ -188,7 +184,7 @@ impl SecretDiscoveryService for SecretDiscovery {
             .map_or(FETCH_PATIENCE, |timeout| timeout.saturating_sub(ANSWER_TIME).min(LONGEST_PATIENCE));
         let request = request.into_inner();
         let refused = |refusal: dialect::Refusal| {
-            self.count_refusal(refusal.label());
+            self.metrics.refuse(refusal.label(), &refusal);
             Status::from(refusal)
         };
         dialect::check_type(&request.type_url).map_err(refused)?;

@@ -1,8 +1,9 @@
 //! Probes and metrics over HTTP: `/livez`, `/readyz`, `/metrics`.
 
 use std::fmt::Write as _;
+use std::time::SystemTime;
 
-use http::{Method, Request, StatusCode};
+use http::{Method, Request, StatusCode, header};
 use hyper::body::Incoming;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -10,10 +11,9 @@ use tokio_util::sync::CancellationToken;
 use crate::cache::Cache;
 use crate::clock::Clock;
 use crate::http1::{self, Answer, text};
-use crate::metrics::Metrics;
+use crate::metrics::{Agent, Format, Metrics};
 use crate::readiness;
-
-const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use crate::source::watch::Watcher;
 
 /// Answers probes. Clones answer the same.
 #[derive(Clone, Debug)]
@@ -21,14 +21,22 @@ pub struct Status {
     cache: Cache,
     metrics: Metrics,
     clock: Clock,
+    started: SystemTime,
+    watcher: Watcher,
     /// A draining agent is not ready.
     draining: CancellationToken,
 }
 
 impl Status {
-    /// Answers from `cache` and `metrics`.
-    pub fn new(cache: Cache, metrics: Metrics, clock: Clock, draining: CancellationToken) -> Self {
-        Self { cache, metrics, clock, draining }
+    /// Answers from `cache`, `metrics` and `watcher`.
+    pub fn new(
+        cache: Cache,
+        metrics: Metrics,
+        clock: Clock,
+        watcher: Watcher,
+        draining: CancellationToken,
+    ) -> Self {
+        Self { cache, metrics, started: clock.now(), clock, watcher, draining }
     }
 
     /// Serves one connection until the client goes or the agent drains.
@@ -44,12 +52,17 @@ impl Status {
         match request.uri().path() {
             "/livez" => text(StatusCode::OK, "alive\n"),
             "/readyz" => self.readiness(),
-            "/metrics" => {
-                let body = self.metrics.encode(&self.cache, &self.clock);
-                http1::answer(StatusCode::OK, METRICS_TYPE, body)
-            }
+            "/metrics" => self.metrics(request),
             _ => text(StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics\n"),
         }
+    }
+
+    fn metrics(&self, request: &Request<Incoming>) -> Answer {
+        let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+        let format = Format::accepted(accept.unwrap_or_default());
+        let (now, watched) = (self.clock.now(), self.watcher.count());
+        let body = self.metrics.encode(&self.cache, Agent { started: self.started, now, watched }, format);
+        http1::answer(StatusCode::OK, format.content_type(), body)
     }
 
     fn readiness(&self) -> Answer {

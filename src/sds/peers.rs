@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit, getuid};
 use tokio::net::UnixStream;
 
 use crate::limits;
-use crate::metrics::{ByReason, Metrics};
+use crate::metrics::Metrics;
 
 /// Who may connect, by what the kernel says of the process: any of these user ids, or any of these group ids (the
 /// process's own group; it does not tell of further ones). Where there are none, everybody whom the file's mode lets in.
@@ -69,7 +69,7 @@ impl Peers {
         let Inner { allowed, own_uid, most, metrics, .. } = &*self.0;
         let mut state = self.lock();
         let refused = |state: &mut State, reason: &'static str, words: &str| {
-            metrics.refusals.get_or_create(&ByReason { reason }).inc();
+            metrics.refuse(reason, &format_args!("a connection of user {uid}: {words}"));
             // Once of each: they come again and again.
             if state.told.len() < limits::PEERS_TOLD && state.told.insert((uid, gid, reason)) {
                 tracing::warn!(uid, gid, pid, "a connection to the SDS socket is refused: {words}");
@@ -91,6 +91,7 @@ impl Peers {
         }
         *open += 1;
         drop(state);
+        metrics.connections.inc();
         Some(Place { peers: self.clone(), uid })
     }
 
@@ -108,6 +109,7 @@ impl Allowed {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        self.peers.0.metrics.connections.dec();
         let mut state = self.peers.lock();
         if let Some(open) = state.open.get_mut(&self.uid) {
             *open -= 1;
@@ -121,6 +123,7 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::ByReason;
 
     fn peers(allowed: Allowed, own_uid: u32, most: usize) -> Peers {
         let (state, metrics) = (Mutex::default(), Metrics::default());

@@ -71,7 +71,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
 
     fn receive(&mut self, request: D::Request) -> Result<(), Status> {
         let received = self.dialect.receive(&mut self.session, request).map_err(|refusal| {
-            self.service.count_refusal(refusal.label());
+            self.service.metrics.refuse(refusal.label(), &refusal);
             tracing::warn!(reason = %refusal, "a stream was refused");
             Status::from(refusal)
         })?;
@@ -115,6 +115,8 @@ impl<D: Dialect, I> SecretStream<D, I> {
                     let label = ByName { name: text.clone() };
                     let pushes = self.service.metrics.pushes.get_or_create_owned(&label);
                     let acks = self.service.metrics.acks.get_or_create_owned(&label);
+                    // From zero on, so that the first one is seen as an increase.
+                    drop(self.service.metrics.nacks.get_or_create(&label));
                     self.subscriptions.insert(text, Subscribed { subscription, pushes, acks });
                     return Ok(());
                 }
@@ -122,7 +124,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
             },
             Err(unknown) => ("unknown_name", unknown.to_string()),
         };
-        self.service.count_refusal(label);
+        self.service.metrics.refuse(label, &reason);
         self.dialect.refuse(&mut self.session, &text);
         Err(reason)
     }

@@ -87,6 +87,8 @@ pub struct CrlSource {
     seen: Option<Version>,
     is_first_look: bool,
     repeats: Repeats,
+    /// Why the file can't be used as it is.
+    broken: Option<String>,
     told: Option<Told>,
 }
 
@@ -114,6 +116,7 @@ impl CrlSource {
             seen: None,
             is_first_look: true,
             repeats: Repeats::default(),
+            broken: None,
             told: None,
         }
     }
@@ -206,6 +209,7 @@ impl CrlSource {
     }
 
     fn take(&mut self, crls: Result<Vec<Arc<Crl>>, CrlError>) {
+        self.broken = crls.as_ref().err().map(ToString::to_string);
         match crls {
             Ok(crls) => {
                 if self.repeats.recovered() {
@@ -227,6 +231,7 @@ impl CrlSource {
                 }
             }
         }
+        self.note();
     }
 
     /// Puts the CRLs into the trust bundle that is served, or takes them out; returns when that is to be done again.
@@ -266,6 +271,15 @@ impl CrlSource {
             None => {}
         }
         self.told = told;
+        self.note();
+    }
+
+    fn note(&self) {
+        let health = match (&self.broken, &self.told) {
+            (Some(reason), _) | (None, Some(Told::LeftOut(reason))) => Err(reason.clone()),
+            _ => Ok(()),
+        };
+        self.metrics.crls.send_replace(Some(health));
     }
 
     fn count(&self, reason: &'static str) {

@@ -22,6 +22,7 @@ use notify::{Config, Event, EventKind, EventKindMask, RecommendedWatcher, Recurs
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::metrics;
 use crate::plain_file::{self, Stamp};
 
 /// How often files are looked at where the kernel does not tell of changes.
@@ -149,6 +150,13 @@ impl Watcher {
     #[cfg(test)]
     pub(super) fn catch_up(&self) {
         self.0.catch_up();
+    }
+
+    /// How many folders the kernel tells of, and how many it does not tell of, or not of every change.
+    pub fn count(&self) -> metrics::Watched {
+        let kernel = lock(&self.0.kernel);
+        let by_kernel = kernel.folders.values().filter(|watched| watched.state == State::Told).count();
+        metrics::Watched { by_kernel, by_polling: kernel.folders.len() - by_kernel }
     }
 
     /// How many folders and files are watched.

@@ -25,7 +25,7 @@ use crate::cache::{Cache, Entry, Key, Origin, Published, Publisher, Renewals, Wo
 use crate::clock::Clock;
 use crate::identity::SpiffeId;
 use crate::limits;
-use crate::metrics::{ByOutcome, ByProvider, Metrics};
+use crate::metrics::Metrics;
 use crate::pki::certificate::Certificate;
 use crate::pki::csr;
 use crate::pki::key::{KeyFormat, KeyType, SigningKey};
@@ -145,7 +145,7 @@ impl WorkloadSource {
             key_pair,
             roots: publisher(SecretName::Roots),
             trust: Trust::new(settings.drops_old_roots),
-            keeper: settings.state.clone().map(Keeper::new),
+            keeper: settings.state.clone().map(|folder| Keeper::new(folder, metrics.state.clone())),
             unfinished: BTreeMap::new(),
             repeats: Repeats::default(),
             stood_in_for: Repeats::default(),
@@ -230,10 +230,12 @@ impl WorkloadSource {
             match self.renew().await {
                 Ok(()) => {
                     failures = 0;
+                    self.metrics.failed_rounds.set(0);
                     self.renewals.settle();
                 }
                 Err(failed) => {
                     failures = failures.saturating_add(1);
+                    self.metrics.failed_rounds.set(failures.into());
                     let delay = self.delay(&failed, failures);
                     self.report(&failed, delay);
                     self.renewals.settle();
@@ -248,6 +250,9 @@ impl WorkloadSource {
         let mut entries = (self.key_pair.watch(), self.roots.watch());
         loop {
             let due = self.due(&entries.0.borrow_and_update(), &entries.1.borrow_and_update());
+            if due == Due::Never {
+                self.metrics.failed_rounds.set(0);
+            }
             let renewal = async {
                 match due {
                     Due::At(moment) => self.clock.sleep_until(moment).await,
@@ -342,9 +347,8 @@ impl WorkloadSource {
         let outcome = self.issue(ca).await;
         let provider = ca.client.name();
         let word = outcome.as_ref().map_or_else(CaError::label, |_| "ok");
-        self.metrics.ca_requests.get_or_create(&ByOutcome { provider, outcome: word }).inc();
         let took = started.elapsed();
-        self.metrics.ca_durations.get_or_create(&ByProvider { provider }).observe(took.as_secs_f64());
+        self.metrics.count_call(provider, word, took, self.clock.now());
         let (pair, bundle) = outcome?;
         Ok(Issued { pair, bundle, took })
     }

@@ -115,6 +115,8 @@ async fn without_inotify_files_are_polled_until_it_is_back() {
     let (mut agent, mut shell) = start(folder, &volume, "-Ur", &limit("instances", 0)).await;
     let (_, line) = agent.process.wait_log(REFUSED).await;
     assert!(line.contains("max_user_instances") && line.contains("WARN"), "{line}");
+    let polled = "attache_watched_folders{mode=\"polling\"}";
+    assert!(agent.metric(polled).await > 0.0);
     on_connection(&agent.socket.clone(), async |client| {
         let names = ["default", "ROOTCA", &pair_name(&volume), &roots_name(&volume)];
         let mut streams = open(&client, &names).await;
@@ -122,6 +124,7 @@ async fn without_inotify_files_are_polled_until_it_is_back() {
         shell.write_all(limit("instances", 128).as_bytes()).await.unwrap();
         let (_, line) = agent.process.wait_log(AGAIN).await;
         assert!(line.contains("INFO"), "{line}");
+        agent.wait_metric(polled, 0).await;
         changes_arrive(folder, &[&volume], &mut streams, "with").await;
     })
     .await;

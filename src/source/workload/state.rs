@@ -21,6 +21,7 @@ use zeroize::Zeroizing;
 
 use super::trust::Anchor;
 use crate::backoff::Repeats;
+use crate::metrics::Health;
 use crate::pki::key::{KeyType, PrivateKey};
 use crate::secret::KeyPair;
 use crate::{limits, plain_file};
@@ -138,6 +139,8 @@ pub struct Keeper {
     /// The write that is not known to have ended.
     writing: Option<JoinHandle<Result<(), StateError>>>,
     repeats: Repeats,
+    /// For people: how the last write ended.
+    health: Health,
 }
 
 impl Keeper {
@@ -145,8 +148,9 @@ impl Keeper {
     const PATIENCE: Duration = Duration::from_secs(5);
 
     /// Nothing is written yet.
-    pub fn new(folder: StateFolder) -> Self {
-        Self { folder, writing: None, repeats: Repeats::default() }
+    pub fn new(folder: StateFolder, health: Health) -> Self {
+        health.send_replace(Some(Ok(())));
+        Self { folder, writing: None, repeats: Repeats::default(), health }
     }
 
     /// Has `content` written. What can't be written is told.
@@ -163,6 +167,7 @@ impl Keeper {
         };
         let reason = match outcome {
             Some(Ok(())) => {
+                self.health.send_replace(Some(Ok(())));
                 if self.repeats.recovered() {
                     tracing::info!(file = %self.folder.file().display(), "the state is written again");
                 }
@@ -175,6 +180,7 @@ impl Keeper {
                 Self::PATIENCE
             ),
         };
+        self.health.send_replace(Some(Err(reason.clone())));
         if self.repeats.is_news(&reason) {
             tracing::warn!(
                 reason,

@@ -20,6 +20,7 @@ use crate::ca::client_cert::ClientCertFolder;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
 use crate::cache::Good;
 use crate::credential::TokenFile;
+use crate::metrics::ByOutcome;
 use crate::pki::pem;
 use crate::secret::Version;
 
@@ -556,12 +557,13 @@ async fn files_that_take_over_during_the_backoff_end_it() {
         office.call().await.answer.send(Err(unavailable())).unwrap();
         office.served(|entry| entry.failure().is_some()).await;
     }
+    assert!(office.metrics.failed_rounds.get() > 0);
     let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::Files));
     let (pair, roots) = office.generation();
     files[0].publish(pair, office.clock.now(), None);
     files[1].publish(roots, office.clock.now(), None);
     assert!(office.is_not_asked_for(TTL).await);
-    assert_eq!(office.entry().failure(), None);
+    assert_eq!((office.entry().failure(), office.metrics.failed_rounds.get()), (None, 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,7 @@
 //! Names that streams ask for: from when to when they are followed, and what that costs.
 
 use super::*;
+use crate::metrics::{Agent, ByName, Format};
 
 /// Longer than a value is kept that nobody asks for.
 const LINGER: Duration = Duration::from_secs(301);
@@ -52,7 +53,7 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
             let streams = [mount.subscribe(name).await, mount.subscribe(name).await];
             let failed = mount.until(name.clone(), "its failure", |entry| entry.failure().is_some()).await;
             assert!(failed.good.is_none());
-            let label = crate::metrics::ByName { name: name.name.to_string() };
+            let label = ByName { name: name.name.to_string() };
             mount.metrics.nacks.get_or_create(&label).inc();
             assert!(mount.watcher.watched() > before, "round {round}: its folders are watched");
             let [first, last] = streams;
@@ -62,7 +63,9 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
             drop(last);
             mount.forgets(name).await;
             mount.watches(before).await;
-            let text = mount.metrics.encode(&mount.cache, &mount.clock);
+            let now = mount.clock.now();
+            let agent = Agent { started: now, now, watched: mount.watcher.count() };
+            let text = mount.metrics.encode(&mount.cache, agent, Format::Prometheus);
             assert!(!text.contains(name.name.as_str()), "{text}");
         }
     }

@@ -1,0 +1,93 @@
+//! The formats in which `/metrics` can be read.
+
+use std::fmt::Write as _;
+
+/// A text format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// OpenMetrics 1.0.0, which Prometheus asks for.
+    OpenMetrics,
+    /// Prometheus' own of old, for everybody else.
+    Prometheus,
+}
+
+impl Format {
+    /// What a client that sends this `Accept` header gets.
+    pub fn accepted(accept: &str) -> Self {
+        if accept.contains("application/openmetrics-text") { Self::OpenMetrics } else { Self::Prometheus }
+    }
+
+    /// The content type.
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+
+    /// `text` is OpenMetrics.
+    pub(super) fn of_open_metrics(self, text: String) -> String {
+        match self {
+            Self::OpenMetrics => text,
+            Self::Prometheus => prometheus(&text),
+        }
+    }
+}
+
+/// The two differ in how a metric is announced: in the older format by the name of its samples, and it knows neither
+/// units nor infos nor an end.
+fn prometheus(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        let Some(help) = line.strip_prefix("# HELP ") else {
+            if !line.starts_with("# ") {
+                out.extend([line, "\n"]);
+            }
+            continue;
+        };
+        let (name, help) = help.split_once(' ').unwrap_or((help, ""));
+        let kind = lines.peek().and_then(|next| next.rsplit(' ').next()).unwrap_or_default();
+        let (suffix, kind) = match kind {
+            "counter" => ("_total", "counter"),
+            "info" => ("_info", "gauge"),
+            other => ("", other),
+        };
+        // Writing to a String does not fail.
+        let _ = write!(out, "# HELP {name}{suffix} {help}\n# TYPE {name}{suffix} {kind}\n");
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_older_format_announces_metrics_by_the_name_of_their_samples() {
+        let new = "# HELP a_build The version\n# TYPE a_build info\na_build_info{version=\"1\"} 1\n\
+                   # HELP a_acks Accepted\n# TYPE a_acks counter\na_acks_total{name=\"# HELP x\"} 2\n\
+                   # HELP a_end_seconds The end\n# TYPE a_end_seconds gauge\n# UNIT a_end_seconds seconds\n\
+                   a_end_seconds 3\n# EOF\n";
+        let old = "# HELP a_build_info The version\n# TYPE a_build_info gauge\na_build_info{version=\"1\"} 1\n\
+                   # HELP a_acks_total Accepted\n# TYPE a_acks_total counter\na_acks_total{name=\"# HELP x\"} 2\n\
+                   # HELP a_end_seconds The end\n# TYPE a_end_seconds gauge\na_end_seconds 3\n";
+        assert_eq!(Format::Prometheus.of_open_metrics(new.to_owned()), old);
+        assert_eq!(Format::OpenMetrics.of_open_metrics(new.to_owned()), new);
+    }
+
+    #[test]
+    fn who_asks_for_open_metrics_gets_it() {
+        let prometheus =
+            "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+        let cases = [
+            (prometheus, Format::OpenMetrics),
+            ("text/plain; version=0.0.4", Format::Prometheus),
+            ("*/*", Format::Prometheus),
+            ("", Format::Prometheus),
+        ];
+        for (accept, format) in cases {
+            assert_eq!(Format::accepted(accept), format, "{accept}");
+        }
+    }
+}
