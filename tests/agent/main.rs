@@ -33,6 +33,7 @@ mod inotify;
 mod issuance;
 mod istio;
 mod keys;
+mod monitoring;
 mod lookup;
 mod mtls;
 mod named_files;

@@ -1,0 +1,295 @@
+//! What Prometheus makes of the agent's metrics, and of the alerts and the dashboard in `examples/monitoring`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
+use tokio::time::{sleep, timeout};
+use tonic::Code;
+
+use crate::support::envoy::http_get;
+use crate::support::fake_ca::{FakeCa, Mood};
+use crate::support::files::{Mounted, spiffe};
+use crate::support::process::{Agent, PATIENCE, Process, strs};
+use crate::support::sds::{Stream, on_connection};
+
+/// The path of a promtool, fetched by the first test that needs it.
+async fn promtool() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let output =
+        Command::new(file("examples/get-promtool")).env("CARGO_TARGET_DIR", target).output().await.unwrap();
+    assert!(output.status.success(), "no promtool:\n{}", String::from_utf8_lossy(&output.stderr));
+    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+}
+
+/// Prometheus itself: packages have it beside promtool.
+async fn prometheus() -> PathBuf {
+    let promtool = promtool().await;
+    let own = std::env::var_os("PROMETHEUS_BIN").map(PathBuf::from);
+    let beside = ["prometheus", "root/usr/bin/prometheus"].map(|path| promtool.with_file_name(path));
+    let found = own.into_iter().chain(beside).find(|path| path.is_file());
+    found.unwrap_or_else(|| {
+        panic!("there is no prometheus beside {}; set PROMETHEUS_BIN to the path of one", promtool.display())
+    })
+}
+
+/// Runs promtool with `input`, and asserts that it is content, without a word about style.
+async fn passes(arguments: &[&str], input: &str) {
+    let mut command = Command::new(promtool().await);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.kill_on_drop(true).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // It may end before it has read all.
+    let _ = stdin.write_all(input.as_bytes()).await;
+    drop(stdin);
+    let output = timeout(PATIENCE, child.wait_with_output()).await.unwrap().unwrap();
+    let words = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap()).concat();
+    assert!(output.status.success(), "promtool {arguments:?}: {words}\n{input}");
+}
+
+fn file(path: &str) -> String {
+    format!("{}/{path}", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(file(path)).unwrap()
+}
+
+/// Every metric of the documentation, with its type.
+fn described() -> BTreeMap<String, String> {
+    let page = read("docs/metrics.md");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")).filter_map(|row| {
+        let mut cells = row.split(" | ");
+        Some((cells.next()?.to_owned(), cells.next()?.to_owned()))
+    });
+    let names = rows.flat_map(|(names, kind)| {
+        let names: Vec<_> = names.split(", ").map(|name| name.trim_matches('`').to_owned()).collect();
+        names.into_iter().map(move |name| (name, kind.clone()))
+    });
+    names.filter(|(name, _)| is_ours(name)).collect()
+}
+
+fn is_ours(name: &str) -> bool {
+    name.starts_with("attache_") || name.starts_with("process_")
+}
+
+/// The names of metrics in an expression, less what histograms append.
+fn names(expression: &str) -> BTreeSet<String> {
+    let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let words = words.filter(|word| is_ours(word));
+    words.map(|word| word.strip_suffix("_bucket").unwrap_or(word).to_owned()).collect()
+}
+
+/// `label_values(…)` and panels, as Grafana would send them.
+fn dashboard_expressions() -> Vec<String> {
+    let dashboard: Value = serde_json::from_str(&read("examples/monitoring/dashboard.json")).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let mut expressions = Vec::new();
+    for panel in panels.iter().filter(|panel| panel["type"] != "row") {
+        for target in panel["targets"].as_array().unwrap() {
+            assert_eq!(target["datasource"]["uid"], "${datasource}", "{}", panel["title"]);
+            expressions.push(target["expr"].as_str().unwrap().to_owned());
+        }
+    }
+    assert!(expressions.len() > 10);
+    expressions
+}
+
+#[tokio::test]
+async fn every_metric_is_described_and_none_that_is_not_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let mut agent = Agent::ready(folder.path(), "web", &strs(&ca.client(folder.path()))).await;
+    let (_, text) = agent.status("/metrics").await;
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let shown: BTreeMap<_, _> = types.map(|(name, kind)| (name.to_owned(), kind.to_owned())).collect();
+    assert_eq!(shown, described(), "/metrics, and docs/metrics.md");
+
+    let process = ["process_open_fds", "process_resident_memory_bytes", "process_cpu_seconds_total"];
+    for name in process {
+        assert!(agent.metric(name).await > 0.0, "{name}");
+    }
+    let alerts = read("examples/monitoring/alerts.yaml");
+    let expressions = dashboard_expressions();
+    for name in expressions.iter().chain([&alerts]).flat_map(|text| names(text)) {
+        assert!(shown.contains_key(&name), "{name} is in examples/monitoring and not in /metrics");
+    }
+}
+
+#[tokio::test]
+async fn what_good_and_failing_agents_show_passes_promtool() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ca = FakeCa::start(folder, &spiffe("web")).await;
+    let (state, output) = (folder.join("state"), folder.join("out"));
+    let more = ["--state-dir", state.to_str().unwrap(), "--output-dir", output.to_str().unwrap()];
+    let options = ca.client(folder);
+    let mut good = Agent::ready(folder, "web", &[&strs(&options)[..], &more].concat()).await;
+    on_connection(&good.socket.clone(), async |client| {
+        let mut stream = Stream::open(&client, &["default", "no \"such\\name"]).await.unwrap();
+        let response = stream.next().await.unwrap();
+        stream.reject(&response, "no").await;
+        good.wait_metric("attache_nacks_total{name=\"default\"}", 1).await;
+        assert_eq!(good.metric("attache_connections").await, 1.0);
+        let (_, text) = good.status("/metrics").await;
+        passes(&["check", "metrics"], &text).await;
+    })
+    .await;
+    good.wait_metric("attache_connections", 0).await;
+    assert_eq!(good.metric("attache_state_failing").await, 0.0);
+
+    ca.set(Mood::Refuse(Code::PermissionDenied));
+    let mounted = folder.join("mounted");
+    let chain = Mounted::new(&folder.join("ca"), "web").chain;
+    Mounted { chain, ..Mounted::new(&folder.join("ca"), "web") }.write(&mounted);
+    std::fs::write(folder.join("crls"), "no CRL").unwrap();
+    let (mounted, crls) = (mounted.to_str().unwrap(), folder.join("crls"));
+    let more = ["--cert-dir", mounted, "--crl", crls.to_str().unwrap()];
+    let mut failing = Agent::start(folder, "failing", &[&strs(&options)[..], &more].concat());
+    failing.process.wait_log("no new certificate").await;
+    failing.process.wait_log("mounted files are not used").await;
+    let (_, text) = failing.status("/metrics").await;
+    passes(&["check", "metrics"], &text).await;
+    let expected = [
+        ("attache_ready", 0.0),
+        ("attache_crls_failing", 1.0),
+        ("attache_source_failures_total{source=\"crl\",reason=\"not_parsed\"}", 1.0),
+        ("attache_ca_requests_total{provider=\"citadel\",outcome=\"ok\"}", 0.0),
+    ];
+    for (sample, value) in expected {
+        assert_eq!(failing.metric(sample).await, value, "{sample}\n{text}");
+    }
+    // The files are read again until they have stood still.
+    for sample in [
+        "attache_source_failures_total{source=\"files\",reason=\"mismatch\"}",
+        "attache_renewal_consecutive_failures",
+    ] {
+        assert!(failing.metric(sample).await >= 1.0, "{sample}");
+    }
+}
+
+#[tokio::test]
+async fn the_alerts_are_tested_and_say_where_to_read_on() {
+    passes(&["check", "rules", &file("examples/monitoring/alerts.yaml")], "").await;
+    passes(&["test", "rules", &file("examples/monitoring/alerts_test.yaml")], "").await;
+    let (alerts, tests) =
+        (read("examples/monitoring/alerts.yaml"), read("examples/monitoring/alerts_test.yaml"));
+    let page = read("docs/troubleshooting.md");
+    let anchors: BTreeSet<_> = page.lines().filter_map(|line| line.strip_prefix("## ")).map(anchor).collect();
+    let (_, alerts) = alerts.split_once("rules:").unwrap();
+    for alert in alerts.split("- alert: ").skip(1) {
+        let name = alert.lines().next().unwrap();
+        assert!(tests.contains(&format!("alertname=\"{name}\", alertstate=\"firing\", severity=")), "{name}");
+        let (_, link) = alert.split_once("docs/troubleshooting.md#").unwrap_or_else(|| panic!("{name}"));
+        assert!(anchors.contains(link.trim()), "{name}: {link}");
+    }
+    let metrics = read("docs/metrics.md");
+    for link in metrics.split("troubleshooting.md#").skip(1) {
+        let link = link.split(')').next().unwrap();
+        assert!(anchors.contains(link), "docs/metrics.md: {link}");
+    }
+}
+
+/// As GitHub makes it of a heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
+}
+
+#[tokio::test]
+async fn the_dashboard_asks_what_prometheus_understands() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rules = "groups: [{name: panels, rules: [".to_owned();
+    for (number, expression) in dashboard_expressions().into_iter().enumerate() {
+        let expression = expression.replace("$__rate_interval", "5m");
+        let expression = serde_json::to_string(&expression).unwrap();
+        rules += &format!("{{record: 'panel:{number}', expr: {expression}}},\n");
+    }
+    let path = folder.path().join("rules.yaml");
+    std::fs::write(&path, rules + "]}]").unwrap();
+    passes(&["check", "rules", path.to_str().unwrap()], "").await;
+}
+
+/// A Prometheus that scrapes `target` twice a second, with the alerts of the example.
+async fn watch(folder: &Path, target: SocketAddr) -> (Process, SocketAddr) {
+    let config = format!(
+        "global: {{scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms}}\n\
+         rule_files: ['{}']\n\
+         scrape_configs: [{{job_name: attache, static_configs: [{{targets: ['{target}']}}]}}]\n",
+        file("examples/monitoring/alerts.yaml")
+    );
+    let path = folder.join("prometheus.yaml");
+    std::fs::write(&path, config).unwrap();
+    let binary = prometheus().await;
+    // Somebody may take the port in between.
+    for round in 0..10 {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let mut command = Command::new(&binary);
+        command.args(["--config.file", path.to_str().unwrap(), "--storage.tsdb.path"]);
+        command.arg(folder.join(format!("data-{round}"))).arg(format!("--web.listen-address={free}"));
+        command.kill_on_drop(true).stdin(Stdio::null());
+        let mut process = Process::start(command);
+        let is_up = async {
+            while !http_get(free, "/-/ready").await.is_ok_and(|(status, ..)| status == 200) {
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::select! {
+            up = timeout(PATIENCE, is_up) => {
+                up.unwrap_or_else(|_| panic!("{}", process.log()));
+                return (process, free);
+            }
+            _ = process.ended() => {}
+        }
+    }
+    panic!("there is no port for Prometheus");
+}
+
+#[tokio::test]
+async fn a_real_prometheus_reads_the_metrics_and_fires_an_alert() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let mut agent = Agent::ready(folder.path(), "web", &strs(&ca.client(folder.path()))).await;
+    let (prometheus, address) = watch(folder.path(), agent.status_address().await).await;
+    let ask = async |path: &str| -> Value {
+        let (_, _, body) = http_get(address, path).await.unwrap();
+        serde_json::from_str(&body).unwrap()
+    };
+    let until = async |what: &str, path: &str, holds: &dyn Fn(&Value) -> bool| {
+        let reached = async {
+            while !holds(&ask(path).await["data"]) {
+                sleep(Duration::from_millis(100)).await;
+            }
+        };
+        assert!(
+            timeout(PATIENCE, reached).await.is_ok(),
+            "{what}: {}\n{}",
+            ask(path).await,
+            prometheus.log()
+        );
+    };
+    let has_sample = |data: &Value| data["result"].as_array().is_some_and(|found| !found.is_empty());
+    // Everything in one scrape, as OpenMetrics: units come by no other way.
+    until("a scrape", "/api/v1/query?query=up==1", &has_sample).await;
+    until("a sample", "/api/v1/query?query=attache_ca_requests_total==1", &has_sample).await;
+    let metadata = ask("/api/v1/metadata?metric=attache_secret_not_after_timestamp_seconds").await;
+    assert!(metadata.to_string().contains("\"unit\":\"seconds\""), "{metadata}");
+
+    let fires = |data: &Value| {
+        let alerts = data["alerts"].as_array().unwrap();
+        alerts.iter().any(|alert| {
+            alert["labels"]["alertname"] == "AttacheRequestsRefused" && alert["state"] == "firing"
+        })
+    };
+    assert!(!fires(&ask("/api/v1/alerts").await["data"]));
+    on_connection(&agent.socket.clone(), async |client| {
+        let _stream = Stream::open(&client, &["no-such-name"]).await.unwrap();
+        until("the alert", "/api/v1/alerts", &fires).await;
+    })
+    .await;
+}
