@@ -154,8 +154,10 @@ impl Claims {
             None => Vec::new(),
         };
         let moment = |name: &str| {
+            /// The end of the year 9999: what comes later can't be written as a date.
+            const LAST: f64 = 253_402_300_799.0;
             // Some issuers write fractions of seconds.
-            let seconds = payload.get(name).and_then(serde_json::Value::as_f64)?;
+            let seconds = payload.get(name).and_then(serde_json::Value::as_f64).filter(|it| *it <= LAST)?;
             UNIX_EPOCH.checked_add(Duration::try_from_secs_f64(seconds).ok()?)
         };
         Some(Self {
@@ -195,6 +197,8 @@ mod tests {
             (r#"{"nbf":50,"exp":100}"#, 50, "valid until"),
             (r#"{"nbf":50}"#, 50, "without expiry"),
             (r#"{"nbf":200,"exp":100}"#, 150, "EXPIRED at"),
+            (r#"{"exp":253402300799}"#, 100, "valid until 9999-12-31T23:59:59Z"),
+            (r#"{"exp":253402300800}"#, 100, "without expiry"),
         ];
         for (payload, now, words) in cases {
             let told = Token::new(&jwt(payload)).describe(UNIX_EPOCH + Duration::from_secs(now));
