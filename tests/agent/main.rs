@@ -35,6 +35,7 @@ mod istio;
 mod keys;
 mod monitoring;
 mod lookup;
+mod kubernetes_examples;
 mod mtls;
 mod named_files;
 mod nginx;

@@ -8,6 +8,7 @@ pub mod fake_google_cas;
 pub mod fake_vault;
 pub mod files;
 pub mod kube_api;
+pub mod kubernetes;
 pub mod issuer;
 pub mod mesh;
 pub mod nginx;

@@ -1,0 +1,146 @@
+//! The manifests of examples/kubernetes: Kubernetes takes them, and they fit the agent as it is.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::support::kubernetes::{containers, documents, pod_spec, validate};
+use crate::support::process::failure;
+
+fn examples() -> Vec<(PathBuf, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/kubernetes");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let manifests = files.filter(|file| file.extension().is_some_and(|extension| extension == "yaml"));
+    let all: Vec<_> = manifests.map(|file| (file.clone(), std::fs::read_to_string(file).unwrap())).collect();
+    assert_eq!(all.len(), 4);
+    all
+}
+
+/// The specs of all Pods of all examples, with the file's name.
+async fn specs() -> Vec<(String, Value)> {
+    let mut specs = Vec::new();
+    for (file, text) in examples() {
+        for document in documents(&text).await {
+            specs.extend(pod_spec(&document).map(|spec| (file.display().to_string(), spec.clone())));
+        }
+    }
+    assert_eq!(specs.len(), 5);
+    specs
+}
+
+fn is_agent(container: &Value) -> bool {
+    container["image"].as_str().unwrap().starts_with("attache:")
+}
+
+fn strings(list: &Value) -> Vec<&str> {
+    list.as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn every_example_is_valid_to_the_last_field() {
+    let texts: Vec<_> = examples().into_iter().map(|(_, text)| text).collect();
+    let all = texts.join("---\n");
+    assert_eq!(validate(&all).await, Ok(9));
+    let (good, broken) = ("readOnlyRootFilesystem", "readOnlyRootFileSystem");
+    let error = validate(&all.replacen(good, broken, 1)).await.unwrap_err();
+    assert!(error.contains(broken) && error.lines().count() == 1, "{error}");
+}
+
+#[tokio::test]
+async fn the_agent_takes_the_arguments_of_every_example() {
+    let mut commands = Vec::new();
+    for (file, spec) in specs().await {
+        for agent in containers(&spec).filter(|container| is_agent(container)) {
+            assert!(agent.get("env").is_none(), "{file}: a variable would have to be passed on here");
+            commands.push((file.clone(), strings(&agent["args"]).join(" ")));
+            for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+                if let Some(command) = agent[probe].pointer("/exec/command") {
+                    let command = strings(command);
+                    assert_eq!(command[0], "/attache", "where the Dockerfile puts it");
+                    commands.push((file.clone(), command[1..].join(" ")));
+                }
+            }
+        }
+    }
+    assert_eq!(commands.len(), 7);
+    for (file, command) in commands {
+        // The one mistake that keeps it from running, and that is to be the only one.
+        let words: Vec<_> = command.split(' ').chain(["--surely-unknown"]).collect();
+        let (code, said) = failure(&words).await;
+        let lines: Vec<_> = said.lines().collect();
+        assert_eq!(code, 2, "{file}: {said}");
+        assert!(matches!(lines[..], ["attache: unknown option --surely-unknown", _]), "{file}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_opens_the_socket_is_its_owner_and_nobody_else_is() {
+    let mut agents = 0;
+    for (file, spec) in specs().await {
+        let user = |container: &Value| {
+            let context = &container["securityContext"];
+            (context["runAsUser"].as_u64().unwrap(), context["runAsGroup"].as_u64().unwrap())
+        };
+        for container in containers(&spec) {
+            let name = format!("{file}: {}", container["name"]);
+            let mounts_socket = container["volumeMounts"].as_array().into_iter().flatten().any(|mount| {
+                ["attache-socket", "workload-socket"].contains(&mount["name"].as_str().unwrap())
+            });
+            let is_folder_maker = container["name"] == "folder";
+            agents += usize::from(is_agent(container));
+            assert_eq!(user(container) == (1337, 1337), mounts_socket && !is_folder_maker, "{name}");
+            let context = &container["securityContext"];
+            assert_eq!(context["allowPrivilegeEscalation"], false, "{name}");
+            assert_eq!(context["readOnlyRootFilesystem"], true, "{name}");
+            assert_eq!(context["capabilities"]["drop"], serde_json::json!(["ALL"]), "{name}");
+            let is_never_root = [&spec["securityContext"], context].iter().any(|c| c["runAsNonRoot"] == true);
+            assert_eq!(is_never_root, !is_folder_maker, "{name}");
+        }
+        assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{file}");
+        assert_eq!(spec["automountServiceAccountToken"], false, "{file}");
+    }
+    assert_eq!(agents, 4);
+}
+
+#[tokio::test]
+async fn what_is_mounted_exists_and_what_exists_is_mounted() {
+    for (file, spec) in specs().await {
+        let names = |list: &Value| -> BTreeSet<String> {
+            let all = list.as_array().into_iter().flatten();
+            all.map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+        };
+        let mounted = containers(&spec).flat_map(|container| names(&container["volumeMounts"])).collect();
+        assert_eq!(names(&spec["volumes"]), mounted, "{file}");
+    }
+}
+
+#[tokio::test]
+async fn socket_and_probes_are_where_the_agent_puts_them() {
+    let mut probes = 0;
+    for (file, spec) in specs().await {
+        for agent in containers(&spec).filter(|container| is_agent(container)) {
+            let args = strings(&agent["args"]);
+            let option = |name: &str| args.iter().find_map(|arg| arg.strip_prefix(name)?.strip_prefix('='));
+            let socket = option("--socket").unwrap_or("/var/run/secrets/workload-spiffe-uds/socket");
+            let folder = Path::new(socket).parent().unwrap().to_str().unwrap();
+            let mounts = agent["volumeMounts"].as_array().unwrap();
+            let socket_mount = mounts.iter().find(|mount| mount["mountPath"] == folder);
+            assert_eq!(socket_mount.unwrap().get("readOnly"), None, "{file}");
+            let status: std::net::SocketAddr = option("--status-address").unwrap().parse().unwrap();
+            assert!(status.ip().is_unspecified(), "{file}: the kubelet would not reach {status}");
+            let ports = agent["ports"].as_array().unwrap();
+            let port = |name: &Value| ports.iter().find(|port| port["name"] == *name).unwrap();
+            for (probe, path) in
+                [("startupProbe", "/readyz"), ("livenessProbe", "/livez"), ("readinessProbe", "/readyz")]
+            {
+                if let Some(get) = agent[probe].get("httpGet") {
+                    probes += 1;
+                    assert_eq!(get["path"], path, "{file}");
+                    assert_eq!(port(&get["port"])["containerPort"], status.port(), "{file}");
+                }
+            }
+        }
+    }
+    assert_eq!(probes, 7);
+}

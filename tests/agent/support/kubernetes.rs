@@ -1,0 +1,70 @@
+//! Manifests of Kubernetes, read and judged by others than the agent.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use serde_json::Value;
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
+use tokio::sync::OnceCell;
+
+/// A Python with kubernetes-validate and PyYAML, installed by the first test that needs it.
+async fn python() -> &'static Path {
+    static PYTHON: OnceCell<PathBuf> = OnceCell::const_new();
+    PYTHON.get_or_init(installed).await
+}
+
+async fn installed() -> PathBuf {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-kubernetes-validate");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let output = Command::new(&script).env("CARGO_TARGET_DIR", target).output().await.unwrap();
+    assert!(output.status.success(), "no validator:\n{}", String::from_utf8_lossy(&output.stderr));
+    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+}
+
+/// How many documents of `manifests` are what Kubernetes' schemas ask for, without a field more; else what is wrong.
+pub async fn validate(manifests: &str) -> Result<usize, String> {
+    let said = pipe(&["-m", "kubernetes_validate", "--strict", "-"], manifests).await;
+    // What has no schema is told as a warning.
+    let (good, bad): (Vec<_>, Vec<_>) = said.lines().partition(|line| line.starts_with("INFO"));
+    if bad.is_empty() { Ok(good.len()) } else { Err(bad.join("\n")) }
+}
+
+/// The documents of `manifests`, as PyYAML reads them.
+pub async fn documents(manifests: &str) -> Vec<Value> {
+    const READ: &str =
+        "import json, sys, yaml; print(json.dumps(list(yaml.safe_load_all(sys.stdin.buffer))))";
+    let said = pipe(&["-c", READ], manifests).await;
+    serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}\n{manifests}"))
+}
+
+/// What Python says to `input`.
+async fn pipe(arguments: &[&str], input: &str) -> String {
+    let mut command = Command::new(python().await);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.kill_on_drop(true).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let write = async {
+        // One that has ended has said why.
+        let _ = stdin.write_all(input.as_bytes()).await;
+        drop(stdin);
+    };
+    let ((), output) = tokio::join!(write, child.wait_with_output());
+    let output = output.unwrap();
+    String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+}
+
+/// The spec of the Pods that a workload makes, or of a Pod.
+pub fn pod_spec(object: &Value) -> Option<&Value> {
+    let path = match object["kind"].as_str()? {
+        "Pod" => "/spec",
+        "CronJob" => "/spec/jobTemplate/spec/template/spec",
+        _ => "/spec/template/spec",
+    };
+    object.pointer(path)
+}
+
+/// The init containers of a Pod, then the others.
+pub fn containers(spec: &Value) -> impl Iterator<Item = &Value> {
+    ["initContainers", "containers"].into_iter().flat_map(|list| spec[list].as_array().into_iter().flatten())
+}
