@@ -6,6 +6,7 @@ mod ca;
 mod check;
 mod completions;
 mod get;
+mod inject;
 mod log;
 mod man;
 mod renew;
@@ -44,6 +45,7 @@ enum Command {
     Bootstrap(bootstrap::BootstrapArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
+    Inject(inject::InjectArgs),
 }
 
 /// Exit codes: 0 stopped as asked, 1 failed while running, 2 wrong use.
@@ -65,6 +67,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok((Command::Bootstrap(args), _)) => bootstrap::run(&args),
         Ok((Command::Completions(args), _)) => completions::run(&args),
         Ok((Command::Man(args), _)) => man::run(&args),
+        Ok((Command::Inject(args), _)) => inject::run(&args),
         Err(error) => {
             // Help and version come this way too, with code 0.
             let _ = error.print();

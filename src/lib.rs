@@ -34,6 +34,7 @@ pub mod admin;
 pub mod page;
 // wiring
 pub mod config;
+pub mod inject;
 pub mod app;
 pub mod check;
 pub mod cli;

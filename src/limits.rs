@@ -37,6 +37,9 @@ pub const STATUS_CONNECTIONS: usize = 64;
 /// Bytes of the longest path of a Unix socket (`sun_path` less its final NUL).
 pub const SOCKET_PATH_BYTES: usize = 107;
 
+/// Bytes of the manifests that `attache inject` reads from one file.
+pub const MANIFESTS: usize = 16 << 20;
+
 /// Items of a list that one message shows.
 const SHOWN: usize = 5;
 

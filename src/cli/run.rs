@@ -6,14 +6,13 @@ use crate::telemetry;
 
 /// Runs the agent. `unknown` are options that do not exist.
 pub(super) fn run(args: &RunArgs, unknown: Vec<String>) -> anyhow::Result<()> {
-    let config = config(args, unknown)?;
+    let config = own_config(args, unknown)?;
     let log = telemetry::init(&config.log);
     super::block_on(app::run(config, log))
 }
 
-/// The options and the environment, together. `unknown` go into the report with the other mistakes.
-pub(super) fn config(args: &RunArgs, unknown: Vec<String>) -> Result<Config, Mistakes> {
-    let mut unknown = unknown;
+/// The configuration in this process's environment.
+pub(super) fn own_config(args: &RunArgs, mut unknown: Vec<String>) -> Result<Config, Mistakes> {
     let mut environment = Environment::new();
     for (name, value) in std::env::vars_os() {
         match (name.into_string(), value.into_string()) {
@@ -24,8 +23,16 @@ pub(super) fn config(args: &RunArgs, unknown: Vec<String>) -> Result<Config, Mis
             _ => {}
         }
     }
-    let config = Config::new(args, &environment);
-    match (config, unknown.is_empty()) {
+    config(args, unknown, &environment)
+}
+
+/// The configuration, or all that is wrong with it; what is unknown goes first.
+pub(super) fn config(
+    args: &RunArgs,
+    unknown: Vec<String>,
+    environment: &Environment,
+) -> Result<Config, Mistakes> {
+    match (Config::new(args, environment), unknown.is_empty()) {
         (Ok(config), true) => Ok(config),
         (Ok(_), false) => Err(Mistakes(unknown)),
         (Err(Mistakes(all)), _) => Err(Mistakes(unknown.into_iter().chain(all).collect())),

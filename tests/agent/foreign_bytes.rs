@@ -5,6 +5,7 @@ use attache::ca::endpoint::Address;
 use attache::config::parse_duration;
 use attache::credential::Token;
 use attache::identity::SpiffeId;
+use attache::inject::{Sidecar, inject};
 use attache::pki::certificate::Certificate;
 use attache::pki::key::PrivateKey;
 use attache::pki::pem;
@@ -97,4 +98,55 @@ fn tokens_names_addresses_and_durations() {
         }
     }
     assert!(equal > 0, "some mutations change nothing");
+}
+
+#[test]
+fn manifests() {
+    let sidecar = Sidecar {
+        name: "attache".to_owned(),
+        image: "attache".to_owned(),
+        args: vec!["run".to_owned()],
+        is_native: true,
+        run_as: 1337,
+        socket_folder: "/run/attache".to_owned(),
+        socket: "/run/attache/sds.sock".to_owned(),
+        status_port: Some(15055),
+        containers: Vec::new(),
+        volumes: Vec::new(),
+        mounts: Vec::new(),
+    };
+    let examples = [
+        include_str!("../../examples/kubernetes/sidecar.yaml"),
+        include_str!("../../examples/kubernetes/istio-drop-in.yaml"),
+        "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"spec\": {\"containers\": [{\"name\": \"web\", \"x\": [1, {}]}]}}",
+        "apiVersion: v1\nkind: Pod\nspec:\n  volumes:\n  x: &a [*b, 'é']\n  containers:\n  - name: \"w\"\n    args:\n    - |+\n     a\n\n",
+    ];
+    let ordinary = Sidecar { is_native: false, ..sidecar.clone() };
+    let mut random = fastrand::Rng::with_seed(3);
+    let (mut taken, mut refused) = (0, 0);
+    for round in 0..4000 {
+        // The short ones more often: of the long ones, most changes are in words.
+        let example = examples[[0, 1, 2, 3, 2, 3, 2, 3][round % 8]];
+        let text = String::from_utf8_lossy(&mutated(&mut random, example.as_bytes())).into_owned();
+        let sidecar = if round % 16 < 8 { &sidecar } else { &ordinary };
+        match inject(&text, sidecar) {
+            Ok((injected, 0)) => assert_eq!(injected, text),
+            Ok((injected, workloads)) => {
+                taken += 1;
+                assert_eq!(inject(&injected, sidecar), Ok((injected.clone(), workloads)), "{text}");
+            }
+            Err(problem) => {
+                refused += 1;
+                assert!(problem.to_string().len() < 1000, "{problem}");
+            }
+        }
+    }
+    assert!(taken > 100 && refused > 100, "{taken} taken, {refused} refused");
+
+    // Aliases are not followed, and depth has an end.
+    let bomb: String = (1..30).map(|n| format!("a{n}: &a{n} [*a{0}, *a{0}]\n", n - 1)).collect();
+    assert_eq!(inject(&format!("a0: &a0 x\n{bomb}"), &sidecar).map(|(_, workloads)| workloads), Ok(0));
+    for deep in ["[", "{a: ", "- ", "? ", "&a ["] {
+        assert!(inject(&deep.repeat(20_000), &sidecar).is_err(), "{deep}");
+    }
 }

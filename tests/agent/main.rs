@@ -36,6 +36,7 @@ mod keys;
 mod monitoring;
 mod lookup;
 mod kubernetes_examples;
+mod kubernetes_inject;
 mod mtls;
 mod named_files;
 mod nginx;

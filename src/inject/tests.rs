@@ -1,0 +1,325 @@
+use super::*;
+
+fn sidecar() -> Sidecar {
+    Sidecar {
+        name: "attache".to_owned(),
+        image: "attache:1".to_owned(),
+        args: vec!["run".to_owned(), "--ca-address=istiod.istio-system.svc:15012".to_owned()],
+        is_native: true,
+        run_as: 1337,
+        socket_folder: "/run/attache".to_owned(),
+        socket: "/run/attache/sds.sock".to_owned(),
+        status_port: Some(15055),
+        containers: Vec::new(),
+        volumes: vec![Volume {
+            purpose: Purpose::Token,
+            source: json!({ "projected": { "sources": [{ "serviceAccountToken": { "path": "t" } }] } }),
+            path: "/var/run/secrets/tokens".to_owned(),
+        }],
+        mounts: Vec::new(),
+    }
+}
+
+/// A Deployment whose Pods have this spec, in a block.
+fn deployment(spec: &str) -> String {
+    let lines: String = spec.lines().map(|line| format!("      {line}\n")).collect();
+    format!(
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: web\nspec:\n  template:\n    spec:\n{lines}"
+    )
+}
+
+fn pod(spec: &str) -> String {
+    format!("apiVersion: v1\nkind: Pod\nspec: {spec}\n")
+}
+
+/// Manifests in which a sidecar has its place.
+fn shapes() -> Vec<String> {
+    let plain = deployment("containers:\n  - name: web\n    image: web:1\n  - name: envoy\n    image: envoy");
+    let texts = [
+        plain.clone(),
+        plain.replace('\n', "\r\n"),
+        plain.trim_end().to_owned(),
+        format!("\u{feff}# Ünïcödé, before all\n{plain}"),
+        format!("---\n{plain}...\n# between\n---\n{plain}---\n"),
+        format!("%YAML 1.2\n---\n{plain}"),
+        // Without indentation, with comments at every place, with blank lines.
+        deployment(
+            "# of containers\ncontainers: # here\n# of web\n- name: web # its name\n\n  # of image\n  image: web\n\n# end",
+        ),
+        deployment("containers:\n    -   image: web\n        name: 'web'\n    -   name: \"b\""),
+        deployment("containers:\n-\n  name: web\n-\n  name: envoy"),
+        deployment("containers:\n- name: web"),
+        deployment("containers:\n- name: |-\n    web\n\n"),
+        deployment("initContainers:\n- name: one\ncontainers:\n- name: web\n  args:\n  - >-\n    a\n- name: two\n  x:\ny:"),
+        deployment("initContainers:\n  # first\n  - name: one\nvolumes: []\ncontainers:\n  - {name: web, image: a}"),
+        deployment("volumes:\ncontainers:\n  - name: web\n    volumeMounts:\n    ports:\n      - containerPort: 1"),
+        deployment("volumes: ~\ninitContainers: null\ncontainers:\n  - name: web\n    volumeMounts: [ ]"),
+        deployment(
+            "volumes:\n  - name: a\n    emptyDir: {}\n\n  # b\n  - name: b\n    emptyDir: {}\n\n  # behind\nrestartPolicy: Always\n\
+             containers:\n  - name: web\n    args:\n      - |\n        # no comment\n        text\n\n    volumeMounts:\n\
+             \x20     - name: a\n        mountPath: |-\n          /a\n\n  # tail",
+        ),
+        // Anchors, aliases and tags that are not in the way.
+        deployment(
+            "x: &x {a: 1}\ny: *x\ncontainers: &all\n  - &web\n    name: !!str web\n    env: *x\n    command: [\"a\", 'b',\n      c]",
+        ),
+        pod("{containers: [{name: web}]}"),
+        pod("{ \"volumes\": [ {name: a, emptyDir: {}} ], 'containers': [ {name: web, volumeMounts: []}, ] }"),
+        pod("\n  {\n    containers: [\n      {\n        name: web,\n        image: a\n      }\n    ]\n  }"),
+        "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"spec\": {\"containers\": [{\"name\": \"web\"}]}}".to_owned(),
+        "apiVersion: batch/v1\nkind: CronJob\nspec:\n  jobTemplate:\n    spec:\n      template:\n        spec:\n\
+         \x20         restartPolicy: Never\n          containers:\n          - name: once\n"
+            .to_owned(),
+        "kind: List\napiVersion: v1\nitems:\n- apiVersion: v1\n  kind: Service\n- kind: Pod\n  apiVersion: v1\n  spec:\n    \
+         containers:\n    - image: a\n      name: b\n- kind: Pod\n  apiVersion: v1\n  spec:\n    containers: [{name: b}]\n"
+            .to_owned(),
+        // An Envoy that has a volume in the socket's place.
+        deployment(
+            "volumes:\n- name: own\n  emptyDir: {}\ncontainers:\n- name: istio-proxy\n  volumeMounts:\n  - mountPath: /run/attache/\n\
+             \x20   name: own",
+        ),
+    ];
+    texts.into()
+}
+
+#[track_caller]
+fn injected(text: &str, sidecar: &Sidecar) -> String {
+    match inject(text, sidecar) {
+        Ok((injected, workloads)) => {
+            assert!(workloads > 0);
+            injected
+        }
+        Err(problem) => panic!("{problem}\n{text}"),
+    }
+}
+
+/// Whether all of `text` is in `injected`, in order, with something in between.
+fn is_within(text: &str, injected: &str) -> bool {
+    let mut rest = injected.chars();
+    text.chars().all(|c| rest.any(|other| other == c))
+}
+
+fn specs(text: &str) -> Vec<Value> {
+    fn collect(object: &Node, specs: &mut Vec<Value>) {
+        object.get("items").into_iter().flat_map(Node::items).for_each(|item| collect(item, specs));
+        if let Some((_, path)) = path_of(object) {
+            specs.push(path.iter().fold(object, |node, key| node.get(key).unwrap()).value());
+        }
+    }
+    let mut specs = Vec::new();
+    document::read(text).unwrap().iter().flatten().for_each(|object| collect(object, &mut specs));
+    specs
+}
+
+#[test]
+fn every_shape_gets_the_sidecar_and_keeps_the_rest() {
+    for native in [true, false] {
+        let sidecar = Sidecar { is_native: native, ..sidecar() };
+        for text in shapes() {
+            if !native && text.contains("Never") {
+                continue;
+            }
+            let out = injected(&text, &sidecar);
+            // A list takes the place of null.
+            let kept =
+                text.replace("volumes: ~", "volumes: ").replace("initContainers: null", "initContainers: ");
+            assert!(is_within(&kept, &out), "{text}\n{out}");
+            let bare_ends = out.replace("\r\n", "").matches('\n').count();
+            assert_eq!(bare_ends == 0, text.contains("\r\n") || !text.contains('\n'), "{out}");
+            let (list, others) =
+                if native { ("initContainers", "containers") } else { ("containers", "initContainers") };
+            for spec in specs(&out) {
+                let named = |list: &str| {
+                    let items = spec[list].as_array().into_iter().flatten();
+                    items.filter(|item| item["name"] == "attache").cloned().collect::<Vec<_>>()
+                };
+                let shared = spec["volumes"][0]["name"].as_str().filter(|name| *name == "own");
+                let is_istio = shared.is_some();
+                assert_eq!(named(list), [sidecar.container(shared, is_istio)], "{out}");
+                assert_eq!(named(others), [json!(null); 0], "{out}");
+                let volumes = spec["volumes"].as_array().unwrap();
+                let volumes = volumes.iter().map(|volume| volume["name"].as_str().unwrap());
+                let own = volumes.filter(|name| name.starts_with("attache-")).count();
+                assert_eq!(own, 2 - usize::from(is_istio), "{out}");
+            }
+        }
+    }
+}
+
+/// The specs, with volumes and mounts in some order, and without empty lists.
+fn sorted(text: &str) -> Vec<Value> {
+    fn sort(value: &mut Value) {
+        if let Value::Object(fields) = value {
+            fields
+                .retain(|_, field| !field.is_null() && field.as_array().is_none_or(|list| !list.is_empty()));
+            for (key, field) in fields {
+                sort(field);
+                if let Some(list) = field.as_array_mut().filter(|_| key.starts_with("volume")) {
+                    list.sort_by_key(|item| item["name"].to_string());
+                }
+            }
+        } else if let Value::Array(items) = value {
+            items.iter_mut().for_each(sort);
+        }
+    }
+    let mut specs = specs(text);
+    specs.iter_mut().for_each(sort);
+    specs
+}
+
+#[test]
+fn a_second_time_changes_nothing_and_other_options_change_the_sidecar_alone() {
+    let ordinary = Sidecar { is_native: false, ..sidecar() };
+    let other = Sidecar {
+        image: "attache:2".to_owned(),
+        volumes: vec![
+            Volume { purpose: Purpose::State, source: json!({ "emptyDir": {} }), path: "/state".to_owned() },
+            Volume { purpose: Purpose::Output, source: json!({ "emptyDir": {} }), path: "/out".to_owned() },
+        ],
+        ..sidecar()
+    };
+    let bare = Sidecar { volumes: Vec::new(), status_port: None, ..sidecar() };
+    for text in shapes() {
+        let all = if text.contains("Never") { vec![&other, &bare] } else { vec![&ordinary, &other, &bare] };
+        let first = injected(&text, &sidecar());
+        assert_eq!(injected(&first, &sidecar()), first);
+        for then in all {
+            let second = injected(&first, then);
+            assert_eq!(injected(&second, then), second);
+            // From nothing or from another sidecar: the same Pods.
+            assert_eq!(sorted(&second), sorted(&injected(&text, then)), "{second}");
+            let back = injected(&second, &sidecar());
+            assert_eq!(sorted(&back), sorted(&first), "{back}");
+        }
+    }
+}
+
+#[test]
+fn a_manifest_looks_as_if_somebody_had_written_it() {
+    let text = deployment(
+        "# the Pod\ncontainers:\n  # the application\n  - name: envoy\n    image: envoy\n    ports:\n      - containerPort: 1",
+    );
+    let bare = Sidecar { volumes: Vec::new(), status_port: None, ..sidecar() };
+    let expected = deployment(
+        "initContainers:
+  - name: attache
+    image: \"attache:1\"
+    restartPolicy: Always
+    args:
+      - run
+      - --ca-address=istiod.istio-system.svc:15012
+    securityContext:
+      runAsNonRoot: true
+      runAsUser: 1337
+      runAsGroup: 1337
+      allowPrivilegeEscalation: false
+      readOnlyRootFilesystem: true
+      capabilities:
+        drop:
+          - ALL
+      seccompProfile:
+        type: RuntimeDefault
+    resources:
+      requests:
+        cpu: \"5m\"
+        memory: \"16Mi\"
+      limits:
+        cpu: \"200m\"
+        memory: \"64Mi\"
+    volumeMounts:
+      - name: attache-socket
+        mountPath: /run/attache
+volumes:
+  - name: attache-socket
+    emptyDir:
+      medium: Memory
+      sizeLimit: \"1Mi\"
+# the Pod
+containers:
+  # the application
+  - name: envoy
+    image: envoy
+    ports:
+      - containerPort: 1
+    volumeMounts:
+      - name: attache-socket
+        mountPath: /run/attache
+        readOnly: true",
+    );
+    let expected = expected.replace("\"attache:1\"", "attache:1");
+    assert_eq!(injected(&text, &bare), expected);
+}
+
+#[test]
+fn what_is_no_workload_stays_as_it_is() {
+    for text in [
+        "",
+        "# nothing\n",
+        "---\n---\n",
+        "- a\n- b\n",
+        "apiVersion: v1\nkind: Service\nspec: {containers: [{name: a}]}\n",
+        "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nspec: 1\n",
+        "kind: Pod\n",
+        "text: &a [1]\nmore: *a",
+    ] {
+        assert_eq!(inject(text, &sidecar()), Ok((text.to_owned(), 0)));
+    }
+}
+
+#[test]
+fn envoys_get_the_socket_else_those_that_are_named_else_all() {
+    let mounting = |text: &str, containers: &[&str]| {
+        let containers = containers.iter().map(|name| (*name).to_owned()).collect();
+        let out = injected(text, &Sidecar { containers, ..sidecar() });
+        let spec = specs(&out).remove(0);
+        let all = LISTS.into_iter().flat_map(|list| spec[list].as_array().cloned().unwrap_or_default());
+        let mounting = all.filter(|container| {
+            container["name"] != "attache" && container["volumeMounts"][0]["name"] == "attache-socket"
+        });
+        mounting.map(|container| container["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let text = pod("{containers: [{name: a}, {name: b, image: x/envoy:1}], initContainers: [{name: c}]}");
+    assert_eq!(mounting(&text, &[]), ["b"]);
+    assert_eq!(mounting(&text, &["a", "c"]), ["c", "a"]);
+    assert_eq!(mounting(&pod("{containers: [{name: a}, {name: b}]}"), &[]), ["a", "b"]);
+    // Those that are not meant any more lose it.
+    let once = injected(&text, &sidecar());
+    assert_eq!(mounting(&once, &["a"]), ["a"]);
+}
+
+#[test]
+fn what_is_in_the_way_is_named_with_its_line() {
+    let named = Sidecar { containers: vec!["envoy".to_owned()], ..sidecar() };
+    let mounts = Sidecar { mounts: vec![("root".to_owned(), "/root".to_owned())], ..sidecar() };
+    let ordinary = Sidecar { is_native: false, ..sidecar() };
+    let merge = "base: &b {volumeMounts: []}\ncontainers:\n- <<: *b\n  name: web";
+    let double = "volumes: &v []\nmore: *v\ncontainers: [{name: a}]";
+    for (text, sidecar, line, words) in [
+        ("a: [".to_owned(), sidecar(), 2, "not YAML"),
+        ("a: 1\n\tb: 2\n".to_owned(), sidecar(), 1, "not YAML"),
+        ("a: {{ .Values.x }}\nb: {{- if }}\n".to_owned(), sidecar(), 2, "template"),
+        (format!("a: 1\n---\n{}x", "[".repeat(200)), sidecar(), 3, "deep"),
+        (pod("{}"), sidecar(), 3, "no container that"),
+        (pod("{containers: 1}"), sidecar(), 3, "not a list"),
+        (pod("{containers: []}"), sidecar(), 3, "no container that"),
+        ("apiVersion: apps/v1\nkind: Deployment\n".to_owned(), sidecar(), 1, "no spec.template.spec"),
+        (deployment(merge), sidecar(), 10, "merge"),
+        (deployment(double), sidecar(), 8, "alias"),
+        (format!("x: &s {{containers: []}}\n{}", pod("*s")), sidecar(), 4, "alias"),
+        (pod("{containers: [{name: a}], containers: [{name: a}]}"), sidecar(), 3, "second time"),
+        (pod("{containers: [{name: web}]}"), named, 3, "are web"),
+        (pod("{containers: [{name: web}]}"), mounts, 3, "no volume"),
+        (pod("{restartPolicy: Never, containers: [{name: web}]}"), ordinary, 3, "--native=false"),
+        (pod("{volumes: , containers: [{name: web}]}"), sidecar(), 3, "no place"),
+        (
+            deployment("containers:\n- name: a\n  x: |\n    text").trim_end().to_owned(),
+            Sidecar { is_native: false, ..self::sidecar() },
+            11,
+            "newline",
+        ),
+    ] {
+        let problem = inject(&text, &sidecar).expect_err(&text);
+        assert!(problem.to_string().contains(words), "{problem}\n{text}");
+        assert_eq!(problem.line, line, "{problem}\n{text}");
+    }
+}

@@ -1,0 +1,243 @@
+//! `attache inject`: what it prints is what Kubernetes takes, and what the agent takes.
+
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+
+use crate::support::kubernetes::{containers, documents, pod_spec, validate};
+use crate::support::process::{attache, failure};
+
+const ISTIOD: [&str; 3] = ["--", "--ca-address", "istiod.istio-system.svc:15012"];
+
+/// Code, standard output and standard error of `attache inject` with `manifests` as its input.
+async fn inject(options: &[&str], manifests: &str) -> (i32, String, String) {
+    let mut command = attache(&["inject", "--image", "attache:1"]);
+    command.args(options).stdin(std::process::Stdio::piped());
+    let mut child =
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let write = async {
+        // Where the options are wrong nobody reads it.
+        let _ = stdin.write_all(manifests.as_bytes()).await;
+        drop(stdin);
+    };
+    let ((), output) = tokio::join!(write, child.wait_with_output());
+    let output = output.unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+async fn injected(options: &[&str], manifests: &str) -> String {
+    let (code, out, said) = inject(options, manifests).await;
+    assert_eq!((code, said.as_str()), (0, ""), "{options:?}");
+    out
+}
+
+/// A workload of each kind, in YAML.
+fn workloads() -> String {
+    let spec = |restart: &str| json!({ "restartPolicy": restart, "containers": [{ "name": "web", "image": "web" }] });
+    let pod = |restart: &str| json!({ "metadata": { "labels": { "app": "web" } }, "spec": spec(restart) });
+    let object = |group: &str, kind: &str, spec: Value| json!({ "apiVersion": group, "kind": kind, "metadata": { "name": "web" }, "spec": spec });
+    let selector = json!({ "matchLabels": { "app": "web" } });
+    let apps = json!({ "selector": selector, "template": pod("Always") });
+    let set = json!({ "selector": selector, "serviceName": "web", "template": pod("Always") });
+    let job = json!({ "template": pod("Never") });
+    let all = [
+        object("v1", "Pod", spec("Always")),
+        object("apps/v1", "Deployment", apps.clone()),
+        object("apps/v1", "DaemonSet", apps.clone()),
+        object("apps/v1", "ReplicaSet", apps),
+        object("apps/v1", "StatefulSet", set),
+        object("batch/v1", "Job", job.clone()),
+        object("batch/v1", "CronJob", json!({ "schedule": "@daily", "jobTemplate": { "spec": job } })),
+        object("v1", "Service", json!({ "ports": [{ "port": 80 }] })),
+    ];
+    all.map(|object| format!("{object:#}\n---\n")).concat()
+}
+
+#[tokio::test]
+async fn each_kind_of_workload_is_valid_with_the_sidecar() {
+    let manifests = workloads();
+    let outcome = injected(&ISTIOD, &manifests).await;
+    assert_eq!(validate(&outcome).await, Ok(8));
+    assert_eq!(injected(&ISTIOD, &outcome).await, outcome, "a second time changes nothing");
+    for object in
+        documents(&outcome).await.iter().filter(|object| object["kind"] != "Service" && object.is_object())
+    {
+        let spec = pod_spec(object).unwrap();
+        let agent = &spec["initContainers"][0];
+        assert_eq!((&agent["name"], &agent["restartPolicy"]), (&json!("attache"), &json!("Always")));
+        let volumes: Vec<_> =
+            spec["volumes"].as_array().unwrap().iter().map(|volume| &volume["name"]).collect();
+        assert_eq!(volumes, ["attache-socket", "attache-token", "attache-ca-root"]);
+        assert_eq!(containers(spec).nth(1).unwrap()["volumeMounts"][0]["name"], "attache-socket");
+    }
+}
+
+#[tokio::test]
+async fn a_manifest_with_an_older_sidecar_gets_the_new_one_in_its_place() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kubernetes/sidecar.yaml");
+    let text = std::fs::read_to_string(file).unwrap();
+    let options =
+        [file, "--", "--socket=/run/attache/sds.sock", "--ca=embedded", "--ca-dir=/ca", "--output-dir=/out"];
+    let outcome = injected(&options, "").await;
+    assert_eq!(validate(&outcome).await, Ok(2));
+    let object = documents(&outcome).await.remove(1);
+    let spec = pod_spec(&object).unwrap();
+    let names: Vec<_> = containers(spec).map(|container| &container["name"]).collect();
+    assert_eq!(names, ["attache", "web", "envoy"]);
+    let paths = |container: usize| {
+        let mounts = containers(spec).nth(container).unwrap()["volumeMounts"].clone();
+        let paths = mounts
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|mount| mount["mountPath"].as_str().unwrap().to_owned());
+        paths.collect::<Vec<_>>()
+    };
+    assert_eq!(paths(0), ["/run/attache", "/out", "/ca"]);
+    assert_eq!(paths(1), [""; 0]);
+    assert_eq!(paths(2), ["/run/attache", "/etc/envoy", "/out"]);
+    let volumes: Vec<_> = spec["volumes"].as_array().unwrap().iter().map(|volume| &volume["name"]).collect();
+    assert_eq!(volumes, ["attache-socket", "envoy", "attache-output", "attache-ca"]);
+    // Comments are kept, but for those in the container that was replaced.
+    let comments = text.lines().filter(|line| line.trim_start().starts_with('#'));
+    assert!(comments.filter(|comment| outcome.contains(comment)).count() >= 12);
+}
+
+/// `objects` less everything that is the sidecar's, and less lists that hold nothing.
+fn stripped(mut objects: Value) -> Value {
+    match &mut objects {
+        Value::Array(items) => {
+            items.retain(|item| !item["name"].as_str().is_some_and(|name| name.starts_with("attache")));
+            items.iter_mut().for_each(|item| *item = stripped(item.take()));
+        }
+        Value::Object(fields) => {
+            fields.values_mut().for_each(|field| *field = stripped(field.take()));
+            fields.retain(|_, field| !field.is_null() && field != &json!([]));
+        }
+        _ => {}
+    }
+    objects
+}
+
+#[tokio::test]
+async fn another_reader_finds_the_original_and_the_sidecar() {
+    const TEXT: &str = "\
+# before
+apiVersion: v1
+kind: Pod
+spec:
+  x: &x {a: 1, b: [ ]}
+  # of volumes
+  volumes:
+  - name: data   # behind
+    emptyDir: {}
+
+  # of the second
+  - emptyDir: *x
+    name: |-
+      more
+
+  # of containers
+  containers: # here
+    # of web
+    -   name: web
+        args: [ -c, \"a\\n\", 'it''s',
+          last ]
+        volumeMounts:
+
+        env:
+          - name: TEXT
+            value: >+
+              # no comment
+
+              é
+
+
+    # of the second
+    -   image: envoy
+        name: b
+        command:
+        - |
+          sh
+        - \"two
+          lines\"
+# tail
+---
+kind: ConfigMap
+data:
+  a: |1
+    b
+";
+    let flow = r#"{"kind": "List", "apiVersion": "v1", "items": [{"apiVersion": "batch/v1", "kind": "Job", "spec":
+        {"template": {"spec": {"volumes": [], "containers": [{"name": "web", "env": []}], "restartPolicy": "Never"}}}}]}"#;
+    for text in [TEXT.to_owned(), TEXT.replace('\n', "\r\n"), flow.to_owned()] {
+        let before = stripped(documents(&text).await.into());
+        let mut last = String::new();
+        for options in
+            [&["--name=attache"][..], &["--native=false"], &["--container=web", "--mount=data=/data"]]
+        {
+            if text == flow && options != ["--name=attache"] {
+                continue;
+            }
+            let source = if last.is_empty() { &text } else { &last };
+            let outcome = injected(&[options, &ISTIOD[..]].concat(), source).await;
+            let objects = documents(&outcome).await;
+            assert!(!outcome.contains("null"));
+            assert_eq!(stripped(objects.into()), before, "{outcome}");
+            last = outcome;
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_agent_takes_what_stands_behind_the_dashes_or_says_what_is_wrong() {
+    let manifests = "apiVersion: v1\nkind: Pod\nspec: {containers: [{name: web}]}\n";
+    let outcome = injected(&ISTIOD, manifests).await;
+    let args = documents(&outcome).await[0]["spec"]["initContainers"][0]["args"].clone();
+    let mut words: Vec<_> = args.as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    assert_eq!(words.last(), Some(&"--status-address=0.0.0.0:15055"));
+    words.push("--surely-unknown");
+    let (code, said) = failure(&words).await;
+    assert_eq!((code, said.lines().next()), (2, Some("attache: unknown option --surely-unknown")));
+
+    for (options, words) in [
+        (&["--", "--ca-adress=x", "--key-type=no"][..], &["3 mistakes", "--ca-address", "--key-type"][..]),
+        (&[][..], &["--ca"]),
+        (&["--", "--ca-address=a:1", "--status-address=127.0.0.1:1"], &["0.0.0.0:15055"]),
+        (&["--", "--ca-address=a:1", "--socket=sock"], &["--socket sock is relative"]),
+        (&["--", "--ca=embedded"], &["--ca-dir", "relative"]),
+        (&["--", "--ca-address=a:1", "stray"], &["behind --", "stray"]),
+        (&["--nativ", "--", "--ca-address=a:1"], &["--native"]),
+        (&["--name=No", "--", "--ca-address=a:1"], &["a-z"]),
+    ] {
+        let (code, out, said) = inject(options, manifests).await;
+        assert_eq!((code, out.as_str()), (2, ""), "{options:?}: {said}");
+        assert!(words.iter().all(|words| said.contains(words)), "{options:?}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn files_follow_each_other_and_a_bad_one_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let service = file("service.yaml", "kind: Service # the first");
+    let map = file("map.yaml", "---\nkind: ConfigMap\n");
+    let (code, out, said) = inject(&[&[&*service, &map, "-"], &ISTIOD[..]].concat(), "a: 1\n").await;
+    assert_eq!((code, &*out), (0, "kind: Service # the first\n---\nkind: ConfigMap\n---\na: 1\n"));
+    assert!(said.contains("nothing is injected"), "{said}");
+
+    let bad = file("bad.yaml", "a: 1\n---\nb: [1\n");
+    let missing = folder.path().join("missing").to_str().unwrap().to_owned();
+    let binary = folder.path().join("binary").to_str().unwrap().to_owned();
+    std::fs::write(&binary, b"\xff\xfe").unwrap();
+    for (file, words) in [(bad, "bad.yaml: document 2, line "), (missing, "missing"), (binary, "not UTF-8")] {
+        let (code, out, said) = inject(&[&[&*service, &file], &ISTIOD[..]].concat(), "").await;
+        assert_eq!((code, &*out), (1, ""));
+        assert!(said.contains(words), "{said}");
+    }
+}
