@@ -34,9 +34,11 @@ use crate::metrics::Metrics;
 use crate::output::Output;
 use crate::page::Page;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
+use crate::readiness::{Follower, Standing};
+use crate::ready_file::ReadyFile;
 use crate::report::{About, Reporter};
 use crate::sds::SecretDiscovery;
-use crate::sds::listener::Listener;
+use crate::sds::listener::{ListenError, Listener};
 use crate::sds::peers::Peers;
 use crate::source::crl::CrlSource;
 use crate::source::files::FileSource;
@@ -79,7 +81,11 @@ pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
     let calls = TaskTracker::new();
 
     // The sockets first: what can't be taken is said before anybody is asked for a certificate.
-    let listener = Listener::bind(&config.socket, config.socket_mode, "--socket")?;
+    let listener = Listener::bind(&config.socket, config.socket_mode, "--socket");
+    // Nobody may take a dead agent's word for ours. A live one's stays: it goes on.
+    let is_taken = matches!(listener, Err(ListenError::Taken { .. }));
+    let ready_file = config.ready_file.filter(|_| !is_taken).map(ReadyFile::claim).transpose()?;
+    let listener = listener?;
     let (socket, socket_file) = listener.into_parts();
     let admin_socket = config.admin_socket.as_ref().map(bind_admin).transpose()?.flatten();
     let status = bind_http(config.status_address, "--status-address", "probes and metrics").await?;
@@ -179,7 +185,13 @@ pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
             rpc::accept("the SDS socket", |cx| socket.poll_accept(cx), serve, &stop).await;
         }
     });
-    let announce = announce_readiness(cache, files_written.clone(), clock, started);
+    let (standing, stands) = watch::channel(Standing::unknown());
+    if let Some(file) = ready_file {
+        tasks.spawn(calls.track_future(file.run(stands)));
+    }
+    let follower = Follower::new(cache, files_written.clone(), clock);
+    // When it ends, so does what follows the standing.
+    let announce = announce_readiness(follower, standing, started);
     tokio::select! {
         never = announce => match never {},
         name = signals.next() => tracing::info!(signal = name, "stopping"),
@@ -307,20 +319,24 @@ async fn serve_http<F>(
     rpc::accept(what, |cx| listener.poll_accept(cx), serve, &stop).await;
 }
 
+/// Logs when it is ready and when not, and passes on how it stands.
 async fn announce_readiness(
-    cache: Cache,
-    output: watch::Receiver<Option<readiness::Output>>,
-    clock: Clock,
+    mut follower: Follower,
+    standing: watch::Sender<Standing>,
     started: Instant,
 ) -> Infallible {
-    readiness::ready(&cache, output.clone(), &clock).await;
-    tracing::info!(after = ?started.elapsed(), "ready");
+    let (mut is_ready, mut was_ready) = (false, false);
     loop {
-        let missing = readiness::lost(&cache, output.clone(), &clock).await;
-        let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
-        tracing::error!(missing = missing.join("; "), "not ready any more");
-        readiness::ready(&cache, output.clone(), &clock).await;
-        tracing::info!("ready again");
+        let now = follower.next().await;
+        match (is_ready, now.is_ready()) {
+            (false, true) if was_ready => tracing::info!("ready again"),
+            (false, true) => tracing::info!(after = ?started.elapsed(), "ready"),
+            (true, false) => tracing::error!(missing = readiness::told(&now.missing), "not ready any more"),
+            _ => {}
+        }
+        is_ready = now.is_ready();
+        was_ready |= is_ready;
+        standing.send_replace(now);
     }
 }
 

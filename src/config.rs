@@ -73,6 +73,8 @@ pub struct Config {
     pub admin_address: Option<SocketAddr>,
     /// Where probes and metrics are; none to have none.
     pub status_address: Option<SocketAddr>,
+    /// The file that is there while the agent is ready, if there is to be one.
+    pub ready_file: Option<PathBuf>,
     /// How long open calls may take to end after SIGTERM.
     pub drain_timeout: Duration,
     /// What is logged.
@@ -186,6 +188,7 @@ impl Config {
             })
             .or(Some(SocketAddr::from(([127, 0, 0, 1], 15055))));
         let admin_address = admin_address(r, args, status_address, &mut notes);
+        let ready_file = r.text("ready-file", &args.ready_file, &[]).value.map(PathBuf::from);
         let drain_timeout =
             r.duration("drain-timeout", &args.drain_timeout, &[], Duration::ZERO).or(Duration::from_secs(5));
         let filter = r.parsed("log-level", &args.log_level, &["ATTACHE_LOG"], parse_filter);
@@ -216,6 +219,7 @@ impl Config {
             admin_socket,
             admin_address,
             status_address,
+            ready_file,
             drain_timeout,
             log,
             notes,

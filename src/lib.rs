@@ -32,6 +32,7 @@ pub mod report;
 pub mod telemetry;
 pub mod admin;
 pub mod page;
+pub mod ready_file;
 // wiring
 pub mod config;
 pub mod inject;

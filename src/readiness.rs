@@ -64,56 +64,90 @@ pub fn missing(snapshots: &[Snapshot], output: Option<&Output>, now: SystemTime)
     secrets.chain(output.and_then(|output| output.missing(now))).collect()
 }
 
-/// Returns when nothing is missing any more.
-pub async fn ready(cache: &Cache, mut output: watch::Receiver<Option<Output>>, clock: &Clock) {
-    loop {
-        let snapshots = cache.snapshot();
-        let missing = |snapshots: &[Snapshot], output: &Option<Output>| {
-            missing(snapshots, output.as_ref(), clock.now()).into_iter().next()
-        };
-        let Some(first) = missing(&snapshots, &output.borrow_and_update()) else { return };
-        let key = snapshots.iter().map(|one| &one.key).find(|key| key.name.as_str() == first.name);
-        let Some(mut entry) = key.and_then(|key| cache.watch(key)) else {
-            if output.changed().await.is_err() {
-                return;
-            }
-            continue;
-        };
-        // Between the snapshot and here it may have come.
-        if missing(&cache.snapshot(), &output.borrow()).is_none_or(|still| still.name != first.name) {
-            continue;
-        }
-        if entry.changed().await.is_err() {
-            return;
-        }
+/// All of `these` in one line.
+pub fn told(these: &[Missing]) -> String {
+    these.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// How it stands with all that the agent is there for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// What keeps it from being ready.
+    pub missing: Vec<Missing>,
+    /// What is there, and can't be renewed at present.
+    pub failing: Vec<Missing>,
+}
+
+impl Standing {
+    /// Before anybody has looked: not ready.
+    pub fn unknown() -> Self {
+        let first = Missing { name: "default".to_owned(), reason: "not there yet".to_owned() };
+        Self { missing: vec![first], failing: Vec::new() }
+    }
+
+    /// How it stands at `now`.
+    fn at(now: SystemTime, snapshots: &[Snapshot], output: Option<&Output>) -> Self {
+        let missing = missing(snapshots, output, now);
+        let secrets = snapshots.iter().filter_map(|one| Some((one.key.name.as_str(), one.entry.failure()?)));
+        let files = output.and_then(|output| Some(("output", output.failure.clone()?)));
+        let is_there = |name: &str| missing.iter().all(|one| one.name != name);
+        let failing = secrets.chain(files).filter(|(name, _)| is_there(name));
+        let failing = failing.map(|(name, reason)| Missing { name: name.to_owned(), reason }).collect();
+        Self { missing, failing }
+    }
+
+    /// Whether nothing is missing.
+    pub fn is_ready(&self) -> bool {
+        self.missing.is_empty()
     }
 }
 
-/// Returns what is missing or has expired, as soon as something is.
-pub async fn lost(cache: &Cache, mut output: watch::Receiver<Option<Output>>, clock: &Clock) -> Vec<Missing> {
-    loop {
-        let own = || cache.snapshot().into_iter().filter(|one| !one.key.name.is_on_demand());
-        let changes =
-            |one: Snapshot| Some((one.key.name.clone(), WatchStream::from_changes(cache.watch(&one.key)?)));
-        // Watched before it is looked at: what comes between the two is not missed.
-        let mut changes: StreamMap<_, _> = own().filter_map(changes).collect();
-        let (snapshots, files) = (own().collect::<Vec<_>>(), output.borrow_and_update().clone());
-        let missing = missing(&snapshots, files.as_ref(), clock.now());
-        if !missing.is_empty() {
-            return missing;
-        }
-        let ends = snapshots.iter().filter_map(|one| Some(one.entry.good.as_ref()?.secret.not_after()));
-        let end = ends.chain(files.and_then(|files| files.not_after)).min();
-        let at_the_end = async {
-            match end {
-                Some(end) => clock.sleep_until(end).await,
-                None => std::future::pending().await,
+/// Follows how it stands.
+#[derive(Debug)]
+pub struct Follower {
+    cache: Cache,
+    output: watch::Receiver<Option<Output>>,
+    clock: Clock,
+    told: Option<Standing>,
+}
+
+impl Follower {
+    /// Follows what `cache` holds by now, and `output`.
+    pub fn new(cache: Cache, output: watch::Receiver<Option<Output>>, clock: Clock) -> Self {
+        Self { cache, output, clock, told: None }
+    }
+
+    /// How it stands, as soon as that is not what was returned last.
+    pub async fn next(&mut self) -> Standing {
+        let Self { cache, output, clock, told } = self;
+        loop {
+            let own = || cache.snapshot().into_iter().filter(|one| !one.key.name.is_on_demand());
+            let changes =
+                |one: Snapshot| Some((one.key.name.clone(), WatchStream::from_changes(cache.watch(&one.key)?)));
+            // Watched before it is looked at: what comes between the two is not missed.
+            let mut changes: StreamMap<_, _> = own().filter_map(changes).collect();
+            let (snapshots, files) = (own().collect::<Vec<_>>(), output.borrow_and_update().clone());
+            let now = clock.now();
+            let standing = Standing::at(now, &snapshots, files.as_ref());
+            if told.as_ref() != Some(&standing) {
+                *told = Some(standing.clone());
+                return standing;
             }
-        };
-        tokio::select! {
-            () = at_the_end => {}
-            Some(_) = changes.next() => {}
-            Ok(()) = output.changed() => {}
+            let ends = snapshots.iter().filter_map(|one| Some(one.entry.good.as_ref()?.secret.not_after()));
+            let ends = ends.chain(files.and_then(|files| files.not_after));
+            // What has ended is told already.
+            let end = ends.filter(|end| *end > now).min();
+            let at_the_end = async {
+                match end {
+                    Some(end) => clock.sleep_until(end).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = at_the_end => {}
+                Some(_) = changes.next() => {}
+                Ok(()) = output.changed() => {}
+            }
         }
     }
 }

@@ -242,6 +242,10 @@ pub struct RunArgs {
     /// The address of /livez, /readyz and /metrics; none to have none [default: 127.0.0.1:15055]
     #[arg(long, value_name = "ADDRESS", help_heading = "Operation")]
     pub status_address: Option<String>,
+    /// A file that is there while the agent is ready, for whoever waits for that: made when every secret is there and
+    /// valid, removed when one is not any more, and at the end [default: none]
+    #[arg(long, value_name = "PATH", help_heading = "Operation")]
+    pub ready_file: Option<String>,
     /// How long open calls may take to end after SIGTERM [default: 5s]
     #[arg(long, value_name = "DURATION", help_heading = "Operation")]
     pub drain_timeout: Option<String>,
