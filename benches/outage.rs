@@ -59,7 +59,7 @@ async fn suffer(dir: &Path) {
     };
     let config = Config::new(&args, &Environment::new()).unwrap();
     let log = attache::telemetry::init(&config.log);
-    let agent = attache::app::run(config, log);
+    let agent = attache::app::run(config, log, attache::systemd::Started::default());
     let watched = async {
         let mut looks = Vec::new();
         let mut last = Duration::ZERO;

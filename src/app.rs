@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ use crate::ca::token::TokenSource;
 use crate::ca::vault::Vault;
 use crate::cache::{Cache, Workload};
 use crate::clock::Clock;
-use crate::config::{AdminSocket, Config, Provider};
+use crate::config::{ADMIN_SOCKET, AdminSocket, Config, Provider};
 use crate::generation::Place;
 use crate::history::History;
 use crate::metrics::Metrics;
@@ -45,6 +46,7 @@ use crate::source::files::FileSource;
 use crate::source::watch::Watcher;
 use crate::source::workload::WorkloadSource;
 use crate::status::Status;
+use crate::systemd::Started;
 use crate::telemetry::LogLevel;
 use crate::{command, limits, readiness, rpc};
 
@@ -59,8 +61,8 @@ pub fn protect_memory() {
     }
 }
 
-/// Runs the agent until SIGTERM or SIGINT.
-pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
+/// Runs the agent until SIGTERM or SIGINT, with what it was `given` at its start.
+pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut signals = Signals::new()?;
     protect_memory();
@@ -81,13 +83,22 @@ pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
     let calls = TaskTracker::new();
 
     // The sockets first: what can't be taken is said before anybody is asked for a certificate.
-    let listener = Listener::bind(&config.socket, config.socket_mode, "--socket");
+    let sds_path = given.sds.as_ref().map_or(&config.socket, |passed| &passed.path).clone();
+    let listener = match given.sds {
+        Some(passed) => Ok(Listener::passed(passed.listener).context("taking over the SDS socket failed")?),
+        None => Listener::bind(&config.socket, config.socket_mode, "--socket"),
+    };
     // Nobody may take a dead agent's word for ours. A live one's stays: it goes on.
     let is_taken = matches!(listener, Err(ListenError::Taken { .. }));
     let ready_file = config.ready_file.filter(|_| !is_taken).map(ReadyFile::claim).transpose()?;
     let listener = listener?;
     let (socket, socket_file) = listener.into_parts();
-    let admin_socket = config.admin_socket.as_ref().map(bind_admin).transpose()?.flatten();
+    let admin_socket = match given.admin {
+        Some(passed) => {
+            Some(Listener::passed(passed.listener).context("taking over the admin socket failed")?)
+        }
+        None => config.admin_socket.map(|socket| bind_admin(socket, &sds_path)).transpose()?.flatten(),
+    };
     let status = bind_http(config.status_address, "--status-address", "probes and metrics").await?;
     let page = bind_http(config.admin_address, "--admin-address", "the status page").await?;
     let (status_address, page_address) = (address_of(&status), address_of(&page));
@@ -113,7 +124,7 @@ pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
     let cas = Failover::new(cas.collect::<Result<_, _>>()?);
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
-        socket = %config.socket.display(),
+        socket = %sds_path.display(),
         ca = cas.provider(),
         because = config.provider_reason,
         cert_dir,
@@ -126,7 +137,7 @@ pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
     tasks.spawn(history.clone().follow(cache.clone(), WORKLOAD, clock.clone()));
     let about = About {
         started: clock.now(),
-        socket: config.socket.clone(),
+        socket: sds_path,
         provider: cas.provider(),
         cas: cas.in_order().map(str::to_owned).collect(),
     };
@@ -144,7 +155,7 @@ pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
     let mut admin_file = None;
     if let Some(listener) = admin_socket {
         let (socket, file) = listener.into_parts();
-        admin_file = Some(file);
+        admin_file = file;
         let admin = Admin { reporter, workload: WORKLOAD, log };
         let (calls, stop) = (calls.clone(), stop.clone());
         tasks.spawn(async move {
@@ -187,7 +198,10 @@ pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
     });
     let (standing, stands) = watch::channel(Standing::unknown());
     if let Some(file) = ready_file {
-        tasks.spawn(calls.track_future(file.run(stands)));
+        tasks.spawn(calls.track_future(file.run(stands.clone())));
+    }
+    if let Some(manager) = given.manager {
+        tasks.spawn(calls.track_future(manager.run(stands)));
     }
     let follower = Follower::new(cache, files_written.clone(), clock);
     // When it ends, so does what follows the standing.
@@ -210,10 +224,11 @@ pub async fn run(config: Config, log: LogLevel) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The admin socket. Two agents may have their SDS sockets in one folder: there the second one goes without, unless
+/// The admin socket, beside the SDS socket unless somebody wants it elsewhere. Two agents may have their SDS sockets in one folder: there the second one goes without, unless
 /// somebody wants it.
-fn bind_admin(socket: &AdminSocket) -> anyhow::Result<Option<Listener>> {
-    match Listener::bind(&socket.path, 0o600, "--admin-socket") {
+fn bind_admin(socket: AdminSocket, sds: &Path) -> anyhow::Result<Option<Listener>> {
+    let path = if socket.is_named { socket.path } else { sds.with_file_name(ADMIN_SOCKET) };
+    match Listener::bind(&path, 0o600, "--admin-socket") {
         Ok(listener) => Ok(Some(listener)),
         Err(error) if socket.is_named => Err(error.into()),
         Err(error) => {

@@ -16,13 +16,16 @@ mod watch;
 
 use std::ffi::OsString;
 use std::future::Future;
+use std::io;
 use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, Parser, Subcommand};
+use tokio::net::UnixStream;
 
-use crate::config::{Mistakes, RunArgs};
+use crate::config::{DEFAULT_SOCKET, Mistakes, RunArgs};
 
 /// A node-local Secret Discovery Service agent for Envoy.
 #[derive(Debug, Parser)]
@@ -77,7 +80,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let Err(error) = outcome else { return ExitCode::SUCCESS };
     let is_wrong_use = error.is::<Mistakes>();
     let way_out = if is_wrong_use { "\nSee attache --help, or attache COMMAND --help." } else { "" };
-    let _ = writeln!(std::io::stderr(), "attache: {}{way_out}", told(&error));
+    note(&format!("{}{way_out}", told(&error)));
     ExitCode::from(if is_wrong_use { WRONG_USE } else { FAILED })
 }
 
@@ -137,6 +140,35 @@ fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<
     // A name server that does not answer must not hold the exit back.
     runtime.shutdown_background();
     outcome
+}
+
+/// The SDS socket: the one that was typed, else the agent's own where this runs in its container.
+fn sds_socket(typed: Option<&Path>) -> PathBuf {
+    typed.map(Path::to_owned).or_else(|| variable("ATTACHE_SOCKET")).unwrap_or_else(|| DEFAULT_SOCKET.into())
+}
+
+/// A path from the environment. One that is empty counts as not set, as it does for the agent.
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Why the SDS socket can't be asked.
+#[derive(Debug, thiserror::Error)]
+#[error("connecting to {} failed: {source}; is `attache run` running, and is --socket the same?", socket.display())]
+struct NoAgent {
+    socket: PathBuf,
+    source: io::Error,
+}
+
+/// Connects to an SDS socket.
+async fn connect(socket: &Path) -> Result<UnixStream, NoAgent> {
+    let connected = UnixStream::connect(socket).await;
+    connected.map_err(|source| NoAgent { socket: socket.to_owned(), source })
+}
+
+/// What is not the answer goes to standard error.
+fn note(words: &str) {
+    let _ = writeln!(io::stderr(), "attache: {words}");
 }
 
 /// `word`, green if it is good and red if not, where there are colours.

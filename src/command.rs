@@ -21,8 +21,10 @@ pub const SHELL: &str = "/bin/sh";
 /// How long its processes may take to end after SIGTERM.
 pub const TERM_GRACE: Duration = Duration::from_secs(2);
 
-/// Variables of the agent's own, which may hold credentials; no command is given them.
-const OWN_VARIABLES: [&str; 2] = ["ATTACHE_", "CA_HEADER_"];
+/// How variables of the agent's own begin, which may hold credentials, or let a command speak for the agent to systemd;
+/// no command is given them.
+const OWN_VARIABLES: [&str; 7] =
+    ["ATTACHE_", "CA_HEADER_", "LISTEN_FD", "LISTEN_PID", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"];
 
 /// How many file descriptors this process was started with, where it takes more itself.
 static FILES_BEFORE: OnceLock<u64> = OnceLock::new();

@@ -35,6 +35,7 @@ pub mod page;
 pub mod ready_file;
 // wiring
 pub mod config;
+pub mod systemd;
 pub mod inject;
 pub mod app;
 pub mod check;

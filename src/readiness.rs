@@ -122,8 +122,9 @@ impl Follower {
         let Self { cache, output, clock, told } = self;
         loop {
             let own = || cache.snapshot().into_iter().filter(|one| !one.key.name.is_on_demand());
-            let changes =
-                |one: Snapshot| Some((one.key.name.clone(), WatchStream::from_changes(cache.watch(&one.key)?)));
+            let changes = |one: Snapshot| {
+                Some((one.key.name.clone(), WatchStream::from_changes(cache.watch(&one.key)?)))
+            };
             // Watched before it is looked at: what comes between the two is not missed.
             let mut changes: StreamMap<_, _> = own().filter_map(changes).collect();
             let (snapshots, files) = (own().collect::<Vec<_>>(), output.borrow_and_update().clone());

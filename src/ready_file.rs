@@ -133,7 +133,8 @@ fn write(path: &Path) -> io::Result<()> {
     let text = format!("{} (process {})\n", String::from_utf8_lossy(WORDS), std::process::id());
     let mut file = File::options().write(true).create_new(true).mode(0o644).open(&new)?;
     // Whatever the umask is.
-    let written = file.write_all(text.as_bytes()).and_then(|()| file.set_permissions(Permissions::from_mode(0o644)));
+    let written =
+        file.write_all(text.as_bytes()).and_then(|()| file.set_permissions(Permissions::from_mode(0o644)));
     let put = written.and_then(|()| fs::rename(&new, path));
     if put.is_err() {
         let _ = fs::remove_file(&new);

@@ -11,7 +11,8 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-use crate::config::{ADMIN_SOCKET, DEFAULT_SOCKET};
+use super::{sds_socket, variable};
+use crate::config::ADMIN_SOCKET;
 
 /// Where the agent is.
 #[derive(Clone, Debug, clap::Args)]
@@ -27,14 +28,11 @@ pub(super) struct AdminArgs {
 
 impl AdminArgs {
     fn path(&self) -> PathBuf {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         // What was typed wins over the environment, which is the agent's own where this runs in its container.
         let beside = |socket: &PathBuf| socket.with_file_name(ADMIN_SOCKET);
         let typed = self.admin_socket.clone().or_else(|| self.socket.as_ref().map(beside));
-        typed
-            .or_else(|| variable("ATTACHE_ADMIN_SOCKET"))
-            .or_else(|| variable("ATTACHE_SOCKET").as_ref().map(beside))
-            .unwrap_or_else(|| beside(&PathBuf::from(DEFAULT_SOCKET)))
+        let path = typed.or_else(|| variable("ATTACHE_ADMIN_SOCKET"));
+        path.unwrap_or_else(|| beside(&sds_socket(None)))
     }
 
     /// Makes one call. What the agent can't do is an error in its own words.

@@ -38,7 +38,8 @@ enum Output {
 
 /// Checks, and prints to standard output. `unknown` are options that do not exist.
 pub(super) fn run(args: &CheckArgs, unknown: Vec<String>) -> anyhow::Result<()> {
-    let config = run::own_config(&args.run, unknown)?;
+    let (environment, unknown) = run::environment(unknown);
+    let config = run::config(&args.run, unknown, &environment)?;
     let is_in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     let scope = Scope { issues: args.issue, is_in_pod };
     let findings = super::block_on(async { Ok(check::check(config, scope).await) })?;

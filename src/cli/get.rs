@@ -2,17 +2,19 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, bail};
 use prost::Message as _;
 use serde_json::{Value, json};
-use tokio::net::UnixStream;
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Request, Status};
 
+use super::{NoAgent, connect, note, sds_socket};
 use crate::clock::{Clock, span};
-use crate::config::{DEFAULT_SOCKET, parse_duration};
+use crate::config::parse_duration;
 use crate::pki::certificate::Certificate;
 use crate::pki::key::PrivateKey;
 use crate::pki::{crl, pem};
@@ -23,6 +25,12 @@ use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
 use crate::rpc;
 
+/// Between rounds in which something was missing, where the agent has not let them take longer.
+const PAUSE: Duration = Duration::from_millis(500);
+/// How long the agent may hold back an answer with --wait: so often it is told what is missing.
+const ROUND: Duration = Duration::from_secs(2);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Fetch secrets from an SDS socket and show them.
 ///
 /// Names are default (the workload's key pair) and ROOTCA (its trust roots). Private keys are shown only with
@@ -32,18 +40,22 @@ pub(super) struct GetArgs {
     /// Resource names
     #[arg(value_name = "NAME", default_values = ["default", "ROOTCA"])]
     names: Vec<String>,
-    /// The socket to ask
-    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
-    socket: PathBuf,
-    /// What to print: a table, the certificates as PEM, or JSON
+    /// The socket to ask [default: ATTACHE_SOCKET, else /var/run/secrets/workload-spiffe-uds/socket]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// What to print: a table, the certificates as PEM, JSON, or none
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Output::Table)]
     output: Output,
     /// Print private keys too (with pem and json)
     #[arg(long)]
     show_key: bool,
-    /// How long to wait for secrets that are not there yet
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_duration)]
-    timeout: Duration,
+    /// Wait until all of them are there and valid, and the agent too: for init containers. What is missing is told on
+    /// standard error when that changes. A name that the agent does not know is not waited for
+    #[arg(long)]
+    wait: bool,
+    /// How long to wait for secrets that are not there yet [default: 5s; with --wait without an end]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    timeout: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -51,11 +63,22 @@ enum Output {
     Table,
     Pem,
     Json,
+    None,
 }
+
+/// What became of each name.
+type Answers = Vec<(String, Result<Shown, Status>)>;
 
 /// Asks, and prints to standard output.
 pub(super) fn run(args: &GetArgs) -> anyhow::Result<()> {
-    let answers = super::block_on(fetch(args))?;
+    let socket = sds_socket(args.socket.as_deref());
+    let ask = async {
+        match args.wait {
+            true => wait(&socket, args).await,
+            false => fetch(&socket, &args.names, args.timeout.unwrap_or(DEFAULT_TIMEOUT)).await,
+        }
+    };
+    let answers = super::block_on(ask)?;
     let now = Clock::system().now();
     let mut out = Vec::new();
     let mut missing = Vec::new();
@@ -72,6 +95,7 @@ pub(super) fn run(args: &GetArgs) -> anyhow::Result<()> {
             Output::Table => out.extend_from_slice(shown.table(now).as_bytes()),
             Output::Pem => shown.write_pem(args.show_key, &mut out),
             Output::Json => values.push(shown.json(args.show_key)),
+            Output::None => {}
         }
     }
     if args.output == Output::Json {
@@ -91,23 +115,86 @@ fn explain(name: &str, status: &Status) -> String {
     }
 }
 
+/// Asks again and again until all names are there and valid, or can't come.
+async fn wait(socket: &Path, args: &GetArgs) -> anyhow::Result<Answers> {
+    let deadline = args.timeout.map(|timeout| Instant::now() + timeout);
+    let left = || deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let mut told = None;
+    loop {
+        let patience = left().unwrap_or(ROUND).min(ROUND);
+        let missing = match fetch(socket, &args.names, patience).await {
+            Ok(answers) => {
+                let answers: Answers =
+                    answers.into_iter().map(|(name, it)| (name, it.and_then(valid))).collect();
+                let failed = |(name, it): &(String, Result<Shown, Status>)| {
+                    Some((name.clone(), it.as_ref().err()?.clone()))
+                };
+                let failed: Vec<_> = answers.iter().filter_map(failed).collect();
+                let can_not_come =
+                    |status: &Status| matches!(status.code(), Code::NotFound | Code::Unimplemented);
+                if failed.is_empty() || failed.iter().any(|(_, status)| can_not_come(status)) {
+                    return Ok(answers);
+                }
+                let explained = failed.iter().map(|(name, status)| explain(name, status));
+                explained.collect::<Vec<_>>().join("; ")
+            }
+            // That this user may not connect does not change by itself.
+            Err(error) if is_forbidden(&error) => return Err(error),
+            Err(error) => super::told(&error),
+        };
+        if left().is_some_and(|left| left.is_zero()) {
+            let timeout = args.timeout.unwrap_or_default();
+            bail!("not there within {}: {missing}", humantime::format_duration(timeout));
+        }
+        if told.as_ref() != Some(&missing) {
+            note(&format!("waiting: {missing}"));
+            told = Some(missing);
+        }
+        tokio::time::sleep(left().unwrap_or(PAUSE).min(PAUSE)).await;
+    }
+}
+
+fn is_forbidden(error: &anyhow::Error) -> bool {
+    let refused = error.downcast_ref::<NoAgent>();
+    refused.is_some_and(|refused| refused.source.kind() == std::io::ErrorKind::PermissionDenied)
+}
+
+/// What Envoy can use now. Attaché sends nothing else but for a clock that differs.
+fn valid(shown: Shown) -> Result<Shown, Status> {
+    let now = Clock::system().now();
+    let is_valid = |one: &Certificate| one.not_before <= now && now < one.not_after;
+    let unfit = |why: &str| Err(Status::unavailable(format!("{}: {why}", shown.name)));
+    match (&shown.key, shown.certificates.first()) {
+        (Some(key), _) if !key.fits => unfit("the private key does not fit"),
+        (_, Some(first)) if is_valid(first) => Ok(shown),
+        (_, Some(first)) => unfit(&validity(first, now)),
+        (_, None) => unfit("it holds no certificate"),
+    }
+}
+
 /// Each name is asked for by itself, so that one that is missing tells its own reason.
-async fn fetch(args: &GetArgs) -> anyhow::Result<Vec<(String, Result<Shown, Status>)>> {
-    let socket = args.socket.display();
-    let io = UnixStream::connect(&args.socket).await.with_context(|| {
-        format!("connecting to {socket} failed; is `attache run` running, and is --socket the same?")
-    })?;
-    let client = async |connection| {
+async fn fetch(socket: &Path, names: &[String], patience: Duration) -> anyhow::Result<Answers> {
+    let io = connect(socket).await?;
+    let ask = async |connection| {
         let client =
             SecretDiscoveryServiceClient::with_origin(connection, http::Uri::from_static("http://attache"));
+        // At the same time: the patience is for all of them.
+        let asked: Vec<_> = names
+            .iter()
+            .map(|name| {
+                let (client, name) = (client.clone(), name.clone());
+                AbortOnDropHandle::new(tokio::spawn(async move { fetch_one(client, &name, patience).await }))
+            })
+            .collect();
         let mut answers = Vec::new();
-        for name in &args.names {
-            let answer = fetch_one(client.clone(), name, args.timeout).await;
+        for (name, asked) in names.iter().zip(asked) {
+            let answer = asked.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())));
             answers.push((name.clone(), answer.and_then(Shown::new)));
         }
         answers
     };
-    rpc::with_connection(io, client).await.with_context(|| format!("{socket} does not speak HTTP/2"))
+    let asked = rpc::with_connection(io, ask).await;
+    asked.with_context(|| format!("{} does not speak HTTP/2", socket.display()))
 }
 
 async fn fetch_one(

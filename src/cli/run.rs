@@ -2,28 +2,32 @@
 
 use crate::app;
 use crate::config::{Config, Environment, Mistakes, RunArgs};
+use crate::systemd::Started;
 use crate::telemetry;
 
 /// Runs the agent. `unknown` are options that do not exist.
 pub(super) fn run(args: &RunArgs, unknown: Vec<String>) -> anyhow::Result<()> {
-    let config = own_config(args, unknown)?;
+    let (environment, unknown) = environment(unknown);
+    // First of all, before their numbers are something else's.
+    let started = Started::new(&environment)?;
+    let config = config(args, unknown, &environment)?;
     let log = telemetry::init(&config.log);
-    super::block_on(app::run(config, log))
+    super::block_on(app::run(config, log, started))
 }
 
-/// The configuration in this process's environment.
-pub(super) fn own_config(args: &RunArgs, mut unknown: Vec<String>) -> Result<Config, Mistakes> {
+/// This process's environment; what can't be read of it is added to the mistakes.
+pub(super) fn environment(mut mistakes: Vec<String>) -> (Environment, Vec<String>) {
     let mut environment = Environment::new();
     for (name, value) in std::env::vars_os() {
         match (name.into_string(), value.into_string()) {
             (Ok(name), Ok(value)) => drop(environment.insert(name, value)),
             (Ok(name), Err(_)) if name.starts_with("ATTACHE_") => {
-                unknown.push(format!("{name} is not UTF-8"))
+                mistakes.push(format!("{name} is not UTF-8"))
             }
             _ => {}
         }
     }
-    config(args, unknown, &environment)
+    (environment, mistakes)
 }
 
 /// The configuration, or all that is wrong with it; what is unknown goes first.

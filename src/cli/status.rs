@@ -9,7 +9,7 @@ use http::Method;
 use serde_json::Value;
 
 use super::admin::AdminArgs;
-use super::paint;
+use super::{note, paint};
 use crate::clock::{Clock, span};
 
 /// How often `--watch` looks.
@@ -23,7 +23,7 @@ pub(super) struct StatusArgs {
     /// What to print: a table, or JSON (its shape is described in docs/status.md)
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Output::Table)]
     output: Output,
-    /// Print it anew each second
+    /// Print it anew each second, until interrupted; an agent that is gone is waited for
     #[arg(long)]
     watch: bool,
     #[command(flatten)]
@@ -40,8 +40,26 @@ enum Output {
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<()> {
     let is_terminal = std::io::stdout().is_terminal();
     super::block_on(async {
+        let mut is_known = false;
+        let mut gone = None;
         loop {
-            let report = args.agent.call(Method::GET, "/v1/status", Duration::from_secs(10)).await?;
+            let answered = args.agent.call(Method::GET, "/v1/status", Duration::from_secs(10)).await;
+            let report = match answered {
+                Ok(report) => report,
+                // One that was never there is most likely another one's path.
+                Err(error) if !is_known => return Err(error),
+                Err(error) => {
+                    let why = super::told(&error);
+                    if gone.as_ref() != Some(&why) {
+                        note(&format!("the agent is gone: {why}; it is waited for"));
+                    }
+                    gone = Some(why);
+                    tokio::time::sleep(PERIOD).await;
+                    continue;
+                }
+            };
+            is_known = args.watch;
+            gone = None;
             let text = match args.output {
                 Output::Table => table(&report, Clock::system().now(), is_terminal),
                 Output::Json => format!("{report:#}\n"),

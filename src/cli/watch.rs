@@ -7,14 +7,13 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use prost::Message as _;
 use serde_json::json;
-use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Request;
 
 use super::get::Shown;
+use super::{connect, note, sds_socket};
 use crate::clock::Clock;
-use crate::config::DEFAULT_SOCKET;
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::extensions::transport_sockets::tls::v3::Secret;
@@ -34,9 +33,9 @@ pub(super) struct WatchArgs {
     /// Resource names
     #[arg(value_name = "NAME", default_values = ["default", "ROOTCA"])]
     names: Vec<String>,
-    /// The socket to ask
-    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
-    socket: PathBuf,
+    /// The socket to ask [default: ATTACHE_SOCKET, else /var/run/secrets/workload-spiffe-uds/socket]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
     /// What to print: a table for each push, or one line of JSON
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Output::Table)]
     output: Output,
@@ -64,18 +63,9 @@ pub(super) fn run(args: &WatchArgs) -> anyhow::Result<()> {
     })
 }
 
-/// What is no push goes to standard error.
-fn note(words: &str) {
-    let _ = writeln!(std::io::stderr(), "attache: {words}");
-}
-
 async fn watch(args: &WatchArgs, was_connected: &mut bool) -> anyhow::Result<()> {
-    let socket = args.socket.display();
-    let io = UnixStream::connect(&args.socket).await.map_err(|error| {
-        anyhow::anyhow!(
-            "connecting to {socket} failed: {error}; is `attache run` running, and is --socket the same?"
-        )
-    })?;
+    let socket = sds_socket(args.socket.as_deref());
+    let io = connect(&socket).await?;
     let talk = async |connection| {
         let mut client =
             SecretDiscoveryServiceClient::with_origin(connection, http::Uri::from_static("http://attache"));
@@ -100,7 +90,7 @@ async fn watch(args: &WatchArgs, was_connected: &mut bool) -> anyhow::Result<()>
         anyhow::Ok(())
     };
     let ended = rpc::with_connection(io, talk).await;
-    ended.with_context(|| format!("{socket} does not speak HTTP/2, or the connection broke"))?
+    ended.with_context(|| format!("{} does not speak HTTP/2, or the connection broke", socket.display()))?
 }
 
 fn print(output: Output, push: &DiscoveryResponse) -> anyhow::Result<()> {

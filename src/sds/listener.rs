@@ -15,11 +15,11 @@ use crate::plain_file;
 /// Connections that wait to be accepted. The kernel cuts it to `net.core.somaxconn`.
 const BACKLOG: u32 = 1024;
 
-/// A listening socket whose file goes when it is dropped.
+/// A listening socket whose file goes when it is dropped, if we have made it.
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
-    file: SocketFile,
+    file: Option<SocketFile>,
 }
 
 /// The path of a socket of ours.
@@ -87,11 +87,16 @@ impl Listener {
         // Nobody can connect before `listen`, so there is no moment with a wider mode.
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed)?;
         let socket = socket.listen(BACKLOG).map_err(failed)?;
-        Ok(Self { socket, file })
+        Ok(Self { socket, file: Some(file) })
+    }
+
+    /// A socket that somebody else has opened, with its file.
+    pub fn passed(socket: std::os::unix::net::UnixListener) -> io::Result<Self> {
+        Ok(Self { socket: UnixListener::from_std(socket)?, file: None })
     }
 
     /// The socket, and the guard that removes its file when dropped.
-    pub fn into_parts(self) -> (UnixListener, SocketFile) {
+    pub fn into_parts(self) -> (UnixListener, Option<SocketFile>) {
         (self.socket, self.file)
     }
 }

@@ -1,0 +1,195 @@
+//! Those who wait for the agent: by its ready file, by `attache get --wait`; and those who look on for long.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+use tokio::time::timeout;
+use tonic::Code;
+
+use crate::output::wait_until;
+use crate::support::fake_ca::{FakeCa, Mood};
+use crate::support::files::spiffe;
+use crate::support::process::{Agent, PATIENCE, Process, attache, failure, output, strs};
+
+async fn refusing_ca(folder: &Path) -> FakeCa {
+    let ca = FakeCa::start(folder, &spiffe("web")).await;
+    ca.set(Mood::Refuse(Code::PermissionDenied));
+    ca
+}
+
+/// Has the CA asked at once.
+pub async fn renew(socket: &str) {
+    let renewed = output(&["renew", "--socket", socket]).await;
+    assert!(renewed.status.success(), "{}", String::from_utf8_lossy(&renewed.stderr));
+}
+
+#[tokio::test]
+async fn the_ready_file_is_there_while_the_agent_is_ready() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("place");
+    std::fs::create_dir(&place).unwrap();
+    let ready = place.join("ready");
+    let ca = refusing_ca(folder.path()).await;
+    let mut options = ca.client(folder.path());
+    options.extend(["--ready-file", ready.to_str().unwrap(), "--cert-ttl", "6s"].map(str::to_owned));
+    // What a run that was killed has left.
+    std::fs::write(&ready, "attache is ready (process 1)\n").unwrap();
+    let mut agent = Agent::start(folder.path(), "agent", &strs(&options));
+    agent.process.wait_log("no new certificate").await;
+    assert!(!ready.exists());
+
+    // A disk that takes nothing is told of once, and tried again.
+    std::fs::remove_dir(&place).unwrap();
+    ca.set(Mood::Good);
+    let socket = agent.socket.to_str().unwrap().to_owned();
+    renew(&socket).await;
+    let (_, line) = agent.process.wait_log("the ready file can't be written").await;
+    assert!(line.contains(" WARN ") && line.contains("--ready-file"), "{line}");
+    std::fs::create_dir(&place).unwrap();
+    wait_until("the file is there", || ready.exists()).await;
+    assert_eq!(std::fs::metadata(&ready).unwrap().permissions().mode() & 0o777, 0o644);
+    let pid = agent.process.pid().as_raw_nonzero();
+    assert_eq!(std::fs::read_to_string(&ready).unwrap(), format!("attache is ready (process {pid})\n"));
+    assert_eq!(std::fs::read_dir(&place).unwrap().count(), 1);
+
+    // Another agent that can't start leaves it alone.
+    let same = [&["run", "--socket", &socket], &strs(&options)[..]].concat();
+    let (code, error) = failure(&same).await;
+    assert!(code == 1 && error.contains("belongs to a live agent") && ready.exists(), "{error}");
+
+    ca.set(Mood::Refuse(Code::Unavailable));
+    agent.process.wait_log("not ready any more").await;
+    wait_until("the file is gone", || !ready.exists()).await;
+    ca.set(Mood::Good);
+    renew(&socket).await;
+    wait_until("the file is there again", || ready.exists()).await;
+    agent.process.signal(Signal::TERM);
+    assert_eq!(agent.process.ended().await.code(), Some(0));
+    assert!(!ready.exists());
+    assert_eq!(agent.process.count("the ready file can't be"), 1);
+
+    std::fs::remove_dir(&place).unwrap();
+    let (code, error) = failure(&same).await;
+    assert!(code == 1 && error.contains("create or mount it") && error.contains("--ready-file"), "{error}");
+}
+
+#[tokio::test]
+async fn get_waits_for_the_agent_and_for_all_secrets() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = refusing_ca(folder.path()).await;
+    let socket = folder.path().join("agent.sock");
+    let get = |more: &[&str]| {
+        let mut command = attache(&[&["get", "--wait"], more].concat());
+        command.env("ATTACHE_SOCKET", &socket);
+        command
+    };
+    // Without an agent: no longer than it may.
+    let gone = get(&["--timeout", "300ms"]).output().await.unwrap();
+    let error = String::from_utf8(gone.stderr).unwrap();
+    assert!(gone.status.code() == Some(1) && error.contains("not there within 300ms: connecting"), "{error}");
+
+    let mut waiting = Process::start(get(&["--output", "none"]));
+    waiting.wait_log("waiting: connecting to").await;
+    let agent = Agent::start(folder.path(), "agent", &strs(&ca.client(folder.path())));
+    waiting.wait_log("PermissionDenied").await;
+    let late = get(&["default", "--timeout", "1s"]).output().await.unwrap();
+    let error = String::from_utf8(late.stderr).unwrap();
+    let last = error.lines().last().unwrap();
+    assert!(
+        late.status.code() == Some(1) && last.contains("not there within 1s: no secret \"default\""),
+        "{error}"
+    );
+    assert!(last.contains("PermissionDenied"), "{error}");
+    // What can't come is not waited for.
+    let unknown = get(&["nobody", "default"]).output().await.unwrap();
+    let error = String::from_utf8(unknown.stderr).unwrap();
+    assert!(
+        unknown.status.code() == Some(1) && error.contains("unknown resource name \"nobody\""),
+        "{error}"
+    );
+
+    ca.set(Mood::Good);
+    renew(socket.to_str().unwrap()).await;
+    assert_eq!(waiting.ended().await.code(), Some(0), "{}", waiting.log());
+    let silent = get(&["--output", "none"]).output().await.unwrap();
+    assert!(silent.status.success() && silent.stdout.is_empty() && silent.stderr.is_empty());
+    let shown = get(&["ROOTCA"]).output().await.unwrap();
+    assert!(shown.status.success() && shown.stdout.starts_with(b"ROOTCA: trust bundle"));
+    drop(agent);
+}
+
+/// A command that goes on, and what it prints.
+struct Running {
+    lines: Lines<BufReader<ChildStdout>>,
+    errors: tokio::process::ChildStderr,
+    _child: Child,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { lines, errors: child.stderr.take().unwrap(), _child: child }
+    }
+
+    /// The next line with `words`.
+    async fn wait(&mut self, words: &str) -> String {
+        wait(&mut self.lines, words).await
+    }
+
+    /// The next line with `words` on standard error.
+    async fn wait_error(&mut self, words: &str) -> String {
+        wait(&mut BufReader::new(&mut self.errors).lines(), words).await
+    }
+}
+
+async fn wait<IO: tokio::io::AsyncBufRead + Unpin>(lines: &mut Lines<IO>, words: &str) -> String {
+    let found = timeout(PATIENCE, async {
+        loop {
+            let line = lines.next_line().await.unwrap().expect("it has ended");
+            if line.contains(words) {
+                return line;
+            }
+        }
+    });
+    found.await.unwrap_or_else(|_| panic!("{words:?} does not come"))
+}
+
+#[tokio::test]
+async fn watch_and_status_go_on_when_the_agent_restarts() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let mut agent = Agent::ready(folder.path(), "web", &strs(&ca.client(folder.path()))).await;
+    let socket = agent.socket.to_str().unwrap().to_owned();
+    let mut command = attache(&["watch", "default", "--output", "json"]);
+    command.env("ATTACHE_SOCKET", &socket);
+    let mut watching = Running::start(command);
+    let serial = |line: String| {
+        let push: serde_json::Value = serde_json::from_str(&line).unwrap();
+        push["secret"]["certificates"][0]["serial"].as_str().unwrap().to_owned()
+    };
+    let mut told = vec![serial(watching.wait("\"version\"").await)];
+    let mut looking = Running::start(attache(&["status", "--watch", "--socket", &socket]));
+    looking.wait("ready; CA: citadel").await;
+    // A renewal is pushed.
+    renew(&socket).await;
+    told.push(serial(watching.wait("\"version\"").await));
+
+    agent.process.kill().await;
+    watching.wait_error("connecting anew").await;
+    looking.wait_error("the agent is gone: connecting to the admin socket").await;
+    agent.restart();
+    told.push(serial(watching.wait("\"version\"").await));
+    looking.wait(&format!("process {},", agent.process.pid().as_raw_nonzero())).await;
+    told.dedup();
+    assert_eq!(told.len(), 3, "{told:?}");
+
+    let (code, error) = failure(&["watch", "--socket", "/nowhere/socket"]).await;
+    assert!(code == 1 && error.contains("/nowhere/socket") && error.contains("attache run"), "{error}");
+    let (code, error) = failure(&["status", "--watch", "--socket", "/nowhere/socket"]).await;
+    assert!(code == 1 && error.contains("/nowhere/admin.sock"), "{error}");
+}

@@ -1,0 +1,261 @@
+//! The agent as systemd runs it: what it tells, sockets that it is given, and the units in `examples/systemd`.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tokio::net::{UnixDatagram, UnixStream};
+use tokio::process::Command;
+use tokio::time::timeout;
+use tonic::Code;
+
+use crate::output::wait_until;
+use crate::readiness::renew;
+use crate::support::fake_ca::{FakeCa, Mood};
+use crate::support::files::spiffe;
+use crate::support::process::{Agent, PATIENCE, Process, attache, failure, output, strs};
+use crate::support::sds::{Stream, on_connection};
+
+/// A service manager: it records what it is told.
+struct Manager {
+    socket: UnixDatagram,
+    path: PathBuf,
+    told: Vec<String>,
+}
+
+impl Manager {
+    fn new(folder: &Path) -> Self {
+        let path = folder.join("notify");
+        Self { socket: UnixDatagram::bind(&path).unwrap(), path, told: Vec::new() }
+    }
+
+    /// The next message.
+    async fn next(&mut self) -> String {
+        let mut buffer = [0; 4096];
+        let received = timeout(PATIENCE, self.socket.recv(&mut buffer)).await;
+        let length = received.unwrap_or_else(|_| panic!("no word after {:?}", self.told)).unwrap();
+        let message = String::from_utf8(buffer[..length].to_vec()).unwrap();
+        self.told.push(message.clone());
+        message
+    }
+
+    /// The next message with `words`.
+    async fn wait(&mut self, words: &str) -> String {
+        loop {
+            let message = self.next().await;
+            if message.contains(words) {
+                return message;
+            }
+        }
+    }
+
+    fn start(&self, folder: &Path, options: &[String], watchdog: Option<&str>) -> Agent {
+        Agent::start_as(folder, "agent", &strs(options), |mut command| {
+            command.env("NOTIFY_SOCKET", &self.path).env("PATH", "/usr/bin:/bin");
+            command.envs(watchdog.map(|period| ("WATCHDOG_USEC", period)));
+            command
+        })
+    }
+}
+
+#[tokio::test]
+async fn the_service_manager_is_told_how_it_stands_and_a_hook_can_not_speak_for_the_agent() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut manager = Manager::new(folder.path());
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    ca.set(Mood::Refuse(Code::PermissionDenied));
+    let (out, seen) = (folder.path().join("out"), folder.path().join("seen"));
+    let hook = format!("env > {0}.new && mv {0}.new {0}", seen.display());
+    let mut options = ca.client(folder.path());
+    options.extend(["--output-dir", out.to_str().unwrap(), "--output-hook", &hook].map(str::to_owned));
+    let mut agent = manager.start(folder.path(), &options, None);
+    let status = manager.wait("PermissionDenied").await;
+    assert!(status.starts_with("STATUS=not ready: default: ") && status.lines().count() == 1, "{status}");
+    ca.set(Mood::Good);
+    let socket = agent.socket.to_str().unwrap().to_owned();
+    renew(&socket).await;
+    assert_eq!(manager.wait("READY=1").await, "READY=1\nSTATUS=ready");
+    agent.process.wait_log(" ready ").await;
+    // Dependents find files, too.
+    assert!(out.join("key.pem").exists());
+    wait_until("the hook has run", || seen.exists()).await;
+    let seen = std::fs::read_to_string(seen).unwrap();
+    assert!(seen.contains("ATTACHE_OUTPUT_DIR") && !seen.contains("NOTIFY_SOCKET"), "{seen}");
+
+    // The CA fails, the certificate is good: it is told, and the service stays ready.
+    ca.set(Mood::Refuse(Code::PermissionDenied));
+    assert_eq!(failure(&["renew", "--socket", &socket]).await.0, 1);
+    let status = manager.next().await;
+    assert!(status.starts_with("STATUS=ready; not renewed: default: "), "{status}");
+    ca.set(Mood::Good);
+    renew(&socket).await;
+    assert_eq!(manager.next().await, "STATUS=ready");
+
+    agent.process.signal(Signal::TERM);
+    assert_eq!(manager.next().await, "STOPPING=1\nSTATUS=stopping");
+    assert_eq!(agent.process.ended().await.code(), Some(0));
+    assert!(!manager.told.iter().any(|message| message.contains("WATCHDOG")), "{:?}", manager.told);
+}
+
+#[tokio::test]
+async fn the_watchdog_is_fed_twice_in_its_period_where_there_is_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut manager = Manager::new(folder.path());
+    let ca_dir = folder.path().join("ca").display().to_string();
+    let options = ["--ca", "embedded", "--ca-dir", &ca_dir].map(str::to_owned);
+    let agent = manager.start(folder.path(), &options, Some("300000"));
+    manager.wait("WATCHDOG=1").await;
+    let first = Instant::now();
+    for _ in 0..4 {
+        manager.wait("WATCHDOG=1").await;
+    }
+    // A machine that is busy makes it later, never sooner. The first may have lain there for a while.
+    assert!(first.elapsed() > Duration::from_millis(3 * 150 - 20), "{:?}", first.elapsed());
+    // An agent that hangs says nothing.
+    agent.process.signal(Signal::STOP);
+    let drained = timeout(Duration::from_millis(450), async {
+        loop {
+            manager.next().await;
+        }
+    });
+    assert!(drained.await.is_err());
+    assert!(timeout(Duration::from_millis(300), manager.socket.readable()).await.is_err());
+    agent.process.signal(Signal::CONT);
+    manager.wait("WATCHDOG=1").await;
+
+    for (name, value) in [("NOTIFY_SOCKET", "relative"), ("WATCHDOG_USEC", "often")] {
+        let mut command = attache(&["run", "--ca", "none"]);
+        command.env("NOTIFY_SOCKET", &manager.path).env(name, value);
+        let failed = command.output().await.unwrap();
+        let error = String::from_utf8(failed.stderr).unwrap();
+        assert!(failed.status.code() == Some(1) && error.contains(&format!("{name}=\"{value}\"")), "{error}");
+    }
+}
+
+/// The path of one of systemd's tools, fetched by the first test that needs it.
+async fn tool(name: &str) -> PathBuf {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-systemd");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let output = Command::new(&script).arg(name).env("CARGO_TARGET_DIR", target).output().await;
+    let output = output.unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
+    assert!(output.status.success(), "no {name}:\n{}", String::from_utf8_lossy(&output.stderr));
+    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+}
+
+/// Waits for somebody to connect, and starts an agent then.
+async fn activate(folder: &Path, listen: &[&str]) -> Process {
+    let mut command = Command::new(tool("systemd-socket-activate").await);
+    let (ca_dir, admin) = (folder.join("ca"), folder.join("elsewhere/admin"));
+    command.env_clear().kill_on_drop(true).stdin(std::process::Stdio::null()).args(listen);
+    command.arg(env!("CARGO_BIN_EXE_attache")).args(["run", "--ca", "embedded", "--ca-dir"]).arg(ca_dir);
+    command.args(["--status-address", "none", "--cert-dir", "/nowhere", "--socket"]).arg(admin);
+    Process::start(command)
+}
+
+/// Connects, once somebody listens.
+async fn connect(path: &str) -> UnixStream {
+    let connected = timeout(PATIENCE, async {
+        loop {
+            match UnixStream::connect(path).await {
+                Ok(io) => return io,
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    });
+    connected.await.expect("nobody listens")
+}
+
+#[tokio::test]
+async fn passed_sockets_are_served_and_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (sds, admin) = (path("sds"), path("admin"));
+    let (sds_path, admin_path) = (sds.to_str().unwrap(), admin.to_str().unwrap());
+    let cases: [(&[&str], PathBuf); 2] = [
+        (&["-l", sds_path], path("admin.sock")),
+        (&["-l", admin_path, "-l", sds_path, "--fdname=admin:sds"], admin.clone()),
+    ];
+    for (listen, admin) in cases {
+        let mut agent = activate(folder.path(), listen).await;
+        let _early = connect(sds_path).await;
+        // It is there before the agent is: who connects is served once it has come.
+        on_connection(&sds, async |client| {
+            let mut stream = Stream::open(&client, &["default"]).await.unwrap();
+            stream.next().await.unwrap();
+        })
+        .await;
+        let (_, line) = agent.wait_log("attache serves").await;
+        assert!(line.contains(&format!("socket={sds_path}")), "{line}");
+        let status = output(&["status", "--admin-socket", admin.to_str().unwrap()]).await;
+        assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
+        agent.signal(Signal::TERM);
+        assert_eq!(agent.ended().await.code(), Some(0));
+        assert!(sds.exists() && listen.contains(&admin_path) == admin.exists());
+        std::fs::remove_file(&sds).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_passed_and_is_no_socket_of_ours_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (one, other) = (path("one"), path("other"));
+    let mut datagrams = activate(folder.path(), &["--datagram", "-l", &one]).await;
+    wait_until("it is bound", || Path::new(&one).exists()).await;
+    UnixDatagram::unbound().unwrap().send_to(b"wake up", &one).await.unwrap();
+    let (_, line) = datagrams.wait_log("attache: ").await;
+    assert!(line.contains("is no Unix stream socket") && line.contains("ListenStream="), "{line}");
+    assert_eq!(datagrams.ended().await.code(), Some(1));
+    std::fs::remove_file(&one).unwrap();
+
+    for names in ["--fdname=sds:third", "--fdname=sds:sds"] {
+        let mut agent = activate(folder.path(), &["-l", &one, "-l", &other, names]).await;
+        let _peer = connect(&other).await;
+        let (_, line) = agent.wait_log("attache: ").await;
+        assert!(line.contains("FileDescriptorName="), "{line}");
+        assert_eq!(agent.ended().await.code(), Some(1));
+        std::fs::remove_file(&one).unwrap();
+        std::fs::remove_file(&other).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_units_are_what_systemd_takes_and_expose_little() {
+    let folder = tempfile::tempdir().unwrap();
+    let analyze = tool("systemd-analyze").await;
+    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/systemd");
+    for unit in ["attache.service", "attache.socket"] {
+        let text = std::fs::read_to_string(units.join(unit)).unwrap();
+        // What is run must be there.
+        let text = text.replace("/usr/local/bin/attache", env!("CARGO_BIN_EXE_attache"));
+        std::fs::write(folder.path().join(unit), text).unwrap();
+    }
+    // Where systemd is not installed, the units of its package are beside the tool. Then come the machine's.
+    let home = analyze.parent().unwrap().display();
+    let units_of_systemd = format!("{home}/root/lib/systemd/system:{home}/root/usr/lib/systemd/system:");
+    let analyzed = async |arguments: &[&str]| {
+        let mut command = Command::new(&analyze);
+        command.args(arguments).current_dir(folder.path()).env("SYSTEMD_UNIT_PATH", &units_of_systemd);
+        let output = command.output().await.unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(said).unwrap())
+    };
+    let verified = analyzed(&["verify", "./attache.service", "./attache.socket"]).await;
+    assert_eq!(verified, (true, String::new()));
+    // 1.5 as they are; 9.6 is what a unit without any of this has.
+    let (is_less, said) =
+        analyzed(&["security", "--offline=yes", "--threshold=20", "./attache.service"]).await;
+    assert!(is_less && said.contains("Overall exposure level"), "{said}");
+
+    // The options in it are the agent's.
+    let service = std::fs::read_to_string(units.join("attache.service")).unwrap();
+    let help = String::from_utf8(output(&["run", "--help"]).await.stdout).unwrap();
+    let (_, command) = service.split_once("\nExecStart=").unwrap();
+    let command: String =
+        command.lines().take_while(|line| line.contains("  --") || line.ends_with('\\')).collect();
+    let options: Vec<_> = command.split_whitespace().filter(|word| word.starts_with("--")).collect();
+    assert!(options.len() > 5, "{command}");
+    for option in options {
+        assert!(help.contains(option), "{option}");
+    }
+}
