@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,7 @@ use crate::cache::{Cache, Workload};
 use crate::clock::Clock;
 use crate::config::{ADMIN_SOCKET, AdminSocket, Config, Provider};
 use crate::generation::Place;
+use crate::hardening::ConfineError;
 use crate::history::History;
 use crate::metrics::Metrics;
 use crate::output::Output;
@@ -48,24 +49,20 @@ use crate::source::workload::WorkloadSource;
 use crate::status::Status;
 use crate::systemd::Started;
 use crate::telemetry::LogLevel;
-use crate::{command, limits, readiness, rpc};
+use crate::{command, exposure, hardening, limits, readiness, rpc};
 
 /// The one workload there is.
 const WORKLOAD: Workload = Workload(0);
-
-/// Keeps other processes of this user, and core files, from the keys in this process's memory.
-pub fn protect_memory() {
-    use rustix::process::{DumpableBehavior, set_dumpable_behavior};
-    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        tracing::warn!(%error, "core files can't be forbidden; keys may get into them");
-    }
-}
 
 /// Runs the agent until SIGTERM or SIGINT, with what it was `given` at its start.
 pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut signals = Signals::new()?;
-    protect_memory();
+    hardening::protect_memory();
+    // A command may be meant to have more rights than we do: by sudo, say.
+    if !runs_commands(&config) {
+        hardening::refuse_new_privileges();
+    }
     command::allow_many_files();
     for note in &config.notes {
         tracing::warn!("{note}");
@@ -83,22 +80,22 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     let calls = TaskTracker::new();
 
     // The sockets first: what can't be taken is said before anybody is asked for a certificate.
-    let sds_path = given.sds.as_ref().map_or(&config.socket, |passed| &passed.path).clone();
     let listener = match given.sds {
-        Some(passed) => Ok(Listener::passed(passed.listener).context("taking over the SDS socket failed")?),
+        Some(passed) => Ok(Listener::passed(passed).context("taking over the SDS socket failed")?),
         None => Listener::bind(&config.socket, config.socket_mode, "--socket"),
     };
     // Nobody may take a dead agent's word for ours. A live one's stays: it goes on.
     let is_taken = matches!(listener, Err(ListenError::Taken { .. }));
-    let ready_file = config.ready_file.filter(|_| !is_taken).map(ReadyFile::claim).transpose()?;
+    let ready_file = config.ready_file.clone().filter(|_| !is_taken).map(ReadyFile::claim).transpose()?;
     let listener = listener?;
-    let (socket, socket_file) = listener.into_parts();
+    let sds_path = listener.path().to_owned();
     let admin_socket = match given.admin {
-        Some(passed) => {
-            Some(Listener::passed(passed.listener).context("taking over the admin socket failed")?)
-        }
-        None => config.admin_socket.map(|socket| bind_admin(socket, &sds_path)).transpose()?.flatten(),
+        Some(passed) => Some(Listener::passed(passed).context("taking over the admin socket failed")?),
+        None => config.admin_socket.as_ref().map(|it| bind_admin(it, &sds_path)).transpose()?.flatten(),
     };
+    for concern in exposure::concerns(&config, &sds_path, admin_socket.as_ref().map(Listener::path)) {
+        tracing::warn!("{concern}");
+    }
     let status = bind_http(config.status_address, "--status-address", "probes and metrics").await?;
     let page = bind_http(config.admin_address, "--admin-address", "the status page").await?;
     let (status_address, page_address) = (address_of(&status), address_of(&page));
@@ -109,6 +106,13 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
         tasks.spawn(serve_http("the status address", listener, serve, calls.clone(), stop.clone()));
     }
 
+    if config.landlock {
+        // Before there are other threads.
+        let sockets = [Some(&listener), admin_socket.as_ref()].into_iter().flatten();
+        let ours = sockets.filter_map(Listener::own_folder).chain(ready_file.as_ref().map(ReadyFile::folder));
+        confine(&config, ours.map(Path::to_owned).collect())?;
+    }
+    let (socket, socket_file) = listener.into_parts();
     let cert_dir =
         config.files.mounted.first().and_then(Place::home).map(|folder| folder.display().to_string());
     let debounce = config.files.debounce;
@@ -224,11 +228,11 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     Ok(())
 }
 
-/// The admin socket, beside the SDS socket unless somebody wants it elsewhere. Two agents may have their SDS sockets in one folder: there the second one goes without, unless
-/// somebody wants it.
-fn bind_admin(socket: AdminSocket, sds: &Path) -> anyhow::Result<Option<Listener>> {
-    let path = if socket.is_named { socket.path } else { sds.with_file_name(ADMIN_SOCKET) };
-    match Listener::bind(&path, 0o600, "--admin-socket") {
+/// The admin socket, beside the SDS socket unless somebody wants it elsewhere. Two agents may have their SDS sockets in
+/// one folder: there the second one goes without, unless somebody wants it.
+fn bind_admin(socket: &AdminSocket, sds: &Path) -> anyhow::Result<Option<Listener>> {
+    let path = if socket.is_named { &socket.path } else { &sds.with_file_name(ADMIN_SOCKET) };
+    match Listener::bind(path, 0o600, "--admin-socket") {
         Ok(listener) => Ok(Some(listener)),
         Err(error) if socket.is_named => Err(error.into()),
         Err(error) => {
@@ -236,6 +240,30 @@ fn bind_admin(socket: AdminSocket, sds: &Path) -> anyhow::Result<Option<Listener
             Ok(None)
         }
     }
+}
+
+/// Keeps the process in `folders` and those that the options name, which are made first.
+fn confine(config: &Config, mut folders: Vec<PathBuf>) -> Result<(), ConfineError> {
+    if let Some(state) = &config.workload.state {
+        folders.push(hardening::made(state.path(), 0o700)?);
+    }
+    if let Some(output) = &config.output {
+        folders.push(hardening::made(&output.folder, 0o777)?);
+    }
+    for provider in &config.providers {
+        if let Provider::Embedded { folder } = provider {
+            folders.push(hardening::made(folder, 0o777)?);
+        }
+    }
+    folders.sort();
+    folders.dedup();
+    hardening::confine(&folders)
+}
+
+/// Whether there are programs that we start.
+fn runs_commands(config: &Config) -> bool {
+    let has_hook = config.output.as_ref().is_some_and(|output| output.hook.is_some());
+    has_hook || config.providers.iter().any(|provider| matches!(provider, Provider::Exec { .. }))
 }
 
 /// The client of the CA that `provider` says.

@@ -23,6 +23,7 @@ use crate::config::{Config, Provider};
 use crate::credential::Token;
 use crate::generation::Place;
 use crate::metrics::Metrics;
+use crate::plain_file;
 use crate::sds::listener::{Occupant, occupant};
 use crate::secret::SecretName;
 use crate::source::files::FileSource;
@@ -136,7 +137,7 @@ impl Findings {
     fn socket(&mut self, config: &Config, scope: Scope) -> bool {
         let path = &config.socket;
         let shown = path.display();
-        if let Err(words) = writable_folder(parent(path)) {
+        if let Err(words) = writable_folder(plain_file::folder_of(path)) {
             self.note(
                 State::Error,
                 "socket",
@@ -465,10 +466,6 @@ impl Findings {
             Err(past) => format!("EXPIRED at {shown} ({} ago)", span(past.duration())),
         }
     }
-}
-
-fn parent(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Whether files can be made in `folder`; if not, why.

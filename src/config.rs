@@ -75,6 +75,8 @@ pub struct Config {
     pub status_address: Option<SocketAddr>,
     /// The file that is there while the agent is ready, if there is to be one.
     pub ready_file: Option<PathBuf>,
+    /// Whether the kernel is to keep the agent in its folders.
+    pub landlock: bool,
     /// How long open calls may take to end after SIGTERM.
     pub drain_timeout: Duration,
     /// What is logged.
@@ -188,6 +190,7 @@ impl Config {
             })
             .or(Some(SocketAddr::from(([127, 0, 0, 1], 15055))));
         let admin_address = admin_address(r, args, status_address, &mut notes);
+        let landlock = landlock(r, args, &providers, output.as_ref());
         let ready_file = r.text("ready-file", &args.ready_file, &[]).value.map(PathBuf::from);
         let drain_timeout =
             r.duration("drain-timeout", &args.drain_timeout, &[], Duration::ZERO).or(Duration::from_secs(5));
@@ -220,6 +223,7 @@ impl Config {
             admin_address,
             status_address,
             ready_file,
+            landlock,
             drain_timeout,
             log,
             notes,
@@ -289,6 +293,27 @@ fn admin_address(
         ));
     }
     Some(address)
+}
+
+/// Whether to confine the agent; not where it is to start commands.
+fn landlock(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    providers: &[Provider],
+    output: Option<&output::Settings>,
+) -> bool {
+    let landlock = r.switch("landlock", args.landlock, &[]);
+    let hook = output.and_then(|output| output.hook.as_ref()).map(|_| "--output-hook");
+    let exec =
+        providers.iter().any(|provider| matches!(provider, Provider::Exec { .. })).then_some("--ca exec");
+    let is_wanted = landlock.value == Some(true);
+    for command in hook.into_iter().chain(exec).filter(|_| is_wanted) {
+        r.mistake(format!(
+            "{} and {command} contradict each other: with the first no command can be run; drop one of them",
+            landlock.from
+        ));
+    }
+    is_wanted
 }
 
 /// What is written for other programs.

@@ -10,6 +10,7 @@ pub mod limits;
 pub mod pki;
 pub mod plain_file;
 pub mod command;
+pub mod hardening;
 pub mod proto;
 pub mod secret;
 pub mod generation;
@@ -36,6 +37,7 @@ pub mod ready_file;
 // wiring
 pub mod config;
 pub mod systemd;
+pub mod exposure;
 pub mod inject;
 pub mod app;
 pub mod check;

@@ -58,6 +58,11 @@ pub fn read_inside(path: &Path, limit: u64, inside: &[PathBuf]) -> io::Result<Ze
     if is_inside(&real) { content(file, limit) } else { Err(outside()) }
 }
 
+/// The folder in which `path` is a name.
+pub fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 fn open(path: &Path) -> io::Result<File> {
     // The kubelet swaps the link on the way (`..data`) and deletes what it led to: a look in between finds nothing.
     let is_swapped = |error: &io::Error| error.kind() == io::ErrorKind::NotFound && path.is_symlink();

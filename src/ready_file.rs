@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::backoff::{Backoff, Repeats};
-use crate::plain_file;
+use crate::plain_file::{self, folder_of};
 use crate::readiness::Standing;
 
 /// How the file begins. What begins otherwise is somebody else's, and is left alone.
@@ -48,7 +48,7 @@ pub enum ReadyFileError {
 impl ReadyFile {
     /// Takes `path`: what a run that was killed has left there is removed.
     pub fn claim(path: PathBuf) -> Result<Self, ReadyFileError> {
-        if let Err(source) = fs::read_dir(folder(&path)) {
+        if let Err(source) = fs::read_dir(folder_of(&path)) {
             return Err(ReadyFileError::Folder { path, source });
         }
         match plain_file::read(&path, LIMIT) {
@@ -65,6 +65,11 @@ impl ReadyFile {
             Ok(_) | Err(_) => return Err(ReadyFileError::Foreign { path }),
         }
         Ok(Self { path, is_there: false, repeats: Repeats::default() })
+    }
+
+    /// Where it is written.
+    pub fn folder(&self) -> &Path {
+        folder_of(&self.path)
     }
 
     /// Keeps the file as `standing` has it, until nobody tells of that any more.
@@ -118,10 +123,6 @@ impl Drop for ReadyFile {
             tracing::warn!(path = %self.path.display(), %error, "the ready file could not be removed");
         }
     }
-}
-
-fn folder(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Puts the file there whole: nobody sees a half of it.

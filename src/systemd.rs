@@ -17,6 +17,7 @@ use crate::backoff::{Backoff, Repeats};
 use crate::config::Environment;
 use crate::limits;
 use crate::readiness::{self, Standing};
+use crate::sds::listener::Passed;
 
 /// The name of the SDS socket among those that are passed.
 const SDS: &str = "sds";
@@ -35,15 +36,6 @@ pub struct Started {
     pub sds: Option<Passed>,
     /// The admin socket.
     pub admin: Option<Passed>,
-}
-
-/// A listening socket that somebody else has opened; its file is theirs, and stays.
-#[derive(Debug)]
-pub struct Passed {
-    /// The socket.
-    pub listener: UnixListener,
-    /// Where it is.
-    pub path: PathBuf,
 }
 
 /// What is wrong with what the service manager gave us.

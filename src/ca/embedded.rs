@@ -28,7 +28,8 @@ use crate::{limits, plain_file};
 /// The root's file in the CA's folder. The names are those of Istio's plug-in CA.
 pub const ROOT_FILE: &str = "root-cert.pem";
 const INTERMEDIATE_FILE: &str = "ca-cert.pem";
-const KEY_FILE: &str = "ca-key.pem";
+/// The file of the key that signs.
+pub const KEY_FILE: &str = "ca-key.pem";
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Both CA certificates.

@@ -51,6 +51,17 @@ impl From<TokenFile> for Settings {
     }
 }
 
+impl Settings {
+    /// The file with the workload's own token, if there is one.
+    pub fn file(&self) -> Option<&TokenFile> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Service { service: Service::Exchange(exchange), .. } => Some(&exchange.subject),
+            Self::Service { service: Service::Metadata(_), .. } => None,
+        }
+    }
+}
+
 impl Service {
     async fn fetch(&self, patience: Duration, now: SystemTime) -> Result<Granted, NoToken> {
         let fetched = match self {
@@ -234,11 +245,7 @@ impl TokenSource {
 
     /// The file with the workload's own token, from which its identity follows; none where there is no such file.
     pub fn file(&self) -> Option<&TokenFile> {
-        match &self.settings {
-            Settings::File(file) => Some(file),
-            Settings::Service { service: Service::Exchange(exchange), .. } => Some(&exchange.subject),
-            Settings::Service { service: Service::Metadata(_), .. } => None,
-        }
+        self.settings.file()
     }
 
     /// A token for a call. The caller sets the deadline; one that gives up holds nobody back.

@@ -16,11 +16,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing_subscriber::filter::Targets;
 
-use crate::app::{Signals, protect_memory};
+use crate::app::Signals;
 use crate::ca::embedded::DevelopmentCa;
 use crate::ca::server::{CaServer, Settings};
 use crate::clock::Clock;
 use crate::config::parse_duration;
+use crate::hardening::{protect_memory, refuse_new_privileges};
 use crate::identity::SpiffeId;
 use crate::pki::certificate::Certificate;
 use crate::proto::istio::v1::auth::istio_certificate_service_server::IstioCertificateServiceServer;
@@ -95,6 +96,7 @@ pub(super) fn run(args: &CaArgs) -> anyhow::Result<()> {
 
 async fn serve(args: CaArgs) -> anyhow::Result<()> {
     protect_memory();
+    refuse_new_privileges();
     let clock = Clock::system();
     let open = || DevelopmentCa::open(&args.ca_dir, clock.clone());
     let (ca, tls_ca) = (open()?, open()?);

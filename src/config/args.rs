@@ -249,6 +249,10 @@ pub struct RunArgs {
     /// How long open calls may take to end after SIGTERM [default: 5s]
     #[arg(long, value_name = "DURATION", help_heading = "Operation")]
     pub drain_timeout: Option<String>,
+    /// From the start on, write only in the folders of the sockets, of --output-dir, --state-dir, --ca-dir and
+    /// --ready-file, and execute nothing (so not with commands): the kernel sees to it (Linux 5.13, the better the newer)
+    #[arg(long, help_heading = "Operation")]
+    pub landlock: bool,
     /// error, warn, info, debug or trace; TARGET=LEVEL,… for parts [default: info] [ATTACHE_LOG]
     #[arg(long, value_name = "LEVEL", help_heading = "Operation")]
     pub log_level: Option<String>,

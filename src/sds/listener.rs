@@ -19,7 +19,17 @@ const BACKLOG: u32 = 1024;
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
+    path: PathBuf,
     file: Option<SocketFile>,
+}
+
+/// A listening socket that somebody else has opened; its file is theirs, and stays.
+#[derive(Debug)]
+pub struct Passed {
+    /// The socket, which does not block.
+    pub listener: std::os::unix::net::UnixListener,
+    /// Where it is.
+    pub path: PathBuf,
 }
 
 /// The path of a socket of ours.
@@ -71,10 +81,7 @@ impl Listener {
     pub fn bind(path: &Path, mode: u32, option: &'static str) -> Result<Self, ListenError> {
         ListenError::check_path(path, option)?;
         let failed = |source| ListenError::Io { path: path.to_owned(), source, option };
-        let folder = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
+        let folder = plain_file::folder_of(path);
         let no_folder =
             |source| ListenError::Folder { path: path.to_owned(), folder: folder.to_owned(), source, option };
         // Two agents that start together must not both take the place of a dead one: one looks after the other.
@@ -87,12 +94,22 @@ impl Listener {
         // Nobody can connect before `listen`, so there is no moment with a wider mode.
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed)?;
         let socket = socket.listen(BACKLOG).map_err(failed)?;
-        Ok(Self { socket, file: Some(file) })
+        Ok(Self { socket, path: path.to_owned(), file: Some(file) })
     }
 
-    /// A socket that somebody else has opened, with its file.
-    pub fn passed(socket: std::os::unix::net::UnixListener) -> io::Result<Self> {
-        Ok(Self { socket: UnixListener::from_std(socket)?, file: None })
+    /// A socket that somebody else has opened. Its file is theirs.
+    pub fn passed(passed: Passed) -> io::Result<Self> {
+        Ok(Self { socket: UnixListener::from_std(passed.listener)?, path: passed.path, file: None })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder in which the socket is to be removed; none if that is not for us to do.
+    pub fn own_folder(&self) -> Option<&Path> {
+        self.file.as_ref().map(|file| plain_file::folder_of(&file.path))
     }
 
     /// The socket, and the guard that removes its file when dropped.

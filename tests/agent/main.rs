@@ -29,6 +29,7 @@ mod failover;
 mod files;
 mod foreign_bytes;
 mod get;
+mod hardening;
 mod inotify;
 mod issuance;
 mod istio;
