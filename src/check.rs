@@ -21,6 +21,7 @@ use crate::cache::{Cache, Key, Workload};
 use crate::clock::{Clock, span};
 use crate::config::{Config, Provider};
 use crate::credential::Token;
+use crate::exposure;
 use crate::generation::Place;
 use crate::metrics::Metrics;
 use crate::plain_file;
@@ -99,6 +100,11 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
     f.options(&config);
     let is_running = f.socket(&config, scope);
     f.status_address(config.status_address, scope, is_running);
+    f.page(config.admin_address, is_running);
+    let admin = config.admin_socket.as_ref().map(|socket| socket.path.as_path());
+    for concern in exposure::concerns(&config, &config.socket, admin) {
+        f.note(State::Warning, "modes", concern);
+    }
     f.folders(&config);
     f.mounted(&config);
     f.crls(&config);
@@ -207,11 +213,24 @@ impl Findings {
         }
     }
 
+    fn page(&mut self, address: Option<SocketAddr>, is_running: bool) {
+        let Some(address) = address else { return };
+        match TcpListener::bind(address) {
+            Err(error) if !is_running => self.note(
+                State::Error,
+                "status page",
+                format!("listening on {address} failed: {error}; choose another --admin-address, or none"),
+            ),
+            _ => self.note(State::Ok, "status page", address.to_string()),
+        }
+    }
+
     /// Folders that are written to, later.
     fn folders(&mut self, config: &Config) {
         let output = config.output.as_ref().map(|output| ("--output-dir", output.folder.as_path()));
         let state = config.workload.state.as_ref().map(|state| ("--state-dir", state.path()));
-        for (option, folder) in output.into_iter().chain(state) {
+        let ready = config.ready_file.as_deref().map(|file| ("--ready-file in", plain_file::folder_of(file)));
+        for (option, folder) in output.into_iter().chain(state).chain(ready) {
             // It is made when there is something to write.
             let there = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
             match writable_folder(there) {

@@ -1,5 +1,7 @@
 //! `attache check`: what it says of a set-up that works, and of each thing that does not.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use serde_json::Value;
 use tonic::Code;
 
@@ -108,6 +110,16 @@ async fn each_thing_that_is_wrong_is_named_with_the_way_out() {
         assert!(code == 1 && error.contains("error"), "{line:?}: {code} {error}");
     }
     assert!(ca.calls().is_empty(), "no certificate is asked for");
+    let base: Vec<_> = base.iter().flat_map(|(option, value)| [*option, value.as_str()]).collect();
+    let page = ["--admin-address", &taken, "--ready-file", &path("no/ready")];
+    let (findings, ..) = check(&[&base[..], &page].concat(), &[]).await;
+    has(&findings, "error status page", "choose another --admin-address");
+    let open = path("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (findings, ..) = check(&[&base[..], &["--state-dir", &open]].concat(), &[]).await;
+    has(&findings, "warning modes", "take that right away");
     let (_, code, error) = check(&["--ca", "embedded", "--bogus", "--cert-ttl", "soon"], &[]).await;
     assert!(code == 2 && error.contains("--bogus") && error.contains("soon"), "{code} {error}");
 }
