@@ -300,7 +300,7 @@ impl Endpoint {
         match error {
             // A bad signature: a root of the same name, but another key.
             Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
-                format!("its certificate is not signed by {trusted}; set {roots} to the root of this server")
+                format!("its certificate is not signed by {trusted}; set {roots} to its root")
             }
             Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },

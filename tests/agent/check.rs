@@ -6,7 +6,7 @@ use serde_json::Value;
 use tonic::Code;
 
 use crate::support::fake_ca::{FakeCa, Mood, Tls};
-use crate::support::files::{Mounted, spiffe, token};
+use crate::support::files::{Mounted, spiffe, token, write_token};
 use crate::support::process::{Agent, Ca, PATIENCE, attache, strs};
 
 /// The findings as lines `STATE ABOUT: TEXT`, the exit code, and what stands on standard error.
@@ -41,7 +41,7 @@ async fn a_good_set_up_is_ok_and_nothing_is_changed() {
     // A real CA, over TLS, asked in earnest.
     let ca = Ca::start(folder.path()).await;
     let jwt = path("token");
-    std::fs::write(&jwt, token("web", "istio-ca", 3600)).unwrap();
+    write_token(jwt.as_ref(), &token("web", "istio-ca", 3600));
     let root = format!("{ca_dir}/root-cert.pem");
     let with_ca = [
         "--issue",
@@ -60,6 +60,7 @@ async fn a_good_set_up_is_ok_and_nothing_is_changed() {
     has(&findings, "ok token", "audience [istio-ca], valid until");
     has(&findings, "ok identity", &spiffe("web"));
     has(&findings, "ok issuance", &spiffe("web"));
+    assert!(findings.iter().all(|line| line.starts_with("ok ")), "{findings:#?}");
     assert!(!folder.path().join("state").exists(), "what is for the agent alone is left alone");
     assert!(!folder.path().join("sds.sock").exists());
 }
@@ -89,7 +90,7 @@ async fn each_thing_that_is_wrong_is_named_with_the_way_out() {
         (&["--token-file", &path("none")], "error token", "--token-file"),
         (&["--token-file", &path("old")], "error token", "EXPIRED"),
         (&["--token-file", &path("other")], "warning token", "a token for the audience istio-ca"),
-        (&["--ca-root", &another], "error CA", "set --ca-root to the root of this server"),
+        (&["--ca-root", &another], "error CA", "set --ca-root to its root"),
         (&["--output-dir", &path("good/below")], "error folders", "is not a folder; mend that"),
     ];
     let base = [

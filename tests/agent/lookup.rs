@@ -140,13 +140,8 @@ async fn why_the_ca_is_not_reached_is_found() {
     let token = &options[2..];
     let cases = [
         (free.to_string(), &own, "is it running, and is --ca-address right?", "unreachable"),
-        (ca.address.to_string(), &other, "set --ca-root to the root of this CA", "tls"),
-        (
-            plain.address.to_string(),
-            &own,
-            "is this a TLS port? Plaintext needs http:// in --ca-address",
-            "tls",
-        ),
+        (ca.address.to_string(), &other, "its certificate is not signed by", "tls"),
+        (plain.address.to_string(), &own, "is this a TLS port? Plaintext needs http:// in", "tls"),
         (ca.address.to_string(), &missing, "the CA's roots can't be read", "roots"),
     ];
     for (address, root, words, outcome) in cases {

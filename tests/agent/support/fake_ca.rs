@@ -257,7 +257,7 @@ impl FakeCa {
     /// The options with which an agent uses it, with a token in `folder`.
     pub fn client(&self, folder: &Path) -> Vec<String> {
         let token = folder.join("token");
-        std::fs::write(&token, super::files::token("web", "istio-ca", 3600)).unwrap();
+        super::files::write_token(&token, &super::files::token("web", "istio-ca", 3600));
         let address = format!("{}://{}", self.scheme, self.address);
         ["--ca-address", &address, "--token-file", token.to_str().unwrap()].map(str::to_owned).to_vec()
     }

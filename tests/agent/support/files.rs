@@ -1,7 +1,8 @@
 //! Files that others would mount: tokens, certificates.
 
+use std::fs::Permissions;
 use std::net::IpAddr;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -25,6 +26,12 @@ pub fn token(account: &str, audience: &str, lifetime: i64) -> String {
     });
     let part = |value: serde_json::Value| URL_SAFE_NO_PAD.encode(value.to_string());
     format!("{}.{}.c2lnbmF0dXJl", part(json!({ "alg": "RS256" })), part(claims))
+}
+
+/// Writes a token as somebody does who keeps it from others.
+pub fn write_token(file: &Path, token: &str) {
+    std::fs::write(file, token).unwrap();
+    std::fs::set_permissions(file, Permissions::from_mode(0o600)).unwrap();
 }
 
 /// `spiffe://cluster.local/ns/default/sa/ACCOUNT`.

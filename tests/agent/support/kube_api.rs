@@ -97,8 +97,8 @@ impl KubeApi {
         let address = listener.local_addr().unwrap();
         let token = folder.join("token");
         if !token.exists() {
-            std::fs::write(&token, super::files::token("web", "https://kubernetes.default.svc", 3600))
-                .unwrap();
+            let text = super::files::token("web", "https://kubernetes.default.svc", 3600);
+            super::files::write_token(&token, &text);
         }
         let state = Arc::new(State {
             mood: Mutex::new(Mood::Good),

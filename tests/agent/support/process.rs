@@ -311,7 +311,7 @@ impl Ca {
     /// The options with which an agent uses it, with a fresh token for `account`.
     pub fn client(&self, account: &str) -> Vec<String> {
         let token = self.folder.join(format!("{account}.token"));
-        std::fs::write(&token, super::files::token(account, "istio-ca", 3600)).unwrap();
+        super::files::write_token(&token, &super::files::token(account, "istio-ca", 3600));
         let root = self.folder.join("ca/root-cert.pem");
         let options = [
             ("--ca-address", self.address.to_string()),
