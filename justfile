@@ -17,7 +17,7 @@ check:
 test *arguments:
     cargo test --locked {{arguments}}
 
-# The figures of the README
+# The figures of docs/performance.md
 bench:
     cargo bench --locked
 
