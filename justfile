@@ -21,6 +21,10 @@ test *arguments:
 bench:
     cargo bench --locked
 
+# README's own commands in a fresh clone, with the time that they take
+newcomer:
+    examples/newcomer
+
 # Two Envoys over mutual TLS while their certificates are renewed
 demo *arguments:
     examples/mtls/run {{arguments}}

@@ -24,6 +24,7 @@ mod client_cert;
 mod command_line;
 mod conformance;
 mod crl;
+mod docs;
 mod envoy_sds;
 mod failover;
 mod files;
