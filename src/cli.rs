@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use tokio::net::UnixStream;
 
 use crate::config::{DEFAULT_SOCKET, Mistakes, RunArgs};
@@ -51,13 +51,29 @@ enum Command {
     Inject(inject::InjectArgs),
 }
 
+// `attache run` by itself: to describe all commands takes time, and memory that the agent would keep. A doc comment here
+// would be the help's.
+#[derive(Debug, Parser)]
+#[command(name = "run", bin_name = "attache run", max_term_width = 100)]
+struct RunLine {
+    #[command(flatten)]
+    args: RunArgs,
+}
+
 /// Exit codes: 0 stopped as asked, 1 failed while running, 2 wrong use.
 const FAILED: u8 = 1;
 const WRONG_USE: u8 = 2;
 
 /// Runs the command line `arguments` (with the program's name first).
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let outcome = match parse(arguments.into_iter().collect()) {
+    let mut arguments: Vec<_> = arguments.into_iter().collect();
+    let parsed = if arguments.get(1).is_some_and(|command| command == "run") {
+        arguments.remove(0);
+        parse::<RunLine>(arguments).map(|(line, unknown)| (Command::Run(line.args), unknown))
+    } else {
+        parse::<Cli>(arguments).map(|(line, unknown)| (line.command, unknown))
+    };
+    let outcome = match parsed {
         Ok((Command::Run(args), unknown)) => run::run(&args, unknown),
         Ok((Command::Check(args), unknown)) => check::run(&args, unknown),
         Ok((_, unknown)) if !unknown.is_empty() => Err(Mistakes(unknown).into()),
@@ -96,11 +112,11 @@ fn told(error: &anyhow::Error) -> String {
 }
 
 /// Parses all of it, and collects unknown options instead of stopping at the first.
-fn parse(mut arguments: Vec<OsString>) -> Result<(Command, Vec<String>), clap::Error> {
+fn parse<P: Parser>(mut arguments: Vec<OsString>) -> Result<(P, Vec<String>), clap::Error> {
     let mut unknown = Vec::new();
     loop {
-        let error = match Cli::try_parse_from(&arguments) {
-            Ok(cli) => return Ok((cli.command, unknown)),
+        let error = match P::try_parse_from(&arguments) {
+            Ok(line) => return Ok((line, unknown)),
             Err(error) => error,
         };
         let text = |kind| match error.get(kind) {
@@ -122,7 +138,7 @@ fn parse(mut arguments: Vec<OsString>) -> Result<(Command, Vec<String>), clap::E
         unknown.push(format!("unknown option {name}{}", hint.unwrap_or_default()));
         let removed = arguments.remove(at);
         // Its value, if it has one, is not a mistake of its own.
-        let is_command = |text: &str| Cli::command().find_subcommand(text).is_some();
+        let is_command = |text: &str| P::command().find_subcommand(text).is_some();
         let is_value = |next: &OsString| {
             let next = next.to_string_lossy();
             !next.starts_with('-') && !is_command(&next)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use serde_json::json;
 
-use super::Command;
+use super::RunLine;
 use crate::ca::endpoint::Roots;
 use crate::ca::token;
 use crate::ca::vault::{self, Access};
@@ -142,10 +142,8 @@ fn read(file: &Path) -> anyhow::Result<String> {
 fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
     let run_args: Vec<String> =
         std::iter::once("run".to_owned()).chain(args.options.iter().cloned()).collect();
-    let line = std::iter::once("attache").chain(run_args.iter().map(String::as_str)).map(OsString::from);
-    let (run, unknown) = match super::parse(line.collect()) {
-        Ok((Command::Run(run), unknown)) => (run, unknown),
-        Ok(_) => bail!("the options behind -- are not those of attache run"),
+    let (run, unknown) = match super::parse::<RunLine>(run_args.iter().map(OsString::from).collect()) {
+        Ok((line, unknown)) => (line.args, unknown),
         Err(error) => {
             let text = error.to_string();
             let text = text.trim_start_matches("error: ").lines().next().unwrap_or_default().to_owned();
