@@ -1,34 +1,26 @@
 //! Puts the parts together. The only place that spawns what lives as long as the agent.
 
+mod provider;
+mod sockets;
+
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub(crate) use self::provider::certificate_authority;
+use self::sockets::{Server, Sockets};
 use crate::admin::Admin;
-use crate::ca::cfssl::Cfssl;
-use crate::ca::citadel::Citadel;
-use crate::ca::embedded::{DevelopmentCa, Embedded};
-use crate::ca::exec::Exec;
-use crate::ca::failover::{Failover, Member};
-use crate::ca::google_cas::GoogleCas;
-use crate::ca::grpc::Connections;
-use crate::ca::kubernetes::Kubernetes;
-use crate::ca::rest;
-use crate::ca::token::TokenSource;
-use crate::ca::vault::Vault;
+use crate::ca::failover::Failover;
 use crate::cache::{Cache, Workload};
 use crate::clock::Clock;
-use crate::config::{ADMIN_SOCKET, AdminSocket, Config, Provider};
+use crate::config::{Config, Provider};
 use crate::generation::Place;
 use crate::hardening::ConfineError;
 use crate::history::History;
@@ -40,7 +32,7 @@ use crate::readiness::{Follower, Standing};
 use crate::ready_file::ReadyFile;
 use crate::report::{About, Reporter};
 use crate::sds::SecretDiscovery;
-use crate::sds::listener::{ListenError, Listener};
+use crate::sds::listener::Listener;
 use crate::sds::peers::Peers;
 use crate::source::crl::CrlSource;
 use crate::source::files::FileSource;
@@ -49,7 +41,7 @@ use crate::source::workload::WorkloadSource;
 use crate::status::Status;
 use crate::systemd::Started;
 use crate::telemetry::LogLevel;
-use crate::{command, exposure, hardening, limits, readiness, rpc};
+use crate::{command, exposure, hardening, limits, readiness};
 
 /// The one workload there is.
 const WORKLOAD: Workload = Workload(0);
@@ -79,40 +71,27 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     let mut tasks = JoinSet::new();
     let calls = TaskTracker::new();
 
-    // The sockets first: what can't be taken is said before anybody is asked for a certificate.
-    let listener = match given.sds {
-        Some(passed) => Ok(Listener::passed(passed).context("taking over the SDS socket failed")?),
-        None => Listener::bind(&config.socket, config.socket_mode, "--socket"),
-    };
-    // Nobody may take a dead agent's word for ours. A live one's stays: it goes on.
-    let is_taken = matches!(listener, Err(ListenError::Taken { .. }));
-    let ready_file = config.ready_file.clone().filter(|_| !is_taken).map(ReadyFile::claim).transpose()?;
-    let listener = listener?;
-    let sds_path = listener.path().to_owned();
-    let admin_socket = match given.admin {
-        Some(passed) => Some(Listener::passed(passed).context("taking over the admin socket failed")?),
-        None => config.admin_socket.as_ref().map(|it| bind_admin(it, &sds_path)).transpose()?.flatten(),
-    };
-    for concern in exposure::concerns(&config, &sds_path, admin_socket.as_ref().map(Listener::path)) {
+    // First of all: what can't be taken is said before anybody is asked for a certificate.
+    let Sockets { sds, admin, status, page, ready_file } =
+        Sockets::open(&config, given.sds, given.admin).await?;
+    for concern in exposure::concerns(&config, sds.path(), admin.as_ref().map(Listener::path)) {
         tracing::warn!("{concern}");
     }
-    let status = bind_http(config.status_address, "--status-address", "probes and metrics").await?;
-    let page = bind_http(config.admin_address, "--admin-address", "the status page").await?;
-    let (status_address, page_address) = (address_of(&status), address_of(&page));
+    let (status_address, page_address) = (sockets::address_of(&status), sockets::address_of(&page));
+    let server = Server { calls: calls.clone(), stop: stop.clone() };
     if let Some(listener) = status {
         let status =
             Status::new(cache.clone(), metrics.clone(), clock.clone(), watcher.clone(), stop.clone());
         let serve = move |io| status.clone().serve(io);
-        tasks.spawn(serve_http("the status address", listener, serve, calls.clone(), stop.clone()));
+        tasks.spawn(server.clone().http("the status address", listener, serve));
     }
 
     if config.landlock {
         // Before there are other threads.
-        let sockets = [Some(&listener), admin_socket.as_ref()].into_iter().flatten();
+        let sockets = [Some(&sds), admin.as_ref()].into_iter().flatten();
         let ours = sockets.filter_map(Listener::own_folder).chain(ready_file.as_ref().map(ReadyFile::folder));
         confine(&config, ours.map(Path::to_owned).collect())?;
     }
-    let (socket, socket_file) = listener.into_parts();
     let cert_dir =
         config.files.mounted.first().and_then(Place::home).map(|folder| folder.display().to_string());
     let debounce = config.files.debounce;
@@ -128,7 +107,7 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     let cas = Failover::new(cas.collect::<Result<_, _>>()?);
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
-        socket = %sds_path.display(),
+        socket = %sds.path().display(),
         ca = cas.provider(),
         because = config.provider_reason,
         cert_dir,
@@ -141,7 +120,7 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     tasks.spawn(history.clone().follow(cache.clone(), WORKLOAD, clock.clone()));
     let about = About {
         started: clock.now(),
-        socket: sds_path,
+        socket: sds.path().to_owned(),
         provider: cas.provider(),
         cas: cas.in_order().map(str::to_owned).collect(),
     };
@@ -154,21 +133,13 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
         let page = Page { reporter: reporter.clone(), is_local };
         let stopped = stop.clone();
         let serve = move |io| page.clone().serve(io, stopped.clone());
-        tasks.spawn(serve_http("the admin address", listener, serve, calls.clone(), stop.clone()));
+        tasks.spawn(server.clone().http("the admin address", listener, serve));
     }
     let mut admin_file = None;
-    if let Some(listener) = admin_socket {
+    if let Some(listener) = admin {
         let (socket, file) = listener.into_parts();
         admin_file = file;
-        let admin = Admin { reporter, workload: WORKLOAD, log };
-        let (calls, stop) = (calls.clone(), stop.clone());
-        tasks.spawn(async move {
-            let serve = |io| {
-                let (admin, stop) = (admin.clone(), stop.clone());
-                drop(calls.spawn(async move { admin.serve(io, stop).await }));
-            };
-            rpc::accept("the admin socket", |cx| socket.poll_accept(cx), serve, &stop).await;
-        });
+        tasks.spawn(server.clone().admin(socket, Admin { reporter, workload: WORKLOAD, log }));
     }
     if !cas.is_empty() {
         let (cache, clock, metrics) = (&cache, clock.clone(), metrics.clone());
@@ -186,20 +157,8 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     let peers = Peers::new(config.allowed, metrics.clone());
     let service = SecretDiscovery::new(cache.clone(), WORKLOAD, metrics, clock.clone(), stop.clone());
     let service = SecretDiscoveryServiceServer::new(service).max_decoding_message_size(limits::REQUEST_BYTES);
-    tasks.spawn({
-        let (calls, stop) = (calls.clone(), stop.clone());
-        async move {
-            let serve = |io| {
-                let Some(place) = peers.admit(&io) else { return };
-                let served = rpc::serve(io, service.clone(), stop.clone());
-                calls.spawn(async move {
-                    served.await;
-                    drop(place);
-                });
-            };
-            rpc::accept("the SDS socket", |cx| socket.poll_accept(cx), serve, &stop).await;
-        }
-    });
+    let (socket, socket_file) = sds.into_parts();
+    tasks.spawn(server.sds(socket, peers, service));
     let (standing, stands) = watch::channel(Standing::unknown());
     if let Some(file) = ready_file {
         tasks.spawn(calls.track_future(file.run(stands.clone())));
@@ -228,20 +187,6 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     Ok(())
 }
 
-/// The admin socket, beside the SDS socket unless somebody wants it elsewhere. Two agents may have their SDS sockets in
-/// one folder: there the second one goes without, unless somebody wants it.
-fn bind_admin(socket: &AdminSocket, sds: &Path) -> anyhow::Result<Option<Listener>> {
-    let path = if socket.is_named { &socket.path } else { &sds.with_file_name(ADMIN_SOCKET) };
-    match Listener::bind(path, 0o600, "--admin-socket") {
-        Ok(listener) => Ok(Some(listener)),
-        Err(error) if socket.is_named => Err(error.into()),
-        Err(error) => {
-            tracing::info!(reason = %error, "there is no admin socket: attache status, renew and log can't be used");
-            Ok(None)
-        }
-    }
-}
-
 /// Keeps the process in `folders` and those that the options name, which are made first.
 fn confine(config: &Config, mut folders: Vec<PathBuf>) -> Result<(), ConfineError> {
     if let Some(state) = &config.workload.state {
@@ -264,102 +209,6 @@ fn confine(config: &Config, mut folders: Vec<PathBuf>) -> Result<(), ConfineErro
 fn runs_commands(config: &Config) -> bool {
     let has_hook = config.output.as_ref().is_some_and(|output| output.hook.is_some());
     has_hook || config.providers.iter().any(|provider| matches!(provider, Provider::Exec { .. }))
-}
-
-/// The client of the CA that `provider` says.
-pub(crate) fn certificate_authority(provider: Provider, clock: &Clock) -> anyhow::Result<Member> {
-    let name = provider.name();
-    Ok(match provider {
-        Provider::Embedded { folder } => {
-            let ca = DevelopmentCa::open(&folder, clock.clone())?;
-            tracing::warn!(
-                root = %ca.root_file().display(),
-                "the embedded CA is for development: whoever can read its folder can be anybody"
-            );
-            Member::new(&name, Embedded(ca))
-        }
-        Provider::Kubernetes { endpoint, token, signer, roots, key_type } => Member::new(
-            &name,
-            Kubernetes {
-                endpoint,
-                token,
-                signer,
-                roots,
-                key_type,
-                clock: clock.clone(),
-                requests: Mutex::default(),
-            },
-        ),
-        Provider::Cfssl { endpoint, profile, label, auth_key, bundle, headers } => {
-            let headers = rest::headers(&headers);
-            Member::new(&name, Cfssl { endpoint, profile, label, auth_key, bundle, headers })
-        }
-        Provider::Exec { sign, roots } => Member::new(&name, Exec::new(sign, roots)),
-        Provider::Citadel { endpoint, token, client_cert, cluster_id, headers, cert_signer, timeout } => {
-            Member::new(
-                &name,
-                Citadel {
-                    endpoint,
-                    token: TokenSource::new(token, clock.clone()),
-                    client_cert,
-                    repeats: Mutex::default(),
-                    refused: Mutex::default(),
-                    cluster_id,
-                    headers,
-                    cert_signer,
-                    connections: Connections::new(timeout),
-                    clock: clock.clone(),
-                },
-            )
-        }
-        Provider::GoogleCas { endpoint, settings, token, headers, timeout } => {
-            let token = TokenSource::new(token, clock.clone());
-            Member::new(&name, GoogleCas::new(endpoint, settings, token, headers, timeout))
-        }
-        Provider::Vault { endpoint, settings, headers } => {
-            Member::new(&name, Vault::new(endpoint, settings, &headers, clock.clone()))
-        }
-    })
-}
-
-/// A listener for `purpose`, where `option` names an address.
-async fn bind_http(
-    address: Option<SocketAddr>,
-    option: &str,
-    purpose: &str,
-) -> anyhow::Result<Option<TcpListener>> {
-    let Some(address) = address else { return Ok(None) };
-    let listener = TcpListener::bind(address).await;
-    let failed = || format!("listening on {address} for {purpose} failed; choose another {option}, or none");
-    listener.map(Some).with_context(failed)
-}
-
-fn address_of(listener: &Option<TcpListener>) -> Option<SocketAddr> {
-    listener.as_ref()?.local_addr().ok()
-}
-
-/// Takes connections to `listener`, which is `what`, and has each of them served.
-async fn serve_http<F>(
-    what: &'static str,
-    listener: TcpListener,
-    serve: impl Fn(TcpStream) -> F,
-    calls: TaskTracker,
-    stop: CancellationToken,
-) where
-    F: Future<Output = ()> + Send + 'static,
-{
-    let places = Arc::new(Semaphore::new(limits::STATUS_CONNECTIONS));
-    // Whoever comes when all places are taken is turned away, so that probes can't take what Envoy needs.
-    let serve = |io| {
-        if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
-            let served = serve(io);
-            calls.spawn(async move {
-                served.await;
-                drop(place);
-            });
-        }
-    };
-    rpc::accept(what, |cx| listener.poll_accept(cx), serve, &stop).await;
 }
 
 /// Logs when it is ready and when not, and passes on how it stands.
