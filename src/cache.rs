@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_stream::wrappers::WatchStream;
 
+use crate::clock::rfc3339;
 use crate::limits;
 use crate::pki::crl::Crl;
 use crate::secret::{KeyPair, Resource, Revocation, Secret, SecretName, Uncovered, Version};
@@ -67,7 +68,7 @@ impl Entry {
         match &self.good {
             Some(good) if good.secret.not_after() > now => Ok(good),
             Some(good) => {
-                let at = humantime::format_rfc3339_seconds(good.secret.not_after());
+                let at = rfc3339(good.secret.not_after());
                 Err(format!("expired at {at}; {}", self.failure().as_deref().unwrap_or("no newer one came")))
             }
             None => Err(self.failure().unwrap_or_else(|| "not there yet".to_owned())),
@@ -132,15 +133,24 @@ pub struct Observed {
     pub streams: usize,
     /// Streams that ever were.
     arrivals: u64,
-    /// How many of them accepted which version last.
-    pub holding: HashMap<Version, usize>,
+    /// How many of them accepted which version last, by what their clients say that they are called.
+    pub holders: HashMap<(Version, Arc<str>), usize>,
     /// The last rejection, until a later version is accepted.
     pub rejection: Option<Rejection>,
 }
 
 impl Observed {
+    /// How many streams accepted which version last.
+    pub fn holding(&self) -> HashMap<Version, usize> {
+        let mut holding = HashMap::new();
+        for ((version, _), streams) in &self.holders {
+            *holding.entry(version.clone()).or_default() += streams;
+        }
+        holding
+    }
+
     fn is_settled(&self, version: &Version) -> bool {
-        self.holding.get(version).copied().unwrap_or_default() == self.streams
+        self.holding().get(version).copied().unwrap_or_default() == self.streams
             || self.rejection.as_ref().is_some_and(|rejection| rejection.version == *version)
     }
 }
@@ -150,6 +160,8 @@ impl Observed {
 pub struct Rejection {
     /// The version.
     pub version: Version,
+    /// What the client says that it is called.
+    pub node: Arc<str>,
     /// The client's words.
     pub reason: String,
 }
@@ -266,7 +278,7 @@ impl Cache {
         observed.streams += 1;
         observed.arrivals += 1;
         drop(observed);
-        Ok(Subscription { slot, accepted: None })
+        Ok(Subscription { slot, node: "".into(), accepted: None })
     }
 
     /// Drops the entry of a name that was asked for, unless a stream has come back. True if it is gone.
@@ -558,10 +570,17 @@ impl Renewals {
 #[derive(Debug)]
 pub struct Subscription {
     slot: Arc<Slot>,
+    node: Arc<str>,
     accepted: Option<Version>,
 }
 
 impl Subscription {
+    /// Notes what the client says that it is called, for people.
+    pub fn named(mut self, node: Arc<str>) -> Self {
+        self.node = node;
+        self
+    }
+
     /// The entry now and at each change. A slow reader sees the newest state, not every one.
     pub fn changes(&self) -> WatchStream<Entry> {
         WatchStream::new(self.slot.entry.subscribe())
@@ -570,8 +589,8 @@ impl Subscription {
     /// The client accepted `version`.
     pub fn accepted(&mut self, version: Version) {
         let mut observed = lock(&self.slot.observed);
-        Self::let_go(&mut observed, self.accepted.take());
-        *observed.holding.entry(version.clone()).or_default() += 1;
+        Self::let_go(&mut observed, self.accepted.take(), &self.node);
+        *observed.holders.entry((version.clone(), Arc::clone(&self.node))).or_default() += 1;
         if observed.rejection.as_ref().is_some_and(|rejection| rejection.version != version) {
             observed.rejection = None;
         }
@@ -583,17 +602,19 @@ impl Subscription {
     pub fn rejected(&self, version: Version, reason: &str) -> bool {
         let mut observed = lock(&self.slot.observed);
         let is_news = observed.rejection.as_ref().is_none_or(|rejection| rejection.version != version);
-        observed.rejection = Some(Rejection { version, reason: reason.to_owned() });
+        let node = Arc::clone(&self.node);
+        observed.rejection = Some(Rejection { version, node, reason: reason.to_owned() });
         self.slot.verdict.notify_waiters();
         is_news
     }
 
-    fn let_go(observed: &mut Observed, version: Option<Version>) {
+    fn let_go(observed: &mut Observed, version: Option<Version>, node: &Arc<str>) {
         let Some(version) = version else { return };
-        if let Some(count) = observed.holding.get_mut(&version) {
+        let holder = (version, Arc::clone(node));
+        if let Some(count) = observed.holders.get_mut(&holder) {
             *count -= 1;
             if *count == 0 {
-                observed.holding.remove(&version);
+                observed.holders.remove(&holder);
             }
         }
     }
@@ -603,7 +624,7 @@ impl Drop for Subscription {
     fn drop(&mut self) {
         let mut observed = lock(&self.slot.observed);
         observed.streams -= 1;
-        Self::let_go(&mut observed, self.accepted.take());
+        Self::let_go(&mut observed, self.accepted.take(), &self.node);
         if observed.streams == 0 {
             self.slot.deserted.notify_one();
         }
@@ -763,11 +784,11 @@ mod tests {
         assert!(a.rejected(two.clone(), "bad root"));
         assert!(!b.rejected(two.clone(), "bad root"), "the second stream says nothing new");
         let observed = &cache.snapshot()[0].observed;
-        assert_eq!(observed.holding, HashMap::from([(one.clone(), 1), (two, 1)]));
+        assert_eq!(observed.holding(), HashMap::from([(one.clone(), 1), (two, 1)]));
         assert_eq!(observed.rejection.as_ref().unwrap().reason, "bad root");
         drop(b);
         let observed = &cache.snapshot()[0].observed;
-        assert_eq!((observed.streams, &observed.holding), (1, &HashMap::from([(one, 1)])));
+        assert_eq!((observed.streams, observed.holding()), (1, HashMap::from([(one, 1)])));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::ca::citadel;
 use crate::ca::failover::Failover;
 use crate::ca::token::{self, TokenSource};
 use crate::cache::{Cache, Key, Workload};
-use crate::clock::{Clock, span};
+use crate::clock::{Clock, rfc3339, span};
 use crate::config::{Config, Provider};
 use crate::credential::Token;
 use crate::exposure;
@@ -479,7 +479,7 @@ impl Findings {
     }
 
     fn until(&self, end: SystemTime) -> String {
-        let shown = humantime::format_rfc3339_seconds(end);
+        let shown = rfc3339(end);
         match end.duration_since(self.clock.now()) {
             Ok(left) => format!("valid until {shown} ({} left)", span(left)),
             Err(past) => format!("EXPIRED at {shown} ({} ago)", span(past.duration())),

@@ -148,6 +148,26 @@ async fn told(set: &AsyncFd<OwnedFd>) {
     guard.clear_ready();
 }
 
+/// The last moment that RFC 3339 can name, in seconds: the end of the year 9999.
+const LAST: u64 = 253_402_300_799;
+
+/// `moment` for people, to the second. Certificates may begin before 1970, and sums of moments end after 9999: then it is
+/// the first, or the last, that can be shown.
+#[expect(clippy::disallowed_methods, reason = "this is that function")]
+pub fn rfc3339(moment: SystemTime) -> humantime::Rfc3339Timestamp {
+    humantime::format_rfc3339_seconds(shown(moment))
+}
+
+/// The same, to the millisecond.
+#[expect(clippy::disallowed_methods, reason = "this is that function")]
+pub fn rfc3339_millis(moment: SystemTime) -> humantime::Rfc3339Timestamp {
+    humantime::format_rfc3339_millis(shown(moment))
+}
+
+fn shown(moment: SystemTime) -> SystemTime {
+    moment.clamp(SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH + Duration::from_secs(LAST))
+}
+
 /// `duration` in its two largest units: enough to see whether to worry.
 pub fn span(duration: Duration) -> String {
     let seconds = duration.as_secs();
@@ -239,5 +259,19 @@ mod tests {
         for (seconds, expected) in cases {
             assert_eq!(span(Duration::from_secs(seconds)), expected);
         }
+    }
+
+    #[test]
+    fn every_moment_can_be_shown() {
+        let (first, day) = (SystemTime::UNIX_EPOCH, Duration::from_secs(86_400));
+        let last = first + Duration::from_secs(LAST);
+        for (moment, expected) in [
+            (first - 400 * day, "1970-01-01T00:00:00Z"),
+            (first + day, "1970-01-02T00:00:00Z"),
+            (last + day, "9999-12-31T23:59:59Z"),
+        ] {
+            assert_eq!(rfc3339(moment).to_string(), expected);
+        }
+        assert_eq!(rfc3339_millis(first - day).to_string(), "1970-01-01T00:00:00.000Z");
     }
 }

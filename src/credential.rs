@@ -9,6 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use zeroize::Zeroizing;
 
+use crate::clock::rfc3339;
 use crate::identity::ServiceAccount;
 use crate::{limits, plain_file};
 
@@ -117,7 +118,7 @@ impl Token {
     /// What may be wrong with it, in words for somebody whose CA refused it.
     pub fn describe(&self, now: SystemTime) -> String {
         let Some(claims) = &self.claims else { return "the token is not a JWT".to_owned() };
-        let show = humantime::format_rfc3339_seconds;
+        let show = rfc3339;
         let validity = match (claims.not_before, claims.expires) {
             (_, Some(at)) if at <= now => format!("EXPIRED at {}", show(at)),
             (Some(from), _) if from > now => format!("NOT VALID before {}", show(from)),

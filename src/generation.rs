@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use zeroize::Zeroizing;
 
+use crate::clock::rfc3339;
 use crate::pki::certificate::Certificate;
 use crate::pki::key::{NotAKey, PrivateKey};
 use crate::pki::pem::{self, NotPem};
@@ -286,7 +287,7 @@ fn first<T>(places: Vec<Option<Result<Option<T>, FileError>>>) -> Found<T> {
 }
 
 fn show(moment: SystemTime) -> String {
-    humantime::format_rfc3339_seconds(moment).to_string()
+    rfc3339(moment).to_string()
 }
 
 fn check_time(path: &Path, pair: Option<KeyPair>, now: SystemTime) -> Result<Option<KeyPair>, FileError> {

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use tokio::sync::watch;
 
+use crate::backoff::Repeats;
 use crate::cache::{Cache, Entry, Key, Origin, Workload};
 use crate::clock::Clock;
 use crate::limits;
@@ -64,7 +65,7 @@ impl History {
     }
 
     async fn follow_one(self, name: SecretName, mut entry: watch::Receiver<Entry>, clock: Clock) {
-        let (mut served, mut failing) = (None, None);
+        let (mut served, mut failures) = (None, Repeats::default());
         loop {
             let now = entry.borrow_and_update().clone();
             let good = now.good.as_ref();
@@ -79,10 +80,10 @@ impl History {
                     (good.origin, good.secret.to_string(), good.secret.not_after());
                 self.note(&clock, &name, What::Served { version, origin, text, not_before, not_after });
             }
-            let failure = now.failure();
-            if failure != failing {
-                self.note(&clock, &name, failure.clone().map_or(What::Recovered, What::Failing));
-                failing = failure;
+            match now.failure() {
+                Some(reason) if failures.is_news(&reason) => self.note(&clock, &name, What::Failing(reason)),
+                None if failures.recovered() => self.note(&clock, &name, What::Recovered),
+                _ => {}
             }
             if entry.changed().await.is_err() {
                 return;
@@ -124,8 +125,10 @@ mod tests {
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
             history.events().into_iter().map(|event| event.what).collect::<Vec<_>>()
         };
-        publisher.fail("down".to_owned());
-        assert_eq!(seen().await, [What::Failing("down".to_owned())]);
+        publisher.fail("down, request 1".to_owned());
+        assert_eq!(seen().await, [What::Failing("down, request 1".to_owned())]);
+        publisher.fail("down, request 2".to_owned());
+        assert_eq!(seen().await.len(), 1, "the same failure");
         publish();
         let all = seen().await;
         assert!(matches!(&all[1..], [What::Served { .. }, What::Recovered]), "{all:?}");

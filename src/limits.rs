@@ -28,6 +28,8 @@ pub const CA_ANSWER_BYTES: usize = 1 << 20;
 pub const COMMAND_WORDS_BYTES: usize = 4 << 10;
 /// Generations of the output folder that may lie there for those who are still reading them.
 pub const OUTPUT_GENERATIONS: usize = 32;
+/// Names of clients that hold one version of a secret, for people.
+pub const NODES_TOLD: usize = 20;
 /// Users whose refusal is told in the log, a line each.
 pub const PEERS_TOLD: usize = 100;
 /// Changes of secrets that are remembered for people.

@@ -18,7 +18,7 @@ use self::folder::{File, Folder, FolderError, GRACE, Look, Written};
 pub use self::hook::Hook;
 use crate::backoff::{Backoff, Repeats};
 use crate::cache::{Cache, Entry, Good, Key, Workload};
-use crate::clock::Clock;
+use crate::clock::{Clock, rfc3339};
 use crate::generation::{CHAIN_FILE, KEY_FILE, ROOT_FILE};
 use crate::metrics::{ByResult, Metrics};
 use crate::pki::pem;
@@ -217,7 +217,7 @@ impl Output {
         });
         progress.look = Some(if progress.mends == 0 { now } else { now + progress.pause() });
         let what = set.pair.secret.to_string();
-        let not_after = humantime::format_rfc3339_seconds(set.pair.secret.not_after());
+        let not_after = rfc3339(set.pair.secret.not_after());
         match written {
             Written::Same => {
                 tracing::info!(%folder, what, %not_after, "the files are there already");

@@ -9,7 +9,7 @@ use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{StreamExt as _, StreamMap};
 
 use crate::cache::{Cache, Snapshot};
-use crate::clock::Clock;
+use crate::clock::{Clock, rfc3339};
 
 /// What keeps the agent from being ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Output {
         let why = self.failure.as_deref().or_else(hangs).unwrap_or("there was nothing to write");
         let reason = match self.not_after {
             Some(at) if at > now => return None,
-            Some(at) => format!("expired at {}; {why}", humantime::format_rfc3339_seconds(at)),
+            Some(at) => format!("expired at {}; {why}", rfc3339(at)),
             None => format!("not written yet: {why}"),
         };
         Some(Missing { name: "output".to_owned(), reason })

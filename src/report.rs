@@ -6,8 +6,9 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 
 use crate::cache::{Cache, Good, Snapshot};
-use crate::clock::Clock;
+use crate::clock::{Clock, rfc3339_millis};
 use crate::history::{Event, History, What};
+use crate::limits;
 use crate::metrics::{Health, Metrics};
 use crate::readiness;
 use crate::secret::{KeyPair, Secret, TrustBundle};
@@ -74,15 +75,23 @@ impl Reporter {
 }
 
 fn moment(moment: SystemTime) -> String {
-    humantime::format_rfc3339_millis(moment).to_string()
+    rfc3339_millis(moment).to_string()
 }
 
 fn secret(snapshot: &Snapshot, now: SystemTime) -> Value {
     let Snapshot { key, entry, observed } = snapshot;
     let good = entry.good.as_deref();
-    let holding = observed.holding.iter();
-    let holding =
-        holding.map(|(version, streams)| json!({ "version": version.as_str(), "streams": streams }));
+    let holding = observed.holding();
+    let nodes = |version| {
+        let holders = observed.holders.keys().filter(|(held, _)| held == version);
+        let mut nodes: Vec<_> = holders.map(|(_, node)| &**node).collect();
+        nodes.sort_unstable();
+        nodes.truncate(limits::NODES_TOLD);
+        nodes
+    };
+    let holding = holding.iter().map(|(version, streams)| {
+        json!({ "version": version.as_str(), "streams": streams, "nodes": nodes(version) })
+    });
     let rejection = observed.rejection.as_ref();
     json!({
         "name": key.name.as_str(),
@@ -97,7 +106,9 @@ fn secret(snapshot: &Snapshot, now: SystemTime) -> Value {
         "error": entry.failure(),
         "streams": observed.streams,
         "holding": holding.collect::<Vec<_>>(),
-        "rejection": rejection.map(|it| json!({ "version": it.version.as_str(), "reason": it.reason })),
+        "rejection": rejection.map(|it| {
+            json!({ "version": it.version.as_str(), "node": &*it.node, "reason": it.reason })
+        }),
     })
 }
 

@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use rustls::pki_types::CertificateDer;
 
+use crate::clock::rfc3339;
 use crate::identity::SpiffeId;
 use crate::pki::certificate::{Certificate, NotACertificate};
 use crate::pki::key::PrivateKey;
@@ -168,7 +169,7 @@ impl Answer {
 
 /// Whether every certificate of the served chain that must be is valid at `now`.
 fn check_time(pair: &KeyPair, now: SystemTime) -> Result<(), BadAnswer> {
-    let show = |moment| humantime::format_rfc3339_seconds(moment).to_string();
+    let show = |moment| rfc3339(moment).to_string();
     if now < pair.leaf().not_before {
         return Err(BadAnswer::NotYetValid { from: show(pair.leaf().not_before) });
     }

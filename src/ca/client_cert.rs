@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, rfc3339};
 use crate::generation::{CHAIN_FILE, FileError, KEY_FILE, Place, Places, ROOT_FILE};
 use crate::secret::KeyPair;
 
@@ -90,11 +90,7 @@ impl fmt::Display for ClientCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let leaf = self.pair.leaf();
         let (folder, names, serial) = (self.folder.display(), leaf.names(), &leaf.serial);
-        write!(
-            f,
-            "in {folder} ({names}, serial {serial}, valid until {})",
-            humantime::format_rfc3339_seconds(self.pair.not_after())
-        )
+        write!(f, "in {folder} ({names}, serial {serial}, valid until {})", rfc3339(self.pair.not_after()))
     }
 }
 

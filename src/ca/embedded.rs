@@ -18,7 +18,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 
 use super::{Answer, CaError, CertificateAuthority, SigningRequest};
-use crate::clock::Clock;
+use crate::clock::{Clock, rfc3339};
 use crate::identity::SpiffeId;
 use crate::pki::certificate::Certificate;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
@@ -113,7 +113,7 @@ impl DevelopmentCa {
             let der = CertificateDer::from_pem_slice(&text).map_err(|error| bad(name, error.to_string()))?;
             let facts = Certificate::parse(&der).map_err(|error| bad(name, error.to_string()))?;
             if facts.not_after <= clock.now() {
-                let at = humantime::format_rfc3339_seconds(facts.not_after);
+                let at = rfc3339(facts.not_after);
                 return Err(bad(name, format!("it expired at {at}")));
             }
             Ok((der, facts))

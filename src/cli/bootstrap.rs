@@ -56,7 +56,7 @@ pub struct BootstrapArgs {
     #[arg(long, help_heading = "Agent")]
     pub delta: bool,
 
-    /// Envoy's node id: the name under which the agent's log and status show this Envoy
+    /// Envoy's node id: the name under which the agent's log and attache status show this Envoy
     #[arg(
         long,
         value_name = "ID",

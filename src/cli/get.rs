@@ -13,7 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Request, Status};
 
 use super::{NoAgent, connect, note, sds_socket};
-use crate::clock::{Clock, span};
+use crate::clock::{Clock, rfc3339, span};
 use crate::config::parse_duration;
 use crate::pki::certificate::Certificate;
 use crate::pki::key::PrivateKey;
@@ -316,7 +316,7 @@ impl Shown {
     }
 
     pub(super) fn json(&self, show_key: bool) -> Value {
-        let show = |moment| humantime::format_rfc3339_seconds(moment).to_string();
+        let show = |moment| rfc3339(moment).to_string();
         let certificate = |certificate: &Certificate| {
             json!({
                 "subject": certificate.subject,
@@ -358,7 +358,7 @@ fn inline(source: Option<&DataSource>) -> Option<&[u8]> {
 }
 
 fn validity(certificate: &Certificate, now: SystemTime) -> String {
-    let show = |moment| humantime::format_rfc3339_seconds(moment);
+    let show = |moment| rfc3339(moment);
     let (from, until) = (certificate.not_before, certificate.not_after);
     let state = match (from.duration_since(now), until.duration_since(now)) {
         (Ok(ahead), _) if !ahead.is_zero() => format!("NOT YET VALID: {} to go", span(ahead)),

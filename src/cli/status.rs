@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use super::admin::AdminArgs;
 use super::{note, paint};
-use crate::clock::{Clock, span};
+use crate::clock::{Clock, rfc3339, span};
+use crate::limits;
 
 /// How often `--watch` looks.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -117,21 +118,38 @@ pub(super) fn table(report: &Value, now: SystemTime, colours: bool) -> String {
         if is_ready { paint("ready", true, colours) } else { paint("NOT READY", false, colours) },
         text(ca, "provider"),
     );
+    let has_crl_file = report.get("crls").is_some_and(|crls| !crls.is_null());
     for secret in report.get("secrets").and_then(Value::as_array).into_iter().flatten() {
         let _ = writeln!(out);
-        write_secret(&mut out, secret, now, colours);
+        write_secret(&mut out, secret, has_crl_file, now, colours);
     }
     if let Some(output) = report.get("output").filter(|output| !output.is_null()) {
         let until = moment(output, "not_after").map_or("nothing written yet".to_owned(), |at| left(at, now));
         let _ = writeln!(out, "\noutput folder  {until}");
-        if let Some(error) = output.get("error").and_then(Value::as_str) {
-            let _ = writeln!(out, "    {:<12} {error}", "last error");
+        let is = |field| output.get(field).and_then(Value::as_bool) == Some(true);
+        let error = output.get("error").and_then(Value::as_str);
+        let rows = [
+            ("last error", error),
+            ("disk", is("hanging").then_some("does not answer")),
+            ("hook", is("hook_failing").then_some("fails: the log has its words")),
+        ];
+        for (label, words) in rows.iter().filter_map(|(label, words)| Some((label, (*words)?))) {
+            let _ = writeln!(out, "    {label:<12} {words}");
         }
+    }
+    let error = |field| report.get(field).and_then(|it| it.get("error")).and_then(Value::as_str);
+    let rows = [
+        ("CRL file", error("crls")),
+        ("state", error("state")),
+        ("last refusal", report.get("refusal").and_then(Value::as_str)),
+    ];
+    for (label, words) in rows.iter().filter_map(|(label, words)| Some((label, (*words)?))) {
+        let _ = writeln!(out, "\n{label}: {words}");
     }
     out
 }
 
-fn write_secret(out: &mut String, secret: &Value, now: SystemTime, colours: bool) {
+fn write_secret(out: &mut String, secret: &Value, has_crl_file: bool, now: SystemTime, colours: bool) {
     let state = text(secret, "state");
     let origin =
         secret.get("origin").and_then(Value::as_str).map_or(String::new(), |from| format!(", from {from}"));
@@ -156,7 +174,9 @@ fn write_secret(out: &mut String, secret: &Value, now: SystemTime, colours: bool
             let until = moment(root, "not_after").map_or(String::new(), |at| left(at, now));
             row("root", &format!("{} (serial {}): {until}", text(root, "subject"), text(root, "serial")));
         }
+        // Where CRLs are wanted, that there are none means: revoked certificates are accepted.
         match bundle.get("crls").and_then(Value::as_u64) {
+            Some(0) if has_crl_file => row("CRLs", "0: revoked certificates are accepted"),
             None | Some(0) => {}
             Some(count) => row("CRLs", &count.to_string()),
         }
@@ -169,7 +189,7 @@ fn write_secret(out: &mut String, secret: &Value, now: SystemTime, colours: bool
             Ok(ahead) => format!("in {}", span(ahead)),
             Err(late) => format!("due for {}", span(late.duration())),
         };
-        row("renewal", &format!("{} ({when})", humantime::format_rfc3339_seconds(at)));
+        row("renewal", &format!("{} ({when})", rfc3339(at)));
     }
     if !text(secret, "version").is_empty() {
         row("version", text(secret, "version"));
@@ -177,7 +197,8 @@ fn write_secret(out: &mut String, secret: &Value, now: SystemTime, colours: bool
     let streams = secret.get("streams").and_then(Value::as_u64).unwrap_or_default();
     row("streams", &streams_text(secret, streams));
     if let Some(rejection) = secret.get("rejection").filter(|rejection| !rejection.is_null()) {
-        row("rejected", &format!("version {}: {}", text(rejection, "version"), text(rejection, "reason")));
+        let (version, node) = (text(rejection, "version"), text(rejection, "node"));
+        row("rejected", &format!("version {version} by {node}: {}", text(rejection, "reason")));
     }
     if let Some(error) = secret.get("error").and_then(Value::as_str) {
         row("last error", error);
@@ -192,9 +213,13 @@ fn streams_text(secret: &Value, streams: u64) -> String {
     for one in holding {
         let count = one.get("streams").and_then(Value::as_u64).unwrap_or_default();
         told += count;
+        let nodes = one.get("nodes").and_then(Value::as_array).into_iter().flatten();
+        let nodes: Vec<_> = nodes.filter_map(Value::as_str).collect();
+        let nodes =
+            if nodes.is_empty() { String::new() } else { format!(" ({})", limits::listed(&nodes, ", ")) };
         match text(one, "version") {
-            version if version == current => parts.insert(0, format!("{count} with this version")),
-            version => parts.push(format!("{count} with {version}")),
+            version if version == current => parts.insert(0, format!("{count} with this version{nodes}")),
+            version => parts.push(format!("{count} with {version}{nodes}")),
         }
     }
     if streams > told {
@@ -205,7 +230,7 @@ fn streams_text(secret: &Value, streams: u64) -> String {
 
 /// A moment in the future with the time until then, or EXPIRED.
 fn left(at: SystemTime, now: SystemTime) -> String {
-    let shown = humantime::format_rfc3339_seconds(at);
+    let shown = rfc3339(at);
     match at.duration_since(now) {
         Ok(left) => format!("until {shown} ({} left)", span(left)),
         Err(past) => format!("until {shown} (EXPIRED {} ago)", span(past.duration())),

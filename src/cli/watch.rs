@@ -13,7 +13,7 @@ use tonic::Request;
 
 use super::get::Shown;
 use super::{connect, note, sds_socket};
-use crate::clock::Clock;
+use crate::clock::{Clock, rfc3339_millis};
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::extensions::transport_sockets::tls::v3::Secret;
@@ -95,7 +95,7 @@ async fn watch(args: &WatchArgs, was_connected: &mut bool) -> anyhow::Result<()>
 
 fn print(output: Output, push: &DiscoveryResponse) -> anyhow::Result<()> {
     let now = Clock::system().now();
-    let at = humantime::format_rfc3339_millis(now);
+    let at = rfc3339_millis(now);
     let mut out = String::new();
     for any in &push.resources {
         let secret = Secret::decode(any.value.clone()).context("a push is no Secret message")?;

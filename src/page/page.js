@@ -50,7 +50,7 @@ const bad = text => text && styled("bad", h("span", text));
 const code = text => text && h("code", text);
 const holders = ({ version, streams, holding }) => {
   const none = holding.reduce((rest, one) => rest - one.streams, streams);
-  const parts = holding.map(one => `${one.streams} with ${one.version === version ? "this version" : one.version}`);
+  const parts = holding.map(one => `${one.streams} with ${one.version === version ? "this version" : one.version} (${one.nodes.join(", ")})`);
   if (none > 0) parts.push(`${none} with none`);
   return [streams, ...parts].join(", ").replace(",", ":");
 };
@@ -59,7 +59,7 @@ const card = one => {
   return h("article", h("h3", one.name, " ", styled(`word ${kind(one.state)}`, h("span", one.state.toUpperCase())),
     one.origin && h("small", ` from ${one.origin}`)), h("dl", rows([
     ["last error", bad(one.error)],
-    ["last rejection", rejection && bad(`version ${rejection.version}: ${rejection.reason}`)],
+    ["last rejection", rejection && bad(`version ${rejection.version} by ${rejection.node}: ${rejection.reason}`)],
     ["identity", pair?.identity || pair?.names],
     ["valid until", when(one.not_after, "end")],
     ["next renewal", when(one.renews, "renewal")],
@@ -69,7 +69,7 @@ const card = one => {
     ["issuer", pair?.issuer],
     ["roots", bundle?.roots.map(root =>
       h("div", `${root.subject}, ${root.key_type}, serial `, code(root.serial), ", until ", when(root.not_after, "end")))],
-    ["CRLs", bundle?.crls],
+    ["CRLs", bundle && report.crls && `${bundle.crls}`],
     ["version", code(one.version)],
     ["streams", holders(one)],
   ])));
@@ -144,6 +144,9 @@ const show = () => {
     ["up since", when(report.started, "past")],
     ["CA", [ca.provider, ...ca.addresses.filter(one => one !== ca.provider)].join(", ").replace(",", " at")],
     ["socket", report.socket],
+    ["CRL file", bad(report.crls?.error)],
+    ["state", bad(report.state?.error)],
+    ["refused", report.refusal],
   ]));
   put($("secrets"), report.secrets.map(card));
   $("output").hidden = !output;

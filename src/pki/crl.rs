@@ -194,6 +194,7 @@ pub(crate) mod testing {
     use rustls::pki_types::CertificateDer;
 
     use super::*;
+    use crate::clock::rfc3339;
     use crate::pki::key::{KeyType, SigningKey};
     use crate::secret::KeyPair;
 
@@ -267,7 +268,7 @@ pub(crate) mod testing {
                 [&[tag], length.as_slice(), content].concat()
             };
             let time = |at: SystemTime| {
-                let text = humantime::format_rfc3339_seconds(at).to_string();
+                let text = rfc3339(at).to_string();
                 let digits: String = text.chars().skip(2).filter(char::is_ascii_digit).collect();
                 tlv(0x17, format!("{digits}Z").as_bytes())
             };

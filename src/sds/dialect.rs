@@ -4,6 +4,7 @@ mod delta;
 mod sotw;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 pub use self::delta::Delta;
 pub use self::sotw::StateOfTheWorld;
@@ -36,7 +37,7 @@ pub trait Dialect: Default {
     ) -> Option<(Push, Self::Response)>;
 
     /// The node id of the first request; empty before it.
-    fn node_id(&self) -> &str;
+    fn node_id(&self) -> Arc<str>;
 }
 
 /// What a request changed.
@@ -109,9 +110,9 @@ pub fn check_type(type_url: &str) -> Result<(), Refusal> {
 }
 
 /// The node's id, fit for a log line; refuses a stream of nobody.
-fn check_node(node: Option<Node>) -> Result<String, Refusal> {
+fn check_node(node: Option<Node>) -> Result<Arc<str>, Refusal> {
     let id = node.map(|node| limits::foreign(&node.id)).filter(|id| !id.is_empty());
-    id.ok_or(Refusal::NoNode)
+    id.map(Arc::from).ok_or(Refusal::NoNode)
 }
 
 /// Refuses more names than a stream may be subscribed to.

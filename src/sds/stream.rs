@@ -100,7 +100,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
             }
         }
         if refused > 0 {
-            let node = self.dialect.node_id();
+            let node = &*self.dialect.node_id();
             tracing::warn!(node, refused, reasons = reasons.join("; "), "names are not served");
         }
     }
@@ -109,7 +109,9 @@ impl<D: Dialect, I> SecretStream<D, I> {
         let (label, reason) = match text.parse::<SecretName>() {
             Ok(name) => match self.service.cache.subscribe(&self.service.key(&name)) {
                 Ok(subscription) => {
-                    tracing::debug!(node = self.dialect.node_id(), name = text, "subscribed");
+                    let node = self.dialect.node_id();
+                    tracing::debug!(node = &*node, name = text, "subscribed");
+                    let subscription = subscription.named(node);
                     self.changes.insert(text.clone(), subscription.changes());
                     // Found once: each is a lookup by a label that would have to be made for it.
                     let label = ByName { name: text.clone() };
@@ -144,7 +146,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
                     let label = ByName { name: name.clone() };
                     self.service.metrics.nacks.get_or_create(&label).inc();
                     if subscription.rejected(version.clone(), reason) {
-                        let node = self.dialect.node_id();
+                        let node = &*self.dialect.node_id();
                         tracing::warn!(
                             name,
                             %version,

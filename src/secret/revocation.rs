@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::KeyPair;
+use crate::clock::rfc3339;
 use crate::limits;
 use crate::pki::certificate::{Certificate, folded};
 use crate::pki::crl::Crl;
@@ -202,7 +203,7 @@ fn newest_in_time(crls: &[&Arc<Crl>], now: SystemTime) -> Result<Arc<Crl>, Optio
     if let Some(crl) = in_time {
         return Ok(Arc::clone(crl));
     }
-    let show = |at| humantime::format_rfc3339_seconds(at).to_string();
+    let show = |at| rfc3339(at).to_string();
     let newest = crls.first().ok_or(None)?;
     let issuer = newest.issuer.clone();
     Err(Some(match newest.next_update {

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::watch::{Activity, Watch, Watcher};
 use crate::backoff::Repeats;
 use crate::cache::{Cache, Key, Origin, Published, Publisher, Workload};
-use crate::clock::Clock;
+use crate::clock::{Clock, rfc3339};
 use crate::generation::{FileError, Found, Generation, NAMES, Place, Places};
 use crate::metrics::{BySource, Metrics};
 use crate::secret::{Secret, SecretName};
@@ -393,7 +393,7 @@ impl Feed {
         match found.secret {
             Ok(Some(secret)) => {
                 let what = secret.to_string();
-                let not_after = humantime::format_rfc3339_seconds(secret.not_after());
+                let not_after = rfc3339(secret.not_after());
                 let before = self.publisher.entry().good.map(|good| good.origin);
                 self.repeats.recovered();
                 self.rank = Some(found.rank);

@@ -22,7 +22,7 @@ use crate::backoff::Repeats;
 use crate::ca::failover::{Failover, Member};
 use crate::ca::{Answer, CaError, CertificateAuthority, Class, Pending, SigningRequest};
 use crate::cache::{Cache, Entry, Key, Origin, Published, Publisher, Renewals, Workload};
-use crate::clock::Clock;
+use crate::clock::{Clock, rfc3339};
 use crate::identity::SpiffeId;
 use crate::limits;
 use crate::metrics::Metrics;
@@ -175,7 +175,7 @@ impl WorkloadSource {
         match self.restored(state, identity.as_ref()) {
             Ok(moment) => tracing::info!(
                 file = %file.display(),
-                renews = %humantime::format_rfc3339_seconds(moment),
+                renews = %rfc3339(moment),
                 "the certificate of an earlier run is served"
             ),
             Err(reason) => tracing::warn!(
@@ -392,7 +392,7 @@ impl WorkloadSource {
         let reason = format!(
             "the certificate that has come is valid only from {}: it is served then; the CA's clock or this \
              machine's clock is wrong",
-            humantime::format_rfc3339_seconds(begins)
+            rfc3339(begins)
         );
         tracing::warn!(provider = self.cas.provider(), "{reason}");
         self.key_pair.fail(reason);
@@ -435,8 +435,8 @@ impl WorkloadSource {
         tracing::info!(
             identity = pair.leaf().names(),
             serial = pair.leaf().serial,
-            not_after = %humantime::format_rfc3339_seconds(not_after),
-            renews = %humantime::format_rfc3339_seconds(renews),
+            not_after = %rfc3339(not_after),
+            renews = %rfc3339(renews),
             provider = ca.client.name(),
             ca = self.cas.has_several().then_some(&*ca.name),
             took = ?took,
@@ -473,7 +473,7 @@ impl WorkloadSource {
         if published != Published::Changed || (added.is_empty() && removed.is_empty()) {
             return false;
         }
-        let old_until = self.trust.next_end().map(humantime::format_rfc3339_seconds);
+        let old_until = self.trust.next_end().map(rfc3339);
         tracing::info!(
             added = (!added.is_empty()).then(|| limits::listed(&added, "; ")),
             removed = (!removed.is_empty()).then(|| limits::listed(&removed, "; ")),
@@ -565,13 +565,10 @@ impl WorkloadSource {
         let served = self.key_pair.entry().good.map(|good| good.secret.not_after());
         let served = match served {
             Some(at) if at > self.clock.now() => {
-                format!(
-                    "the certificate that is served is valid until {}",
-                    humantime::format_rfc3339_seconds(at)
-                )
+                format!("the certificate that is served is valid until {}", rfc3339(at))
             }
             Some(at) => {
-                format!("the certificate that is served EXPIRED at {}", humantime::format_rfc3339_seconds(at))
+                format!("the certificate that is served EXPIRED at {}", rfc3339(at))
             }
             None => "there is no certificate yet".to_owned(),
         };

@@ -32,11 +32,17 @@ async fn status_renew_and_log_tell_and_do_what_they_say() {
     };
     let first = on_connection(&agent.socket.clone(), async |client| {
         let mut stream = Stream::open(&client, &["default"]).await.unwrap();
-        stream.next().await.unwrap();
+        let push = stream.next().await.unwrap();
+        stream.accept(&push).await;
+        agent.wait_metric("attache_acks_total{name=\"default\"}", 1).await;
         let table = succeeds(&[&["status"], &at[..]].concat()).await;
-        for words in
-            ["ready; CA: citadel at", "default: ok, from ca", &spiffe("web"), "streams      1:", "ROOTCA: ok"]
-        {
+        for words in [
+            "ready; CA: citadel at",
+            "default: ok, from ca",
+            &spiffe("web"),
+            "1 with this version (test)",
+            "ROOTCA: ok",
+        ] {
             assert!(table.contains(words), "{words}:\n{table}");
         }
         assert!(!table.contains('\u{1b}'), "no colours where there is no terminal");
@@ -45,6 +51,8 @@ async fn status_renew_and_log_tell_and_do_what_they_say() {
     .await;
     assert_eq!((&first["schema"], &first["ready"]), (&1.into(), &true.into()));
     assert_eq!(first["secrets"][0]["key_pair"]["identity"], spiffe("web").as_str());
+    let holding = &first["secrets"][0]["holding"][0];
+    assert_eq!((&holding["streams"], &holding["nodes"]), (&1.into(), &serde_json::json!(["test"])));
     assert!(!first.to_string().contains("PRIVATE KEY"));
 
     // A new certificate, at once.

@@ -4,13 +4,14 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::pem;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
 use crate::support::files::{Mounted, swap};
-use crate::support::process::{Agent, PATIENCE};
+use crate::support::process::{Agent, PATIENCE, output};
 use crate::support::sds::{
     Client, DeltaStream, Stream, certificates, content, delta_secrets, fetch, on_connection, request, secrets,
 };
@@ -485,4 +486,34 @@ async fn names_that_lead_nowhere_leave_nothing_behind() {
         memory.push(agent.memory());
     }
     assert!(memory[9] < memory[1] * 6 / 5, "kB after each wave: {memory:?}");
+}
+
+#[tokio::test]
+async fn what_began_or_ended_before_1970_harms_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = |name: &str, from: i32, until: i32| {
+        let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        params.not_before = rcgen::date_time_ymd(from, 1, 1);
+        params.not_after = rcgen::date_time_ymd(until, 1, 1);
+        let path = folder.path().join(name);
+        std::fs::write(&path, pem::of_certificates([params.self_signed(&key).unwrap().der()])).unwrap();
+        roots_name(path)
+    };
+    let (good, ended) = (root("good", 1955, 9999), root("ended", 1950, 1965));
+    let agent = agent(folder.path(), &[]).await;
+    let socket = agent.socket.clone();
+    on_connection(&socket, async |client| {
+        let mut stream = Stream::open(&client, &[&good]).await.unwrap();
+        stream.next().await.unwrap();
+        let error = fetch(&client, &[&ended]).await.unwrap_err();
+        assert!(error.message().contains("1970-01-01"), "{error}");
+        let told = output(&["status", "--output", "json", "--socket", socket.to_str().unwrap()]).await;
+        let report: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap();
+        let secrets = report["secrets"].as_array().unwrap();
+        let served = secrets.iter().find(|secret| secret["name"] == good.as_str()).unwrap();
+        assert_eq!(served["trust_bundle"]["roots"][0]["not_before"], "1970-01-01T00:00:00.000Z");
+    })
+    .await;
 }

@@ -80,7 +80,7 @@ async fn a_browser_shows_what_is_what_was_and_what_comes_and_follows_it() {
             own["key_pair"]["issuer"].as_str().unwrap(),
             own["version"].as_str().unwrap(),
             roots["trust_bundle"]["roots"][0]["serial"].as_str().unwrap(),
-            &format!("version {}: {REASON}", roots["version"].as_str().unwrap()),
+            &format!("version {} by test: {REASON}", roots["version"].as_str().unwrap()),
             other["error"].as_str().unwrap(),
             "s left)",
             "(in ",

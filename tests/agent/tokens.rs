@@ -177,7 +177,7 @@ async fn a_token_service_is_known_by_its_tls_certificate() {
     let stranger = folder.join("stranger");
     attache::ca::embedded::DevelopmentCa::open(&stranger, Clock::system()).unwrap();
     let cases = [
-        (stranger.join("root-cert.pem"), Some("set --token-exchange-root to the root")),
+        (stranger.join("root-cert.pem"), Some("set --token-exchange-root to its root")),
         (folder.join("nowhere.pem"), Some("with --token-exchange-root FILE")),
         (ca.join("root-cert.pem"), None),
     ];

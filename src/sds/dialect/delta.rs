@@ -2,6 +2,7 @@
 //! name that can never be served is said to be removed.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::{
     Dialect, Received, Refusal, check_names, check_node, check_type, combined, control_plane, verdict,
@@ -17,15 +18,15 @@ use crate::secret::{Resource, Version};
 #[derive(Debug, Default)]
 pub struct Delta {
     /// None before the first request.
-    node_id: Option<String>,
+    node_id: Option<Arc<str>>,
 }
 
 impl Dialect for Delta {
     type Request = DeltaDiscoveryRequest;
     type Response = DeltaDiscoveryResponse;
 
-    fn node_id(&self) -> &str {
-        self.node_id.as_deref().unwrap_or_default()
+    fn node_id(&self) -> Arc<str> {
+        self.node_id.clone().unwrap_or_default()
     }
 
     fn receive(

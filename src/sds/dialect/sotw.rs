@@ -2,6 +2,7 @@
 //! one that is answered.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use super::{
     Dialect, Received, Refusal, check_names, check_node, check_type, combined, control_plane, verdict,
@@ -15,7 +16,7 @@ use crate::secret::{Resource, Version};
 #[derive(Debug, Default)]
 pub struct StateOfTheWorld {
     /// None before the first request.
-    node_id: Option<String>,
+    node_id: Option<Arc<str>>,
     /// The version that a client came back with, until it is known whether that is still the newest.
     claim: Option<String>,
 }
@@ -24,8 +25,8 @@ impl Dialect for StateOfTheWorld {
     type Request = DiscoveryRequest;
     type Response = DiscoveryResponse;
 
-    fn node_id(&self) -> &str {
-        self.node_id.as_deref().unwrap_or_default()
+    fn node_id(&self) -> Arc<str> {
+        self.node_id.clone().unwrap_or_default()
     }
 
     fn receive(&mut self, session: &mut Session, request: DiscoveryRequest) -> Result<Received, Refusal> {

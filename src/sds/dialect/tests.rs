@@ -1484,7 +1484,7 @@ fn only_the_first_request_must_say_who_sends_it<D: Wire>() {
     dialect.receive(&mut session, request(Some("envoy"))).unwrap();
     for later in [None, Some(""), Some("another")] {
         dialect.receive(&mut session, request(later)).unwrap();
-        assert_eq!(dialect.node_id(), "envoy");
+        assert_eq!(&*dialect.node_id(), "envoy");
     }
 }
 

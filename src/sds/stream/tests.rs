@@ -257,14 +257,14 @@ async fn verdicts_are_counted_and_seen_in_the_cache<D: Wire>() {
     let response = client.next().await;
     client.answer(&response, None).await;
     assert!(client.is_silent().await);
-    assert_eq!(agent.observed().holding, HashMap::from([(good.clone(), 1)]));
+    assert_eq!(agent.observed().holding(), HashMap::from([(good.clone(), 1)]));
 
     let bad = agent.renew();
     let response = client.next().await;
     client.answer(&response, Some("not a root")).await;
     assert!(client.is_silent().await, "a rejected version is not sent again");
     let observed = agent.observed();
-    assert_eq!(observed.holding, HashMap::from([(good, 1)]), "the client keeps what it had");
+    assert_eq!(observed.holding(), HashMap::from([(good, 1)]), "the client keeps what it had");
     let rejection = observed.rejection.unwrap();
     assert_eq!((rejection.version, rejection.reason.as_str()), (bad, "not a root"));
 
@@ -273,7 +273,7 @@ async fn verdicts_are_counted_and_seen_in_the_cache<D: Wire>() {
     client.answer(&response, None).await;
     assert!(client.is_silent().await);
     let observed = agent.observed();
-    assert_eq!((observed.holding, observed.rejection), (HashMap::from([(mended, 1)]), None));
+    assert_eq!((observed.holding(), observed.rejection), (HashMap::from([(mended, 1)]), None));
     assert_eq!(agent.counts(), (3, 2, 1));
 }
 
@@ -296,7 +296,7 @@ async fn a_stream_that_ends_is_no_longer_counted<D: Wire>() {
     assert_eq!(agent.observed().streams, 1);
     drop(clients);
     let observed = agent.observed();
-    assert_eq!((observed.streams, observed.holding), (0, HashMap::new()));
+    assert_eq!((observed.streams, observed.holding()), (0, HashMap::new()));
 }
 
 async fn new_streams_get_the_last_good_value_after_a_failed_renewal<D: Wire>() {
@@ -358,7 +358,7 @@ async fn a_name_that_is_asked_for_again_is_sent_again() {
         assert_eq!(answer.version, version.as_str());
         client.answer(&answer, None).await;
         assert!(client.is_silent().await);
-        assert_eq!(agent.observed().holding, HashMap::from([(version.clone(), 1)]));
+        assert_eq!(agent.observed().holding(), HashMap::from([(version.clone(), 1)]));
     }
     assert_eq!(agent.counts(), (3, 2, 0));
     assert_eq!(agent.observed().streams, 1);

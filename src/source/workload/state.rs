@@ -21,6 +21,7 @@ use zeroize::Zeroizing;
 
 use super::trust::Anchor;
 use crate::backoff::Repeats;
+use crate::clock::rfc3339_millis;
 use crate::metrics::Health;
 use crate::pki::key::{KeyType, PrivateKey};
 use crate::secret::KeyPair;
@@ -210,7 +211,7 @@ pub fn encode(
     pair: &KeyPair,
     anchors: &[Anchor],
 ) -> Zeroizing<Vec<u8>> {
-    let moment = |moment| humantime::format_rfc3339_millis(moment).to_string();
+    let moment = |moment| rfc3339_millis(moment).to_string();
     let roots = anchors.iter().map(|anchor| {
         json!({
             "certificate": STANDARD.encode(&anchor.root),
