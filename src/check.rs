@@ -5,36 +5,50 @@
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::Access;
 use rustix::process::{Resource, getgid, getrlimit, getuid};
 use serde_json::{Value, json};
+use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use crate::app;
 use crate::ca::citadel;
+use crate::ca::embedded::{self, DevelopmentCa};
 use crate::ca::failover::Failover;
 use crate::ca::token::{self, TokenSource};
 use crate::cache::{Cache, Key, Workload};
 use crate::clock::{Clock, rfc3339, span};
-use crate::config::{Config, Provider};
+use crate::config::{Config, Provider, ProviderFile};
 use crate::credential::Token;
 use crate::exposure;
 use crate::generation::Place;
 use crate::metrics::Metrics;
-use crate::plain_file;
+use crate::pki::pem;
+use crate::proto::SECRET_TYPE_URL;
+use crate::proto::envoy::config::core::v3::Node;
+use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
+use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
 use crate::sds::listener::{Occupant, occupant};
+use crate::sds::peers::Allowed;
 use crate::secret::SecretName;
 use crate::source::files::FileSource;
 use crate::source::watch::Watcher;
 use crate::source::workload::WorkloadSource;
+use crate::{limits, plain_file, rpc};
 
 /// The user and group of Istio's proxy.
 const ISTIO_PROXY: u32 = 1337;
 /// As many descriptors as a small gateway needs: each connection takes one.
 const FEW_DESCRIPTORS: u64 = 1024;
+
+/// How long an agent that runs may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The bit in a folder's mode that gives its group to what is made there.
+const SET_GROUP_ID: u32 = 0o2000;
 
 const WORKLOAD: Workload = Workload(0);
 
@@ -98,9 +112,8 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
     let mut findings = Findings { all: Vec::new(), clock: Clock::system() };
     let f = &mut findings;
     f.options(&config);
-    let is_running = f.socket(&config, scope);
-    f.status_address(config.status_address, scope, is_running);
-    f.page(config.admin_address, is_running);
+    let is_running = f.socket(&config, scope).await;
+    f.addresses(&config, scope, is_running);
     let admin = config.admin_socket.as_ref().map(|socket| socket.path.as_path());
     for concern in exposure::concerns(&config, &config.socket, admin) {
         f.note(State::Warning, "modes", concern);
@@ -140,33 +153,70 @@ impl Findings {
     }
 
     /// True if an agent serves there.
-    fn socket(&mut self, config: &Config, scope: Scope) -> bool {
-        let path = &config.socket;
+    async fn socket(&mut self, config: &Config, scope: Scope) -> bool {
+        if let Some(admin) = config.admin_socket.as_ref().filter(|admin| admin.is_named) {
+            self.place("admin socket", "--admin-socket", &admin.path).await;
+        }
+        let is_running = self.place("socket", "--socket", &config.socket).await;
+        self.peers(config, scope);
+        is_running
+    }
+
+    /// Whether a socket can be made at `path`. True if an agent serves there.
+    async fn place(&mut self, about: &'static str, option: &'static str, path: &Path) -> bool {
         let shown = path.display();
         if let Err(words) = writable_folder(plain_file::folder_of(path)) {
-            self.note(
-                State::Error,
-                "socket",
-                format!("{shown}: {words}; create or mount it, or choose another path with --socket"),
-            );
+            let way_out = format!("create or mount it, or choose another path with {option}");
+            self.note(State::Error, about, format!("{shown}: {words}; {way_out}"));
             return false;
         }
-        let is_running = match occupant(path, "--socket") {
-            Err(error) => {
-                self.note(State::Error, "socket", error.to_string());
-                false
-            }
+        let process = |pid: Option<i32>| match pid {
+            Some(pid) => format!("process {pid}"),
+            None => "somebody".to_owned(),
+        };
+        match occupant(path, option) {
+            Err(error) => self.note(State::Error, about, error.to_string()),
             Ok(Occupant::Live(pid)) => {
-                let pid = pid.map(|pid| format!(", process {pid}")).unwrap_or_default();
-                self.note(State::Ok, "socket", format!("{shown}: an agent serves there now{pid}"));
-                true
+                // The admin socket speaks HTTP/1.1, and belongs to the same process.
+                let is_agent = if option == "--socket" { is_agent(path).await } else { Some(true) };
+                let process = process(pid);
+                let (state, text) = match is_agent {
+                    Some(true) => (State::Ok, format!("an agent serves there now, {process}")),
+                    Some(false) => (
+                        State::Error,
+                        format!(
+                            "{process} listens there, and does not answer as attache does: stop it, or choose another path \
+                             with {option}"
+                        ),
+                    ),
+                    None => (
+                        State::Warning,
+                        format!(
+                            "{process} listens there, and has not answered within {PATIENCE:?}: does the agent hang?"
+                        ),
+                    ),
+                };
+                self.note(state, about, format!("{shown}: {text}"));
+                return is_agent != Some(false);
             }
             Ok(Occupant::Nobody | Occupant::Dead) => {
-                self.note(State::Ok, "socket", format!("{shown}: its folder is there, and nobody serves"));
-                false
+                self.note(State::Ok, about, format!("{shown}: its folder is there, and nobody serves"));
             }
-        };
-        let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
+        }
+        false
+    }
+
+    /// Whom the socket's mode lets connect, and the options besides.
+    fn peers(&mut self, config: &Config, scope: Scope) {
+        let (uid, mut gid) = (getuid().as_raw(), getgid().as_raw());
+        // In such a folder files get its group: so are a Pod's volumes with an fsGroup.
+        if let Ok(folder) = fs::metadata(plain_file::folder_of(&config.socket))
+            && folder.mode() & SET_GROUP_ID != 0
+        {
+            gid = folder.gid();
+        }
+        let Allowed { uids, gids } = &config.allowed;
+        let is_limited = !uids.is_empty() || !gids.is_empty();
         let (is_groups, is_everybodys) = (config.socket_mode & 0o020 != 0, config.socket_mode & 0o002 != 0);
         let mode = format!("mode {:04o} (--socket-mode)", config.socket_mode);
         let (who, is_proxy_let_in) = match (is_everybodys, is_groups) {
@@ -174,33 +224,62 @@ impl Findings {
             (_, true) => (format!("user {uid} and group {gid}"), uid == ISTIO_PROXY || gid == ISTIO_PROXY),
             _ => (format!("user {uid}"), uid == ISTIO_PROXY),
         };
-        if scope.is_in_pod && !is_proxy_let_in {
+        let is_proxy_allowed =
+            !is_limited || uid == ISTIO_PROXY || uids.contains(&ISTIO_PROXY) || gids.contains(&ISTIO_PROXY);
+        let limit = if is_limited {
+            format!(
+                ", and --allow-uid and --allow-gid only users [{}] and groups [{}]",
+                limits::listed(uids, ", "),
+                limits::listed(gids, ", ")
+            )
+        } else {
+            String::new()
+        };
+        if scope.is_in_pod && !(is_proxy_let_in && is_proxy_allowed) {
             self.note(
                 State::Warning,
                 "peers",
                 format!(
-                    "{mode} lets {who} connect, and Istio's proxy is user and group {ISTIO_PROXY}: run Envoy and this agent \
-                     with one runAsUser or runAsGroup (securityContext)"
+                    "{mode} lets {who} connect{limit}, and Istio's proxy is user and group {ISTIO_PROXY}: run Envoy and \
+                     this agent with one runAsUser or runAsGroup (securityContext), and name it in --allow-uid where \
+                     there is such"
                 ),
             );
+        } else if is_everybodys && !is_limited {
+            self.note(
+                State::Warning,
+                "peers",
+                format!("{mode} lets every user connect, who gets the workload's key: --socket-mode 0660 or --allow-uid limits that"),
+            );
         } else {
-            self.note(State::Ok, "peers", format!("{mode} lets {who} connect: Envoy must be among them"));
+            self.note(
+                State::Ok,
+                "peers",
+                format!("{mode} lets {who} connect{limit}: Envoy must be among them"),
+            );
         }
-        is_running
     }
 
-    fn status_address(&mut self, address: Option<SocketAddr>, scope: Scope, is_running: bool) {
-        let Some(address) = address else {
-            self.note(State::Ok, "status address", "none: there are no probes and no metrics");
-            return;
+    /// Where probes and browsers come: both at a time, as the agent has them.
+    fn addresses(&mut self, config: &Config, scope: Scope, is_running: bool) {
+        let mut taken = Vec::new();
+        let mut listen = |address: SocketAddr, option: &str| match TcpListener::bind(address) {
+            Ok(listener) => {
+                taken.push(listener);
+                Ok(())
+            }
+            // The running one has it.
+            Err(_) if is_running => Ok(()),
+            Err(error) => {
+                Err(format!("listening on {address} failed: {error}; choose another {option}, or none"))
+            }
         };
-        match TcpListener::bind(address) {
-            Err(error) if !is_running => self.note(
-                State::Error,
-                "status address",
-                format!("listening on {address} failed: {error}; choose another --status-address, or none"),
-            ),
-            _ if scope.is_in_pod && address.ip().is_loopback() => self.note(
+        let status = config.status_address.map(|address| (address, listen(address, "--status-address")));
+        let page = config.admin_address.map(|address| (address, listen(address, "--admin-address")));
+        match status {
+            None => self.note(State::Ok, "status address", "none: there are no probes and no metrics"),
+            Some((_, Err(words))) => self.note(State::Error, "status address", words),
+            Some((address, Ok(()))) if scope.is_in_pod && address.ip().is_loopback() => self.note(
                 State::Warning,
                 "status address",
                 format!(
@@ -209,19 +288,12 @@ impl Findings {
                     address.port()
                 ),
             ),
-            _ => self.note(State::Ok, "status address", address.to_string()),
+            Some((address, Ok(()))) => self.note(State::Ok, "status address", address.to_string()),
         }
-    }
-
-    fn page(&mut self, address: Option<SocketAddr>, is_running: bool) {
-        let Some(address) = address else { return };
-        match TcpListener::bind(address) {
-            Err(error) if !is_running => self.note(
-                State::Error,
-                "status page",
-                format!("listening on {address} failed: {error}; choose another --admin-address, or none"),
-            ),
-            _ => self.note(State::Ok, "status page", address.to_string()),
+        match page {
+            None => {}
+            Some((_, Err(words))) => self.note(State::Error, "status page", words),
+            Some((address, Ok(()))) => self.note(State::Ok, "status page", address.to_string()),
         }
     }
 
@@ -229,8 +301,21 @@ impl Findings {
     fn folders(&mut self, config: &Config) {
         let output = config.output.as_ref().map(|output| ("--output-dir", output.folder.as_path()));
         let state = config.workload.state.as_ref().map(|state| ("--state-dir", state.path()));
-        let ready = config.ready_file.as_deref().map(|file| ("--ready-file in", plain_file::folder_of(file)));
-        for (option, folder) in output.into_iter().chain(state).chain(ready) {
+        if let Some(file) = &config.ready_file {
+            // This one is not made.
+            match writable_folder(plain_file::folder_of(file)) {
+                Ok(()) => self.note(State::Ok, "folders", format!("--ready-file {}", file.display())),
+                Err(words) => self.note(
+                    State::Error,
+                    "folders",
+                    format!(
+                        "--ready-file {}: {words}; create or mount it, or choose another path",
+                        file.display()
+                    ),
+                ),
+            }
+        }
+        for (option, folder) in output.into_iter().chain(state) {
             // It is made when there is something to write.
             let there = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
             match writable_folder(there) {
@@ -277,8 +362,22 @@ impl Findings {
     fn crls(&mut self, config: &Config) {
         match config.crl.read() {
             Ok(Some(crls)) => {
-                let text = format!("{}: {} CRL(s)", config.crl.path.display(), crls.len());
-                self.note(State::Ok, "CRLs", text);
+                let now = self.clock.now();
+                let ended = crls.iter().find(|crl| crl.next_update.is_some_and(|at| at <= now));
+                let file = config.crl.path.display();
+                match ended {
+                    None => self.note(State::Ok, "CRLs", format!("{file}: {} CRL(s)", crls.len())),
+                    Some(crl) => self.note(
+                        State::Warning,
+                        "CRLs",
+                        format!(
+                            "{file}: that of {} was to be replaced at {}: none is served, and revoked certificates are \
+                             accepted; get a new one",
+                            crl.issuer,
+                            crl.next_update.map(rfc3339).map(|at| at.to_string()).unwrap_or_default()
+                        ),
+                    ),
+                }
             }
             Ok(None) if config.crl.is_named => self.note(
                 State::Warning,
@@ -345,12 +444,21 @@ impl Findings {
                 ),
             }
         }
-        for (option, path) in provider.files() {
-            match fs::File::open(path) {
-                Ok(_) => self.note(State::Ok, "files", format!("{option} {}", path.display())),
-                Err(error) => {
-                    let text = format!("{option} {} can't be read: {error}; mount it", path.display());
-                    self.note(State::Error, "files", text);
+        for ProviderFile { option, path, is_pem } in provider.files() {
+            let read = plain_file::read(path, limits::FILE_BYTES).map_err(|error| error.to_string());
+            let good = read.and_then(|text| match is_pem {
+                true => pem::certificates(&text).map(drop).map_err(|error| error.to_string()),
+                false => Ok(()),
+            });
+            let shown = path.display();
+            match good {
+                Ok(()) => self.note(State::Ok, "files", format!("{option} {shown}")),
+                Err(reason) => {
+                    self.note(
+                        State::Error,
+                        "files",
+                        format!("{option} {shown} can't be used: {reason}; replace it"),
+                    );
                 }
             }
         }
@@ -394,14 +502,10 @@ impl Findings {
     async fn provider(&mut self, provider: &Provider, config: &Config) {
         let Some((endpoint, protocol)) = provider.endpoint() else {
             let text = match provider {
-                Provider::Embedded { folder } => {
-                    let there = folder.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("."));
-                    if let Err(words) = writable_folder(there) {
-                        let text = format!("--ca-dir {}: {words}; choose another one", folder.display());
-                        return self.note(State::Error, "CA", text);
-                    }
-                    format!("a development CA of its own in {}", folder.display())
-                }
+                Provider::Embedded { folder } => match development_ca(folder, &self.clock) {
+                    Ok(text) => text,
+                    Err(words) => return self.note(State::Error, "CA", words),
+                },
                 _ => "a command signs; --issue runs it".to_owned(),
             };
             return self.note(State::Ok, "CA", text);
@@ -485,6 +589,41 @@ impl Findings {
             Err(past) => format!("EXPIRED at {shown} ({} ago)", span(past.duration())),
         }
     }
+}
+
+/// Whether what listens on the SDS socket at `path` speaks SDS; none where it says nothing.
+async fn is_agent(path: &Path) -> Option<bool> {
+    let ask = async {
+        let io = UnixStream::connect(path).await.ok()?;
+        let request = DiscoveryRequest {
+            node: Some(Node { id: "attache-check".to_owned(), ..Node::default() }),
+            resource_names: vec!["ROOTCA".to_owned()],
+            type_url: SECRET_TYPE_URL.to_owned(),
+            ..DiscoveryRequest::default()
+        };
+        let origin = http::Uri::from_static("http://attache");
+        let talk = async |connection| {
+            SecretDiscoveryServiceClient::with_origin(connection, origin).fetch_secrets(request).await
+        };
+        rpc::with_connection(io, talk).await.ok()
+    };
+    Some(match timeout(PATIENCE, ask).await.ok()? {
+        // What it has to say against it are its own words, and not those of a broken connection.
+        Some(Err(status)) => std::error::Error::source(&status).is_none(),
+        answer => answer.is_some(),
+    })
+}
+
+/// The development CA in `folder`, or that one can be made there.
+fn development_ca(folder: &Path, clock: &Clock) -> Result<String, String> {
+    let shown = folder.display();
+    if folder.join(embedded::KEY_FILE).exists() {
+        let opened = DevelopmentCa::open(folder, clock.clone());
+        return opened.map(|_| format!("the development CA in {shown}")).map_err(|error| error.to_string());
+    }
+    let there = folder.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("."));
+    writable_folder(there).map_err(|words| format!("--ca-dir {shown}: {words}; choose another one"))?;
+    Ok(format!("a new development CA in {shown}"))
 }
 
 /// Whether files can be made in `folder`; if not, why.

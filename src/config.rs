@@ -23,8 +23,8 @@ use tracing_subscriber::filter::Targets;
 
 pub use self::args::RunArgs;
 use self::identity::identity;
-pub use self::provider::Provider;
 use self::provider::{Chosen, Credentials, ProviderName, Wishes, providers};
+pub use self::provider::{Provider, ProviderFile};
 pub use self::reader::{Environment, Mistakes, parse_duration};
 use self::reader::{Found, Level, Reader};
 use crate::generation::Place;
@@ -278,8 +278,13 @@ fn admin_address(
         Err(_) => parse_address(text, "127.0.0.1:15056, 15056"),
     });
     let address = found.value??;
-    // With port 0 each gets a free one.
-    if address.port() != 0 && status == Some(address) {
+    // With port 0 each gets a free one. Who listens on all addresses leaves none of them.
+    let clashes = |status: SocketAddr| {
+        let is_same = status.ip() == address.ip();
+        status.port() == address.port()
+            && (is_same || status.ip().is_unspecified() || address.ip().is_unspecified())
+    };
+    if address.port() != 0 && status.is_some_and(clashes) {
         r.mistake(format!(
             "{}: --status-address is the same; give the status page a port of its own",
             found.from

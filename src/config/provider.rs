@@ -160,27 +160,40 @@ impl Provider {
         }
     }
 
-    /// Further files that are read for each call, and the options that name them.
-    pub fn files(&self) -> Vec<(&'static str, &Path)> {
+    /// Further files that are read for each call.
+    pub fn files(&self) -> Vec<ProviderFile<'_>> {
+        let key = |option, path| ProviderFile { option, path, is_pem: false };
+        let roots = |option, path| ProviderFile { option, path, is_pem: true };
         let mut files = Vec::new();
         match self {
             Self::Vault { settings, .. } => {
                 if let vault_ca::Access::Token(file) = &settings.access {
-                    files.push(("--vault-token-file", file.path()));
+                    files.push(key("--vault-token-file", file.path()));
                 }
-                files.extend(settings.roots.as_deref().map(|path| ("--vault-root", path)));
+                files.extend(settings.roots.as_deref().map(|path| roots("--vault-root", path)));
             }
             Self::Kubernetes { roots: SignerRoots::File(path), .. } => {
-                files.push(("--kubernetes-root", path))
+                files.push(roots("--kubernetes-root", path));
             }
             Self::Cfssl { auth_key, bundle, .. } => {
-                files.extend(auth_key.as_deref().map(|path| ("--cfssl-auth-key-file", path)));
-                files.extend(bundle.as_deref().map(|path| ("--cfssl-bundle", path)));
+                files.extend(auth_key.as_deref().map(|path| key("--cfssl-auth-key-file", path)));
+                files.extend(bundle.as_deref().map(|path| roots("--cfssl-bundle", path)));
             }
             _ => {}
         }
         files
     }
+}
+
+/// A file that a client of a CA reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProviderFile<'a> {
+    /// The option that names it.
+    pub option: &'static str,
+    /// Where it is.
+    pub path: &'a Path,
+    /// It holds certificates.
+    pub is_pem: bool,
 }
 
 /// The providers by the names that `--ca` takes.

@@ -57,6 +57,11 @@ pub enum ListenError {
         pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
     )]
     Taken { path: PathBuf, pid: Option<i32>, option: &'static str },
+    #[error(
+        "user {uid} may not connect to the socket {path}, so that nobody can tell whether an agent lives there: stop that \
+         agent, or remove the file if there is none, or choose another path with {option}"
+    )]
+    Closed { path: PathBuf, uid: u32, option: &'static str },
     #[error("{path} is there and is not a socket: remove it, or choose another path with {option}")]
     NotASocket { path: PathBuf, option: &'static str },
     #[error(
@@ -146,7 +151,11 @@ pub fn occupant(path: &Path, option: &'static str) -> Result<Occupant, ListenErr
         }
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(Occupant::Dead),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Occupant::Nobody),
-        // A full backlog, or a socket that we may not connect to: somebody is there.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let uid = rustix::process::getuid().as_raw();
+            Err(ListenError::Closed { path: path.to_owned(), uid, option })
+        }
+        // A full backlog: somebody is there.
         Err(_) => Ok(Occupant::Live(None)),
     }
 }

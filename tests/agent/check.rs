@@ -115,6 +115,44 @@ async fn each_thing_that_is_wrong_is_named_with_the_way_out() {
     let page = ["--admin-address", &taken, "--ready-file", &path("no/ready")];
     let (findings, ..) = check(&[&base[..], &page].concat(), &[]).await;
     has(&findings, "error status page", "choose another --admin-address");
+    has(&findings, "error folders", "create or mount it");
+    let admin = ["--admin-socket", &path("no/admin.sock")];
+    let (findings, ..) = check(&[&base[..], &admin].concat(), &[]).await;
+    has(&findings, "error admin socket", "create or mount it");
+    std::fs::write(folder.path().join("another-ca/ca-key.pem"), "no key").unwrap();
+    let broken = ["--ca", "embedded", "--socket", &path("sds.sock"), "--ca-dir", &path("another-ca")];
+    let (findings, code, _) = check(&broken, &[]).await;
+    has(&findings, "error CA", "ca-key.pem");
+    assert_eq!(code, 1);
+    let broken = [
+        "--ca",
+        "cfssl",
+        "--ca-address",
+        &address,
+        "--cfssl-bundle",
+        &path("crl"),
+        "--socket",
+        &path("sds.sock"),
+    ];
+    let (findings, ..) = check(&broken, &[]).await;
+    has(&findings, "error files", "--cfssl-bundle");
+    let _other = std::os::unix::net::UnixListener::bind(path("other.sock")).unwrap();
+    let foreign = ["--ca", "embedded", "--socket", &path("other.sock")];
+    let (findings, ..) = check(&foreign, &[]).await;
+    has(&findings, "warning socket", "has not answered within 2s");
+    let other = std::os::unix::net::UnixListener::bind(path("http.sock")).unwrap();
+    std::thread::spawn(move || {
+        for mut stream in other.incoming().flatten() {
+            let _ = std::io::Write::write_all(&mut stream, b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let foreign = ["--ca", "embedded", "--socket", &path("http.sock")];
+    let (findings, code, _) = check(&foreign, &[]).await;
+    has(&findings, "error socket", "does not answer as attache does");
+    assert_eq!(code, 1);
+    let both = ["--status-address", "127.0.0.1:9", "--admin-address", "0.0.0.0:9"];
+    let (_, code, error) = check(&[&base[..2], &["--ca", "embedded"], &both].concat(), &[]).await;
+    assert!(code == 2 && error.contains("a port of its own"), "{code} {error}");
     let open = path("open");
     std::fs::create_dir(&open).unwrap();
     std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -140,9 +178,12 @@ async fn beside_a_running_agent_it_says_so_and_in_a_pod_what_pods_need() {
     has(&findings, "warning peers", "1337");
     has(&findings, "warning status address", "--status-address 0.0.0.0:15055");
     has(&findings, "warning options", "in plain text");
+    let limited = [&line[..], &["--allow-uid", "7", "--socket-mode", "0666"]].concat();
+    let (findings, ..) = check(&limited, &[("KUBERNETES_SERVICE_HOST", "10.0.0.1")]).await;
+    has(&findings, "warning peers", "only users [7]");
     line.extend(["--socket-mode", "0666", "--status-address", "0.0.0.0:0", "--issue"]);
     let (findings, ..) = check(&line, &[("KUBERNETES_SERVICE_HOST", "10.0.0.1")]).await;
-    has(&findings, "ok peers", "every user");
+    has(&findings, "warning peers", "lets every user connect, who gets the workload's key");
     has(&findings, "ok status address", "0.0.0.0:0");
     has(&findings, "ok issuance", &spiffe("web"));
     ca.set(Mood::Refuse(Code::PermissionDenied));
