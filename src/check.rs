@@ -3,52 +3,28 @@
 //! Nothing is changed, and no certificate is asked for unless somebody wants it. What the agent does itself (files, tokens,
 //! connections) is done here by the same code.
 
+mod ca;
+mod sockets;
+
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use rustix::fs::Access;
-use rustix::process::{Resource, getgid, getrlimit, getuid};
+use rustix::process::{Resource, getrlimit, getuid};
 use serde_json::{Value, json};
-use tokio::net::UnixStream;
-use tokio::time::timeout;
 
-use crate::app;
-use crate::ca::citadel;
-use crate::ca::embedded::{self, DevelopmentCa};
-use crate::ca::failover::Failover;
-use crate::ca::token::{self, TokenSource};
-use crate::cache::{Cache, Key, Workload};
+use crate::cache::{Cache, Workload};
 use crate::clock::{Clock, rfc3339, span};
-use crate::config::{Config, Provider, ProviderFile};
-use crate::credential::Token;
-use crate::exposure;
+use crate::config::{Config, Provider};
 use crate::generation::Place;
 use crate::metrics::Metrics;
-use crate::pki::pem;
-use crate::proto::SECRET_TYPE_URL;
-use crate::proto::envoy::config::core::v3::Node;
-use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
-use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
-use crate::sds::listener::{Occupant, occupant};
-use crate::sds::peers::Allowed;
-use crate::secret::SecretName;
 use crate::source::files::FileSource;
 use crate::source::watch::Watcher;
-use crate::source::workload::WorkloadSource;
-use crate::{limits, plain_file, rpc};
+use crate::{exposure, plain_file};
 
-/// The user and group of Istio's proxy.
-const ISTIO_PROXY: u32 = 1337;
 /// As many descriptors as a small gateway needs: each connection takes one.
 const FEW_DESCRIPTORS: u64 = 1024;
-
-/// How long an agent that runs may take to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The bit in a folder's mode that gives its group to what is made there.
-const SET_GROUP_ID: u32 = 0o2000;
 
 const WORKLOAD: Workload = Workload(0);
 
@@ -149,151 +125,6 @@ impl Findings {
         self.note(State::Ok, "options", format!("{cas} (because of {})", config.provider_reason));
         for note in &config.notes {
             self.note(State::Warning, "options", note);
-        }
-    }
-
-    /// True if an agent serves there.
-    async fn socket(&mut self, config: &Config, scope: Scope) -> bool {
-        if let Some(admin) = config.admin_socket.as_ref().filter(|admin| admin.is_named) {
-            self.place("admin socket", "--admin-socket", &admin.path).await;
-        }
-        let is_running = self.place("socket", "--socket", &config.socket).await;
-        self.peers(config, scope);
-        is_running
-    }
-
-    /// Whether a socket can be made at `path`. True if an agent serves there.
-    async fn place(&mut self, about: &'static str, option: &'static str, path: &Path) -> bool {
-        let shown = path.display();
-        if let Err(words) = writable_folder(plain_file::folder_of(path)) {
-            let way_out = format!("create or mount it, or choose another path with {option}");
-            self.note(State::Error, about, format!("{shown}: {words}; {way_out}"));
-            return false;
-        }
-        let process = |pid: Option<i32>| match pid {
-            Some(pid) => format!("process {pid}"),
-            None => "somebody".to_owned(),
-        };
-        match occupant(path, option) {
-            Err(error) => self.note(State::Error, about, error.to_string()),
-            Ok(Occupant::Live(pid)) => {
-                // The admin socket speaks HTTP/1.1, and belongs to the same process.
-                let is_agent = if option == "--socket" { is_agent(path).await } else { Some(true) };
-                let process = process(pid);
-                let (state, text) = match is_agent {
-                    Some(true) => (State::Ok, format!("an agent serves there now, {process}")),
-                    Some(false) => (
-                        State::Error,
-                        format!(
-                            "{process} listens there, and does not answer as attache does: stop it, or choose another path \
-                             with {option}"
-                        ),
-                    ),
-                    None => (
-                        State::Warning,
-                        format!(
-                            "{process} listens there, and has not answered within {PATIENCE:?}: does the agent hang?"
-                        ),
-                    ),
-                };
-                self.note(state, about, format!("{shown}: {text}"));
-                return is_agent != Some(false);
-            }
-            Ok(Occupant::Nobody | Occupant::Dead) => {
-                self.note(State::Ok, about, format!("{shown}: its folder is there, and nobody serves"));
-            }
-        }
-        false
-    }
-
-    /// Whom the socket's mode lets connect, and the options besides.
-    fn peers(&mut self, config: &Config, scope: Scope) {
-        let (uid, mut gid) = (getuid().as_raw(), getgid().as_raw());
-        // In such a folder files get its group: so are a Pod's volumes with an fsGroup.
-        if let Ok(folder) = fs::metadata(plain_file::folder_of(&config.socket))
-            && folder.mode() & SET_GROUP_ID != 0
-        {
-            gid = folder.gid();
-        }
-        let Allowed { uids, gids } = &config.allowed;
-        let is_limited = !uids.is_empty() || !gids.is_empty();
-        let (is_groups, is_everybodys) = (config.socket_mode & 0o020 != 0, config.socket_mode & 0o002 != 0);
-        let mode = format!("mode {:04o} (--socket-mode)", config.socket_mode);
-        let (who, is_proxy_let_in) = match (is_everybodys, is_groups) {
-            (true, _) => ("every user".to_owned(), true),
-            (_, true) => (format!("user {uid} and group {gid}"), uid == ISTIO_PROXY || gid == ISTIO_PROXY),
-            _ => (format!("user {uid}"), uid == ISTIO_PROXY),
-        };
-        let is_proxy_allowed =
-            !is_limited || uid == ISTIO_PROXY || uids.contains(&ISTIO_PROXY) || gids.contains(&ISTIO_PROXY);
-        let limit = if is_limited {
-            format!(
-                ", and --allow-uid and --allow-gid only users [{}] and groups [{}]",
-                limits::listed(uids, ", "),
-                limits::listed(gids, ", ")
-            )
-        } else {
-            String::new()
-        };
-        if scope.is_in_pod && !(is_proxy_let_in && is_proxy_allowed) {
-            self.note(
-                State::Warning,
-                "peers",
-                format!(
-                    "{mode} lets {who} connect{limit}, and Istio's proxy is user and group {ISTIO_PROXY}: run Envoy and \
-                     this agent with one runAsUser or runAsGroup (securityContext), and name it in --allow-uid where \
-                     there is such"
-                ),
-            );
-        } else if is_everybodys && !is_limited {
-            self.note(
-                State::Warning,
-                "peers",
-                format!("{mode} lets every user connect, who gets the workload's key: --socket-mode 0660 or --allow-uid limits that"),
-            );
-        } else {
-            self.note(
-                State::Ok,
-                "peers",
-                format!("{mode} lets {who} connect{limit}: Envoy must be among them"),
-            );
-        }
-    }
-
-    /// Where probes and browsers come: both at a time, as the agent has them.
-    fn addresses(&mut self, config: &Config, scope: Scope, is_running: bool) {
-        let mut taken = Vec::new();
-        let mut listen = |address: SocketAddr, option: &str| match TcpListener::bind(address) {
-            Ok(listener) => {
-                taken.push(listener);
-                Ok(())
-            }
-            // The running one has it.
-            Err(_) if is_running => Ok(()),
-            Err(error) => {
-                Err(format!("listening on {address} failed: {error}; choose another {option}, or none"))
-            }
-        };
-        let status = config.status_address.map(|address| (address, listen(address, "--status-address")));
-        let page = config.admin_address.map(|address| (address, listen(address, "--admin-address")));
-        match status {
-            None => self.note(State::Ok, "status address", "none: there are no probes and no metrics"),
-            Some((_, Err(words))) => self.note(State::Error, "status address", words),
-            Some((address, Ok(()))) if scope.is_in_pod && address.ip().is_loopback() => self.note(
-                State::Warning,
-                "status address",
-                format!(
-                    "{address} can't be reached by the kubelet's probes, nor by Prometheus: --status-address 0.0.0.0:{} \
-                     opens it to them",
-                    address.port()
-                ),
-            ),
-            Some((address, Ok(()))) => self.note(State::Ok, "status address", address.to_string()),
-        }
-        match page {
-            None => {}
-            Some((_, Err(words))) => self.note(State::Error, "status page", words),
-            Some((address, Ok(()))) => self.note(State::Ok, "status page", address.to_string()),
         }
     }
 
@@ -429,159 +260,6 @@ impl Findings {
         }
     }
 
-    async fn credentials(&mut self, provider: &Provider, config: &Config) {
-        let mut has_certificate = false;
-        if let Some(folder) = provider.client_cert() {
-            match folder.read(&self.clock).await {
-                Ok(certificate) => {
-                    has_certificate = true;
-                    self.note(State::Ok, "client certificate", certificate.to_string());
-                }
-                Err(why) => self.note(
-                    State::Warning,
-                    "client certificate",
-                    format!("{why}; until there is one the CA is called with the token"),
-                ),
-            }
-        }
-        for ProviderFile { option, path, is_pem } in provider.files() {
-            let read = plain_file::read(path, limits::FILE_BYTES).map_err(|error| error.to_string());
-            let good = read.and_then(|text| match is_pem {
-                true => pem::certificates(&text).map(drop).map_err(|error| error.to_string()),
-                false => Ok(()),
-            });
-            let shown = path.display();
-            match good {
-                Ok(()) => self.note(State::Ok, "files", format!("{option} {shown}")),
-                Err(reason) => {
-                    self.note(
-                        State::Error,
-                        "files",
-                        format!("{option} {shown} can't be used: {reason}; replace it"),
-                    );
-                }
-            }
-        }
-        let Some(settings) = provider.token() else { return };
-        let source = TokenSource::new(settings.clone(), self.clock.clone());
-        let token = match timeout(config.workload.timeout, source.token()).await {
-            Ok(Ok(token)) => token,
-            outcome => {
-                let words = outcome.map_or_else(
-                    |_| format!("no token within {:?} (--ca-timeout)", config.workload.timeout),
-                    |none| none.err().map(|error| error.to_string()).unwrap_or_default(),
-                );
-                // With a certificate the CA can do without.
-                let state = if has_certificate { State::Warning } else { State::Error };
-                self.note(state, "token", words);
-                return;
-            }
-        };
-        let described = source.describe(&token);
-        let (state, words) = self.judge(&token, matches!(provider, Provider::Citadel { .. }));
-        let about = if matches!(settings, token::Settings::File(_)) { "token" } else { "token service" };
-        self.note(state, about, format!("{described}{words}"));
-    }
-
-    fn judge(&self, token: &Token, is_for_istio: bool) -> (State, &'static str) {
-        let now = self.clock.now();
-        let Some(claims) = token.claims() else { return (State::Ok, "") };
-        if claims.expires.is_some_and(|at| at <= now) {
-            return (State::Error, ": the CA will refuse it; who is to rotate it?");
-        }
-        if claims.not_before.is_some_and(|at| at > now) {
-            return (State::Error, ": the CA will refuse it; is this machine's clock right?");
-        }
-        match citadel::audience_hint(token) {
-            hint if is_for_istio && !hint.is_empty() => (State::Warning, hint),
-            _ => (State::Ok, ""),
-        }
-    }
-
-    /// Whether the CA is there, as far as that can be seen without a certificate being spent.
-    async fn provider(&mut self, provider: &Provider, config: &Config) {
-        let Some((endpoint, protocol)) = provider.endpoint() else {
-            let text = match provider {
-                Provider::Embedded { folder } => match development_ca(folder, &self.clock) {
-                    Ok(text) => text,
-                    Err(words) => return self.note(State::Error, "CA", words),
-                },
-                _ => "a command signs; --issue runs it".to_owned(),
-            };
-            return self.note(State::Ok, "CA", text);
-        };
-        let certificate = match provider.client_cert() {
-            Some(folder) => folder.read(&self.clock).await.ok(),
-            None => None,
-        };
-        let address = endpoint.address.to_string();
-        let connect = endpoint.connect(certificate.as_ref(), protocol);
-        match timeout(config.workload.timeout, connect).await {
-            Ok(Ok(_)) if endpoint.address.plaintext => {
-                self.note(State::Ok, "CA", format!("{address} takes connections, in plain text"));
-            }
-            Ok(Ok(_)) => self.note(State::Ok, "CA", format!("{address} is there, and its certificate is good")),
-            Ok(Err(error)) => {
-                let at = if error.names_its_ca() { String::new() } else { format!("{address}: ") };
-                self.note(State::Error, "CA", format!("{at}{error}"));
-            }
-            Err(_) => self.note(
-                State::Error,
-                "CA",
-                format!(
-                    "{address} has not answered within {:?} (--ca-timeout): does a firewall drop what is sent?",
-                    config.workload.timeout
-                ),
-            ),
-        }
-    }
-
-    async fn identity(&mut self, config: &Config) {
-        match config.workload.identity.resolve(&self.clock).await {
-            Some(identity) => self.note(State::Ok, "identity", identity.to_string()),
-            None => self.note(
-                State::Warning,
-                "identity",
-                "neither the options nor a credential tell it: what the CA says is taken. --spiffe-id sets it",
-            ),
-        }
-    }
-
-    async fn issuance(&mut self, config: Config) {
-        if config.providers.is_empty() {
-            return self.note(State::Ok, "issuance", "there is no CA to ask");
-        }
-        let clock = self.clock.clone();
-        let cas = config.providers.into_iter().map(|provider| app::certificate_authority(provider, &clock));
-        let cas = match cas.collect::<Result<Vec<_>, _>>() {
-            Ok(cas) => Failover::new(cas),
-            Err(error) => return self.note(State::Error, "issuance", error.to_string()),
-        };
-        let cache = Cache::default();
-        let mut settings = config.workload;
-        // It belongs to the agent.
-        settings.state = None;
-        let mut entry = cache.follow(Key { workload: WORKLOAD, name: SecretName::Workload });
-        let source = WorkloadSource::new(cas, settings, &cache, WORKLOAD, clock, Metrics::default());
-        let settled = async {
-            let has_settled = entry.wait_for(|entry| entry.good.is_some() || entry.failure().is_some());
-            has_settled.await.map(|entry| entry.clone())
-        };
-        let entry = tokio::select! {
-            entry = settled => entry,
-            // It never ends.
-            () = source.run() => return,
-        };
-        let Ok(entry) = entry else { return };
-        match (&entry.good, entry.failure()) {
-            (Some(good), _) => {
-                let text = format!("{}, {}", good.secret, self.until(good.secret.not_after()));
-                self.note(State::Ok, "issuance", text);
-            }
-            (None, reason) => self.note(State::Error, "issuance", reason.unwrap_or_default()),
-        }
-    }
-
     fn until(&self, end: SystemTime) -> String {
         let shown = rfc3339(end);
         match end.duration_since(self.clock.now()) {
@@ -589,41 +267,6 @@ impl Findings {
             Err(past) => format!("EXPIRED at {shown} ({} ago)", span(past.duration())),
         }
     }
-}
-
-/// Whether what listens on the SDS socket at `path` speaks SDS; none where it says nothing.
-async fn is_agent(path: &Path) -> Option<bool> {
-    let ask = async {
-        let io = UnixStream::connect(path).await.ok()?;
-        let request = DiscoveryRequest {
-            node: Some(Node { id: "attache-check".to_owned(), ..Node::default() }),
-            resource_names: vec!["ROOTCA".to_owned()],
-            type_url: SECRET_TYPE_URL.to_owned(),
-            ..DiscoveryRequest::default()
-        };
-        let origin = http::Uri::from_static("http://attache");
-        let talk = async |connection| {
-            SecretDiscoveryServiceClient::with_origin(connection, origin).fetch_secrets(request).await
-        };
-        rpc::with_connection(io, talk).await.ok()
-    };
-    Some(match timeout(PATIENCE, ask).await.ok()? {
-        // What it has to say against it are its own words, and not those of a broken connection.
-        Some(Err(status)) => std::error::Error::source(&status).is_none(),
-        answer => answer.is_some(),
-    })
-}
-
-/// The development CA in `folder`, or that one can be made there.
-fn development_ca(folder: &Path, clock: &Clock) -> Result<String, String> {
-    let shown = folder.display();
-    if folder.join(embedded::KEY_FILE).exists() {
-        let opened = DevelopmentCa::open(folder, clock.clone());
-        return opened.map(|_| format!("the development CA in {shown}")).map_err(|error| error.to_string());
-    }
-    let there = folder.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("."));
-    writable_folder(there).map_err(|words| format!("--ca-dir {shown}: {words}; choose another one"))?;
-    Ok(format!("a new development CA in {shown}"))
 }
 
 /// Whether files can be made in `folder`; if not, why.

@@ -1,0 +1,198 @@
+//! Where others come in: sockets and addresses.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::{getgid, getuid};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::{Findings, Scope, State, writable_folder};
+use crate::config::Config;
+use crate::proto::SECRET_TYPE_URL;
+use crate::proto::envoy::config::core::v3::Node;
+use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
+use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
+use crate::sds::listener::{Occupant, occupant};
+use crate::sds::peers::Allowed;
+use crate::{limits, plain_file, rpc};
+
+/// The user and group of Istio's proxy.
+const ISTIO_PROXY: u32 = 1337;
+/// How long an agent that runs may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The bit in a folder's mode that gives its group to what is made there.
+const SET_GROUP_ID: u32 = 0o2000;
+
+impl Findings {
+    /// True if an agent serves there.
+    pub(super) async fn socket(&mut self, config: &Config, scope: Scope) -> bool {
+        if let Some(admin) = config.admin_socket.as_ref().filter(|admin| admin.is_named) {
+            self.place("admin socket", "--admin-socket", &admin.path).await;
+        }
+        let is_running = self.place("socket", "--socket", &config.socket).await;
+        self.peers(config, scope);
+        is_running
+    }
+
+    /// Whether a socket can be made at `path`. True if an agent serves there.
+    async fn place(&mut self, about: &'static str, option: &'static str, path: &Path) -> bool {
+        let shown = path.display();
+        if let Err(words) = writable_folder(plain_file::folder_of(path)) {
+            let way_out = format!("create or mount it, or choose another path with {option}");
+            self.note(State::Error, about, format!("{shown}: {words}; {way_out}"));
+            return false;
+        }
+        let process = |pid: Option<i32>| match pid {
+            Some(pid) => format!("process {pid}"),
+            None => "somebody".to_owned(),
+        };
+        match occupant(path, option) {
+            Err(error) => self.note(State::Error, about, error.to_string()),
+            Ok(Occupant::Live(pid)) => {
+                // The admin socket speaks HTTP/1.1, and belongs to the same process.
+                let is_agent = if option == "--socket" { is_agent(path).await } else { Some(true) };
+                let process = process(pid);
+                let (state, text) = match is_agent {
+                    Some(true) => (State::Ok, format!("an agent serves there now, {process}")),
+                    Some(false) => (
+                        State::Error,
+                        format!(
+                            "{process} listens there, and does not answer as attache does: stop it, or choose another path \
+                             with {option}"
+                        ),
+                    ),
+                    None => (
+                        State::Warning,
+                        format!(
+                            "{process} listens there, and has not answered within {PATIENCE:?}: does the agent hang?"
+                        ),
+                    ),
+                };
+                self.note(state, about, format!("{shown}: {text}"));
+                return is_agent != Some(false);
+            }
+            Ok(Occupant::Nobody | Occupant::Dead) => {
+                self.note(State::Ok, about, format!("{shown}: its folder is there, and nobody serves"));
+            }
+        }
+        false
+    }
+
+    /// Whom the socket's mode lets connect, and the options besides.
+    fn peers(&mut self, config: &Config, scope: Scope) {
+        let (uid, mut gid) = (getuid().as_raw(), getgid().as_raw());
+        // In such a folder files get its group: so are a Pod's volumes with an fsGroup.
+        if let Ok(folder) = fs::metadata(plain_file::folder_of(&config.socket))
+            && folder.mode() & SET_GROUP_ID != 0
+        {
+            gid = folder.gid();
+        }
+        let Allowed { uids, gids } = &config.allowed;
+        let is_limited = !uids.is_empty() || !gids.is_empty();
+        let (is_groups, is_everybodys) = (config.socket_mode & 0o020 != 0, config.socket_mode & 0o002 != 0);
+        let mode = format!("mode {:04o} (--socket-mode)", config.socket_mode);
+        let (who, is_proxy_let_in) = match (is_everybodys, is_groups) {
+            (true, _) => ("every user".to_owned(), true),
+            (_, true) => (format!("user {uid} and group {gid}"), uid == ISTIO_PROXY || gid == ISTIO_PROXY),
+            _ => (format!("user {uid}"), uid == ISTIO_PROXY),
+        };
+        let is_proxy_allowed =
+            !is_limited || uid == ISTIO_PROXY || uids.contains(&ISTIO_PROXY) || gids.contains(&ISTIO_PROXY);
+        let limit = if is_limited {
+            format!(
+                ", and --allow-uid and --allow-gid only users [{}] and groups [{}]",
+                limits::listed(uids, ", "),
+                limits::listed(gids, ", ")
+            )
+        } else {
+            String::new()
+        };
+        if scope.is_in_pod && !(is_proxy_let_in && is_proxy_allowed) {
+            self.note(
+                State::Warning,
+                "peers",
+                format!(
+                    "{mode} lets {who} connect{limit}, and Istio's proxy is user and group {ISTIO_PROXY}: run Envoy and \
+                     this agent with one runAsUser or runAsGroup (securityContext), and name it in --allow-uid where \
+                     there is such"
+                ),
+            );
+        } else if is_everybodys && !is_limited {
+            self.note(
+                State::Warning,
+                "peers",
+                format!("{mode} lets every user connect, who gets the workload's key: --socket-mode 0660 or --allow-uid limits that"),
+            );
+        } else {
+            self.note(
+                State::Ok,
+                "peers",
+                format!("{mode} lets {who} connect{limit}: Envoy must be among them"),
+            );
+        }
+    }
+
+    /// Where probes and browsers come: both at a time, as the agent has them.
+    pub(super) fn addresses(&mut self, config: &Config, scope: Scope, is_running: bool) {
+        let mut taken = Vec::new();
+        let mut listen = |address: SocketAddr, option: &str| match TcpListener::bind(address) {
+            Ok(listener) => {
+                taken.push(listener);
+                Ok(())
+            }
+            // The running one has it.
+            Err(_) if is_running => Ok(()),
+            Err(error) => {
+                Err(format!("listening on {address} failed: {error}; choose another {option}, or none"))
+            }
+        };
+        let status = config.status_address.map(|address| (address, listen(address, "--status-address")));
+        let page = config.admin_address.map(|address| (address, listen(address, "--admin-address")));
+        match status {
+            None => self.note(State::Ok, "status address", "none: there are no probes and no metrics"),
+            Some((_, Err(words))) => self.note(State::Error, "status address", words),
+            Some((address, Ok(()))) if scope.is_in_pod && address.ip().is_loopback() => self.note(
+                State::Warning,
+                "status address",
+                format!(
+                    "{address} can't be reached by the kubelet's probes, nor by Prometheus: --status-address 0.0.0.0:{} \
+                     opens it to them",
+                    address.port()
+                ),
+            ),
+            Some((address, Ok(()))) => self.note(State::Ok, "status address", address.to_string()),
+        }
+        match page {
+            None => {}
+            Some((_, Err(words))) => self.note(State::Error, "status page", words),
+            Some((address, Ok(()))) => self.note(State::Ok, "status page", address.to_string()),
+        }
+    }
+}
+
+/// Whether what listens on the SDS socket at `path` speaks SDS; none where it says nothing.
+async fn is_agent(path: &Path) -> Option<bool> {
+    let ask = async {
+        let io = UnixStream::connect(path).await.ok()?;
+        let request = DiscoveryRequest {
+            node: Some(Node { id: "attache-check".to_owned(), ..Node::default() }),
+            resource_names: vec!["ROOTCA".to_owned()],
+            type_url: SECRET_TYPE_URL.to_owned(),
+            ..DiscoveryRequest::default()
+        };
+        let origin = http::Uri::from_static("http://attache");
+        let talk = async |connection| {
+            SecretDiscoveryServiceClient::with_origin(connection, origin).fetch_secrets(request).await
+        };
+        rpc::with_connection(io, talk).await.ok()
+    };
+    Some(match timeout(PATIENCE, ask).await.ok()? {
+        // What it has to say against it are its own words, and not those of a broken connection.
+        Some(Err(status)) => std::error::Error::source(&status).is_none(),
+        answer => answer.is_some(),
+    })
+}
