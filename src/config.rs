@@ -5,6 +5,7 @@
 
 mod args;
 mod cfssl;
+mod choice;
 mod exec;
 mod google_cas;
 mod identity;
@@ -22,8 +23,9 @@ use std::time::Duration;
 use tracing_subscriber::filter::Targets;
 
 pub use self::args::RunArgs;
+use self::choice::{Chosen, Credentials, ProviderName, Wishes};
 use self::identity::identity;
-use self::provider::{Chosen, Credentials, ProviderName, Wishes, providers};
+use self::provider::providers;
 pub use self::provider::{Provider, ProviderFile};
 pub use self::reader::{Environment, Mistakes, parse_duration};
 use self::reader::{Found, Level, Reader};

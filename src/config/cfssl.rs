@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::args::RunArgs;
-use super::provider::{Chosen, ProviderName};
+use super::choice::{Chosen, ProviderName};
 use super::reader::Reader;
 
 /// What cfssl is told beside the address.

@@ -1,7 +1,8 @@
 //! The options of `--ca exec`.
 
 use super::args::RunArgs;
-use super::provider::{Chosen, Provider, ProviderName};
+use super::choice::{Chosen, ProviderName};
+use super::provider::Provider;
 use super::reader::Reader;
 use crate::command::ShellCommand;
 

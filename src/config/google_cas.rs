@@ -1,7 +1,7 @@
 //! The options of `--ca google-cas`.
 
 use super::args::RunArgs;
-use super::provider::{Chosen, ProviderName};
+use super::choice::{Chosen, ProviderName};
 use super::reader::{Level, Reader};
 use crate::ca::google_cas::{CaId, CaPool, Settings};
 

@@ -1,7 +1,7 @@
 //! The options that say who the workload is.
 
 use super::args::RunArgs;
-use super::provider::{Credentials, ProviderName};
+use super::choice::{Credentials, ProviderName};
 use super::reader::{Level, Reader};
 use crate::identity::{ServiceAccount, SpiffeId};
 use crate::source::workload::IdentitySource;

@@ -1,7 +1,7 @@
 //! The options of `--ca kubernetes`.
 
 use super::args::RunArgs;
-use super::provider::{Chosen, ProviderName};
+use super::choice::{Chosen, ProviderName};
 use super::reader::Reader;
 use crate::ca::endpoint::Address;
 use crate::ca::kubernetes::{SHORTEST_TTL, SignerName, SignerRoots};

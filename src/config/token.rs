@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::args::RunArgs;
-use super::provider::{Chosen, Credentials, ProviderName};
+use super::choice::{Chosen, Credentials, ProviderName};
 use super::reader::Reader;
 use crate::ca::citadel;
 use crate::ca::endpoint::{Address, Roots};

@@ -3,7 +3,7 @@
 use http::HeaderValue;
 
 use super::args::RunArgs;
-use super::provider::{Chosen, ProviderName};
+use super::choice::{Chosen, ProviderName};
 use super::reader::{Found, Reader};
 use crate::ca::token;
 use crate::ca::vault::{Access, MountPath, RoleName, Settings};
