@@ -14,7 +14,12 @@ pub enum Format {
 impl Format {
     /// What a client that sends this `Accept` header gets.
     pub fn accepted(accept: &str) -> Self {
-        if accept.contains("application/openmetrics-text") { Self::OpenMetrics } else { Self::Prometheus }
+        let is_asked_for = accept.split(',').any(|range| {
+            let mut parts = range.split(';').map(str::trim);
+            let kind = parts.next().unwrap_or_default();
+            kind.eq_ignore_ascii_case("application/openmetrics-text") && !parts.any(is_weight_of_zero)
+        });
+        if is_asked_for { Self::OpenMetrics } else { Self::Prometheus }
     }
 
     /// The content type.
@@ -32,6 +37,13 @@ impl Format {
             Self::Prometheus => prometheus(&text),
         }
     }
+}
+
+/// `q=0` says: anything but this.
+fn is_weight_of_zero(parameter: &str) -> bool {
+    parameter.split_once('=').is_some_and(|(name, value)| {
+        name.trim().eq_ignore_ascii_case("q") && value.trim().parse().is_ok_and(|weight: f32| weight <= 0.0)
+    })
 }
 
 /// The two differ in how a metric is announced: in the older format by the name of its samples, and it knows neither
@@ -82,6 +94,10 @@ mod tests {
             "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         let cases = [
             (prometheus, Format::OpenMetrics),
+            ("text/plain;q=0.5, Application/OpenMetrics-Text ; version=1.0.0 ; q=0.1", Format::OpenMetrics),
+            ("application/openmetrics-text; Q=0.0, */*", Format::Prometheus),
+            ("application/openmetrics-text-of-others", Format::Prometheus),
+            ("text/plain; profile=\"application/openmetrics-text\"", Format::Prometheus),
             ("text/plain; version=0.0.4", Format::Prometheus),
             ("*/*", Format::Prometheus),
             ("", Format::Prometheus),
