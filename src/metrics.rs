@@ -70,6 +70,10 @@ pub struct ByResult {
     pub outcome: &'static str,
 }
 
+/// Every reason for which something is refused.
+const REFUSALS: [&str; 7] =
+    ["peer", "connections", "no_node", "foreign_type", "too_many_names", "unknown_name", "no_source"];
+
 /// Something that works, or fails for a reason; none where it is not used.
 pub type Health = watch::Sender<Option<Result<(), String>>>;
 
@@ -118,12 +122,17 @@ fn duration_histogram() -> Histogram {
 impl Default for Metrics {
     /// All counters at zero.
     fn default() -> Self {
+        let refusals = Family::default();
+        for reason in REFUSALS {
+            // A counter that appears at 1 has not increased, as Prometheus sees it.
+            drop(refusals.get_or_create(&ByReason { reason }));
+        }
         Self {
             pushes: Family::default(),
             acks: Family::default(),
             nacks: Family::default(),
             connections: Gauge::default(),
-            refusals: Family::default(),
+            refusals,
             last_refusal: watch::Sender::default(),
             ca_requests: Family::default(),
             ca_durations: Family::new_with_constructor(duration_histogram),
@@ -150,6 +159,7 @@ impl Metrics {
 
     /// Notes something that is not served, for this reason; `words` are for people.
     pub fn refuse(&self, reason: &'static str, words: &dyn fmt::Display) {
+        debug_assert!(REFUSALS.contains(&reason), "{reason}");
         self.refusals.get_or_create(&ByReason { reason }).inc();
         self.last_refusal.send_replace(Some(words.to_string()));
     }

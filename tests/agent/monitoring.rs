@@ -110,6 +110,14 @@ async fn every_metric_is_described_and_none_that_is_not_there() {
     let shown: BTreeMap<_, _> = types.map(|(name, kind)| (name.to_owned(), kind.to_owned())).collect();
     assert_eq!(shown, described(), "/metrics, and docs/metrics.md");
 
+    let prefix = "attache_refusals_total{reason=\"";
+    let reasons = text.lines().filter_map(|line| line.strip_prefix(prefix)?.strip_suffix("\"} 0"));
+    let page = read("docs/metrics.md");
+    let (_, row) = page.split_once("(troubleshooting.md#the-agent-refuses-envoy): `").unwrap();
+    let (row, _) = row.split_once("`. ").unwrap();
+    let described: BTreeSet<_> = row.split("`, `").collect();
+    assert_eq!(reasons.collect::<BTreeSet<_>>(), described, "each is there from the start");
+
     let process = ["process_open_fds", "process_resident_memory_bytes", "process_cpu_seconds_total"];
     for name in process {
         assert!(agent.metric(name).await > 0.0, "{name}");
