@@ -53,8 +53,11 @@ impl Collector for Secrets {
             &mut encoder,
             "crl_next_update",
             "When the first of its CRLs is to be replaced",
-            |one| crls(one)?.iter().filter_map(|crl| crl.next_update).min(),
+            |one| first_to_end(one)?.next_update,
         )?;
+        self.moments(&mut encoder, "crl_this_update", "When that CRL was made", |one| {
+            Some(first_to_end(one)?.this_update)
+        })?;
         self.roots(&mut encoder)?;
         self.gauges(&mut encoder, "crls", "CRLs that are served with the trust bundle", |one| {
             Some(whole(crls(one)?.len()))
@@ -93,6 +96,12 @@ fn trust_bundle(one: &Snapshot) -> Option<&TrustBundle> {
 /// The CRLs of the one trust bundle that may have some.
 fn crls(one: &Snapshot) -> Option<&[Arc<Crl>]> {
     trust_bundle(one).map(TrustBundle::crls)
+}
+
+/// Of these the one that ends first.
+fn first_to_end(one: &Snapshot) -> Option<&Crl> {
+    let ending = crls(one)?.iter().filter_map(|crl| Some((crl.next_update?, crl)));
+    ending.min_by_key(|(end, _)| *end).map(|(_, crl)| &**crl)
 }
 
 impl Secrets {

@@ -346,10 +346,14 @@ async fn a_revoked_client_is_refused_once_the_file_says_so_and_nobody_else_ever(
     let mut world = World::start().await;
     assert_eq!(world.api.process.count("WARN there is no CRL file"), 1, "{}", world.api.process.log());
     let traffic = world.traffic().await;
-    let (of_root, nobody) = (world.root.crl(-HOUR, HOUR, &[]), world.middle.crl(-2 * HOUR, HOUR, &[]));
+    let (of_root, nobody) = (world.root.crl(-HOUR, HOUR, &[]), world.middle.crl(-2 * HOUR, HOUR / 2, &[]));
     world.swap(&[of_root.clone(), nobody]);
     world.api.process.wait_log("the trust bundle is served with CRLs").await;
     assert_eq!(world.api.metric("attache_crls{name=\"ROOTCA\"}").await, 2.0);
+    let made = world.api.metric("attache_crl_this_update_timestamp_seconds{name=\"ROOTCA\"}").await;
+    let ends = world.api.metric("attache_crl_next_update_timestamp_seconds{name=\"ROOTCA\"}").await;
+    let life = 2.5 * HOUR as f64;
+    assert!((ends - made - life).abs() < 60.0, "both of the one that ends first: {made}, {ends}");
     world.wait_revoked(200).await;
 
     let of_middle = world.middle.crl(-HOUR, HOUR, &[&world.revoked]);
