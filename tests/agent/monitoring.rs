@@ -85,13 +85,24 @@ fn names(expression: &str) -> BTreeSet<String> {
     words.map(|word| word.strip_suffix("_bucket").unwrap_or(word).to_owned()).collect()
 }
 
-/// `label_values(…)` and panels, as Grafana would send them.
+/// Panels, as Grafana would send them.
 fn dashboard_expressions() -> Vec<String> {
     let dashboard: Value = serde_json::from_str(&read("examples/monitoring/dashboard.json")).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
     let mut expressions = Vec::new();
     for panel in panels.iter().filter(|panel| panel["type"] != "row") {
-        for target in panel["targets"].as_array().unwrap() {
+        let targets = panel["targets"].as_array().unwrap();
+        if panel["type"] == "table" && targets.len() > 1 {
+            // Else the first is shown alone, and all that are shown are called "Value".
+            assert_eq!(panel["transformations"][0]["id"], "merge", "{}", panel["title"]);
+            let overrides = panel["fieldConfig"]["overrides"].as_array().unwrap();
+            for target in targets {
+                let value = format!("Value #{}", target["refId"].as_str().unwrap());
+                let is_named = |it: &Value| it["matcher"]["options"] == value.as_str();
+                assert!(overrides.iter().any(is_named), "{}: {value}", panel["title"]);
+            }
+        }
+        for target in targets {
             assert_eq!(target["datasource"]["uid"], "${datasource}", "{}", panel["title"]);
             expressions.push(target["expr"].as_str().unwrap().to_owned());
         }
