@@ -148,14 +148,20 @@ async fn what_good_and_failing_agents_show_passes_promtool() {
     let (state, output) = (folder.join("state"), folder.join("out"));
     let more = ["--state-dir", state.to_str().unwrap(), "--output-dir", output.to_str().unwrap()];
     let options = ca.client(folder);
+    // In labels both are escaped.
+    let roots = folder.join("a\"b\\c.pem");
+    std::fs::write(&roots, Mounted::new(&folder.join("ca"), "web").root).unwrap();
     let mut good = Agent::ready(folder, "web", &[&strs(&options)[..], &more].concat()).await;
     on_connection(&good.socket.clone(), async |client| {
-        let mut stream = Stream::open(&client, &["default", "no \"such\\name"]).await.unwrap();
+        let mut stream = Stream::open(&client, &["default"]).await.unwrap();
         let response = stream.next().await.unwrap();
         stream.reject(&response, "no").await;
         good.wait_metric("attache_nacks_total{name=\"default\"}", 1).await;
         assert_eq!(good.metric("attache_connections").await, 1.0);
+        let mut odd = Stream::open(&client, &[&format!("file-root:{}", roots.display())]).await.unwrap();
+        odd.next().await.unwrap();
         let (_, text) = good.status("/metrics").await;
+        assert!(text.contains("/a\\\"b\\\\c.pem\"} 1\n"), "{text}");
         passes(&["check", "metrics"], &text).await;
     })
     .await;
