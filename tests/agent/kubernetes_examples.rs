@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::support::kubernetes::{containers, documents, pod_spec, validate};
-use crate::support::process::failure;
+use crate::support::process::{failure, output};
 
 fn examples() -> Vec<(PathBuf, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/kubernetes");
@@ -35,6 +35,36 @@ fn is_agent(container: &Value) -> bool {
 
 fn strings(list: &Value) -> Vec<&str> {
     list.as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect()
+}
+
+/// Monitoring goes by the names of port and container.
+#[tokio::test]
+async fn prometheus_finds_the_agents_of_every_example_and_of_inject() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = folder.path().join("pod.yaml");
+    let text =
+        "{apiVersion: v1, kind: Pod, metadata: {name: web}, spec: {containers: [{name: web, image: web}]}}";
+    std::fs::write(&plain, text).unwrap();
+    let inject =
+        ["inject", "--image", "attache:1", plain.to_str().unwrap(), "--", "--ca-address", "istiod:15012"];
+    let injected = String::from_utf8(output(&inject).await.stdout).unwrap();
+    let injected = documents(&injected).await.remove(0);
+    let specs = [specs().await, vec![("inject".to_owned(), pod_spec(&injected).unwrap().clone())]].concat();
+
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/monitoring/README.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let behind = |words: &str| page.split_once(words).unwrap().1.split(',').next().unwrap();
+    let wanted =
+        (behind("[__meta_kubernetes_pod_container_name], regex: "), behind("podMetricsEndpoints: [{port: "));
+    let mut found = 0;
+    for (name, spec) in &specs {
+        for agent in containers(spec).filter(|container| container["ports"][0]["containerPort"] == 15055) {
+            let port = agent["ports"][0]["name"].as_str().unwrap();
+            assert_eq!((agent["name"].as_str().unwrap(), port), wanted, "{name}");
+            found += 1;
+        }
+    }
+    assert_eq!(found, 5);
 }
 
 #[tokio::test]
