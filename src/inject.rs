@@ -5,6 +5,7 @@
 
 mod document;
 mod edit;
+mod istio;
 mod render;
 
 use std::collections::BTreeSet;
@@ -41,12 +42,16 @@ pub struct Sidecar {
     pub args: Vec<String>,
     /// An init container that goes on running.
     pub is_native: bool,
-    /// User and group.
-    pub run_as: u32,
+    /// User and group; none where the platform gives them out.
+    pub run_as: Option<u32>,
     /// The folder of the socket.
     pub socket_folder: String,
     /// The socket in it.
     pub socket: String,
+    /// Its mode lets every user in.
+    pub is_open: bool,
+    /// The admin socket, if there is one.
+    pub admin_socket: Option<String>,
     /// The port of the probes, if there are any.
     pub status_port: Option<u16>,
     /// Which containers get the socket; where there are none, Envoys, and where there are none of these, all.
@@ -88,6 +93,18 @@ pub enum Purpose {
 impl Purpose {
     const ALL: [Self; 6] = [Self::Socket, Self::Token, Self::CaRoot, Self::State, Self::Ca, Self::Output];
 
+    /// How its folder came about, for people.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Socket => "the folder of --socket",
+            Self::Token => "the folder of the token",
+            Self::CaRoot => "the folder of the CA's root",
+            Self::State => "--state-dir",
+            Self::Ca => "--ca-dir",
+            Self::Output => "--output-dir",
+        }
+    }
+
     fn suffix(self) -> &'static str {
         match self {
             Self::Socket => "socket",
@@ -99,13 +116,33 @@ impl Purpose {
         }
     }
 
+    /// What Kubernetes calls volumes like it.
+    fn kind(self) -> &'static str {
+        match self {
+            Self::Token => "projected",
+            Self::CaRoot => "configMap",
+            Self::Socket | Self::State | Self::Ca | Self::Output => "emptyDir",
+        }
+    }
+
     /// Whether the agent writes there.
-    fn is_writable(self) -> bool {
+    pub fn is_writable(self) -> bool {
         !matches!(self, Self::Token | Self::CaRoot)
     }
 }
 
-/// Why nothing was injected.
+/// Manifests with the sidecar in them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Injected {
+    /// The manifests.
+    pub text: String,
+    /// How many workloads have the sidecar.
+    pub workloads: usize,
+    /// What is likely to go wrong all the same.
+    pub warnings: Vec<Problem>,
+}
+
+/// What is wrong with a workload: why nothing was injected, or a warning.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("document {document}, line {line}: {what}")]
 pub struct Problem {
@@ -117,64 +154,68 @@ pub struct Problem {
     pub what: String,
 }
 
-/// `manifests` with the sidecar in each of its workloads, and how many there are.
+/// `manifests` with the sidecar in each of its workloads.
 ///
 /// # Errors
 ///
 /// When this is not YAML, or a workload is written in a way that leaves no place for the sidecar.
-pub fn inject(manifests: &str, sidecar: &Sidecar) -> Result<(String, usize), Problem> {
+pub fn inject(manifests: &str, sidecar: &Sidecar) -> Result<Injected, Problem> {
     let before = document::read(manifests)?;
-    let (edits, workloads) = plan(manifests, &before, sidecar)?;
-    if edits.is_empty() {
-        return Ok((manifests.to_owned(), workloads));
+    let mut plan = Plan { edits: Edits::new(manifests), workloads: 0, warnings: Vec::new() };
+    for (number, root) in (1..).zip(&before) {
+        plan.add(number, root.as_ref(), sidecar)?;
     }
-    let injected = edits.apply();
-    check(&before, &injected, sidecar)?;
-    Ok((injected, workloads))
+    let Plan { edits, workloads, warnings } = plan;
+    if edits.is_empty() {
+        return Ok(Injected { text: manifests.to_owned(), workloads, warnings });
+    }
+    let text = edits.apply();
+    check(&before, &text, sidecar)?;
+    Ok(Injected { text, workloads, warnings })
 }
 
-/// What has to change, and in how many workloads.
-fn plan<'a>(
-    manifests: &'a str,
-    documents: &[Option<Node>],
-    sidecar: &Sidecar,
-) -> Result<(Edits<'a>, usize), Problem> {
-    let mut edits = Edits::new(manifests);
-    let mut workloads = 0;
-    for (index, root) in documents.iter().enumerate() {
-        let Some(root) = root else { continue };
+/// What has to change, in how many workloads, and what is to be said of them.
+struct Plan<'a> {
+    edits: Edits<'a>,
+    workloads: usize,
+    warnings: Vec<Problem>,
+}
+
+impl Plan<'_> {
+    /// Adds what has to change in a document.
+    fn add(&mut self, number: usize, root: Option<&Node>, sidecar: &Sidecar) -> Result<(), Problem> {
+        let Some(root) = root else { return Ok(()) };
         let mut aliased = BTreeSet::new();
         collect_aliases(root, &mut aliased);
-        let document = Document { number: index + 1, aliased };
-        workloads += document.plan(root, sidecar, &mut edits)?;
+        Document { number, aliased }.plan(root, sidecar, self)
     }
-    Ok((edits, workloads))
 }
 
 /// Sees to it that `injected` is what was there before, with the sidecar, and nothing else.
 fn check(before: &[Option<Node>], injected: &str, sidecar: &Sidecar) -> Result<(), Problem> {
-    let is_as_before = |after: &[Option<Node>]| {
-        before.len() == after.len()
-            && before.iter().zip(after).all(|(before, after)| {
-                let stripped = |node: &Option<Node>| {
-                    let mut node = node.clone();
-                    node.iter_mut().for_each(|node| strip(node, sidecar));
-                    node
-                };
-                stripped(before) == stripped(after)
-            })
+    let stripped = |node: &Option<Node>| {
+        let mut node = node.clone();
+        node.iter_mut().for_each(|node| strip(node, sidecar));
+        node
     };
-    let is_good = document::read(injected).is_ok_and(|after| {
-        is_as_before(&after) && plan(injected, &after, sidecar).is_ok_and(|(edits, _)| edits.is_empty())
-    });
-    if is_good {
-        return Ok(());
-    }
-    let line = before.iter().flatten().next().map_or(1, |node| node.line);
-    let what = "the sidecar can't be added to this file without changing something else in it; write the lists of its \
+    let is_settled = |number, root: &Option<Node>| {
+        let mut plan = Plan { edits: Edits::new(injected), workloads: 0, warnings: Vec::new() };
+        plan.add(number, root.as_ref(), sidecar).is_ok() && plan.edits.is_empty()
+    };
+    let bad = match document::read(injected) {
+        Err(problem) => Some(problem.document),
+        Ok(after) if after.len() != before.len() => Some(1),
+        Ok(after) => (1..).zip(before.iter().zip(&after)).find_map(|(number, (before, after))| {
+            let is_good = stripped(before) == stripped(after) && is_settled(number, after);
+            (!is_good).then_some(number)
+        }),
+    };
+    let Some(document) = bad else { return Ok(()) };
+    let line = before.get(document - 1).and_then(Option::as_ref).map_or(1, |node| node.line);
+    let what = "the sidecar can't be added to this document without changing something else in it; write the lists of its \
                 Pods (containers, volumes, volumeMounts) in blocks, an item to a line"
         .to_owned();
-    Err(Problem { document: 1, line, what })
+    Err(Problem { document, line, what })
 }
 
 fn collect_aliases(node: &Node, aliased: &mut BTreeSet<usize>) {
@@ -210,24 +251,24 @@ impl Document {
         Problem { document: self.number, line, what: what.into() }
     }
 
-    fn plan(&self, object: &Node, sidecar: &Sidecar, edits: &mut Edits<'_>) -> Result<usize, Problem> {
+    fn plan(&self, object: &Node, sidecar: &Sidecar, plan: &mut Plan<'_>) -> Result<(), Problem> {
         if is_list(object) {
             let items = self.get(object, "items")?.map_or(&[][..], Node::items);
-            return items.iter().map(|item| self.plan(item, sidecar, edits)).sum();
+            return items.iter().try_for_each(|item| self.plan(item, sidecar, plan));
         }
-        let Some((kind, path)) = path_of(object) else { return Ok(0) };
+        let Some((kind, path)) = path_of(object) else { return Ok(()) };
         self.is_own(object)?;
-        let mut spec = object;
+        let (mut pod, mut spec) = (object, object);
         for key in path {
             let Some(next) = self.get(spec, key)? else {
                 let what =
                     format!("this {kind} has no {}: there is no Pod to put the sidecar in", path.join("."));
                 return Err(self.problem(object.line, what));
             };
-            spec = next;
+            (pod, spec) = (spec, next);
         }
-        PodPlan { document: self, sidecar, spec, kind }.make(edits)?;
-        Ok(1)
+        plan.workloads += 1;
+        PodPlan { document: self, sidecar, pod, spec, kind }.make(plan)
     }
 
     /// Nothing else refers to `node`, and it refers to nothing else.
@@ -274,43 +315,68 @@ impl Document {
     }
 }
 
-/// The changes in one Pod's spec.
+/// The changes in one Pod.
 struct PodPlan<'a> {
     document: &'a Document,
     sidecar: &'a Sidecar,
+    /// What has the metadata and the spec.
+    pod: &'a Node,
     spec: &'a Node,
     kind: &'static str,
 }
 
 impl PodPlan<'_> {
-    fn make(&self, edits: &mut Edits<'_>) -> Result<(), Problem> {
+    fn make(&self, plan: &mut Plan<'_>) -> Result<(), Problem> {
         let Self { sidecar, spec, .. } = self;
-        let others = self.others()?;
-        let ends = matches!(spec.text_of("restartPolicy"), Some("Never" | "OnFailure"));
-        if !sidecar.is_native && (ends || matches!(self.kind, "Job" | "CronJob")) {
-            let what = "an ordinary sidecar would keep this Pod from ending; drop --native=false";
-            return Err(self.document.problem(spec.line, what));
+        let volumes = self.document.list(spec, "volumes")?;
+        let mut others = self.others()?;
+        let is_injected_later = istio::is_injected_later(self.pod, &others, volumes);
+        if is_injected_later {
+            self.check_for_istio()?;
+            // Istio mounts the volume into its proxy, and nobody else has business there.
+            others.iter_mut().for_each(|other| other.is_target = false);
         }
-        self.check_mounts()?;
-        let shared = self.shared_volume(&others)?;
-        let is_istio = others.iter().any(|other| other.name == "istio-proxy");
-        let container = sidecar.container(shared, is_istio);
-        let step = edits.step(spec, "containers");
+        let has_istio = is_injected_later || others.iter().any(|other| other.name == istio::PROXY);
+        self.check_kind(&others)?;
+        self.check_volumes(volumes)?;
+        let shared = if is_injected_later { Some(istio::VOLUME) } else { self.shared_volume(&others)? };
+        if let Some(shared) = shared {
+            self.check_agents(&others, shared)?;
+        }
+        self.warn(&others, &mut plan.warnings)?;
 
-        let is_ours = |item: &Node| item.text_of("name") == Some(&sidecar.name);
+        let edits = &mut plan.edits;
+        let step = edits.step(spec, "containers");
+        if is_injected_later {
+            self.have_order_kept(edits, step)?;
+        }
+        let container = sidecar.container(shared, has_istio);
         let (native, ordinary) =
             if sidecar.is_native { (Some(container), None) } else { (None, Some(container)) };
-        let is_own_volume = |item: &Node| sidecar.is_own_volume(item);
-        let volumes = sidecar.own_volumes(shared.is_some());
+        let mut own_volumes = sidecar.own_volumes(shared.is_some());
+        if is_injected_later && !volumes.iter().any(|volume| volume.text_of("name") == shared) {
+            own_volumes.insert(0, istio::volume());
+        }
+        let is_ours = |item: &Node| sidecar.is_container(item);
+        let is_own_volume = |item: &Node| sidecar.purpose_of(item).is_some();
+        let is_late = self.is_late(&others)?;
         let mut sync = |mapping, key, ours: &dyn Fn(&Node) -> bool, wanted: Vec<Value>, at, neighbour| {
-            let list = List { mapping, key, at, neighbour, step };
+            let moves = is_late && key == "initContainers";
+            let list = List { mapping, key, at, neighbour, step, moves };
             self.sync(edits, &list, ours, wanted)
         };
         sync(spec, "initContainers", &is_ours, native.into_iter().collect(), At::Start, Some("containers"))?;
-        sync(spec, "volumes", &is_own_volume, volumes, At::End, Some("containers"))?;
+        sync(spec, "volumes", &is_own_volume, own_volumes, At::End, Some("containers"))?;
+        let has_output = sidecar.volumes.iter().any(|volume| volume.purpose == Purpose::Output);
         for Other { container, is_target, .. } in others {
             let mounts = if is_target { sidecar.target_mounts(shared.is_some()) } else { Vec::new() };
-            sync(container, "volumeMounts", &is_own_volume, mounts, At::End, None)?;
+            // Others may read the output, too: who has it mounted there has done so by hand.
+            let is_own_mount = |item: &Node| match sidecar.purpose_of(item) {
+                Some(Purpose::Socket) => true,
+                Some(Purpose::Output) => is_target || !has_output,
+                _ => false,
+            };
+            sync(container, "volumeMounts", &is_own_mount, mounts, At::End, None)?;
         }
         sync(spec, "containers", &is_ours, ordinary.into_iter().collect(), At::End, None)
     }
@@ -328,45 +394,143 @@ impl PodPlan<'_> {
         let mut stale = Vec::new();
         for (index, item) in present.iter().enumerate().filter(|(_, item)| is_ours(item)) {
             let value = item.value();
-            match missing.iter().position(|wanted| *wanted == value) {
+            match missing.iter().position(|wanted| *wanted == value && !at.moves) {
                 Some(known) => drop(missing.remove(known)),
                 None => stale.push(index),
             }
         }
         // What has to go makes room for what has to come.
+        let replaced = if at.moves { 0 } else { missing.len().min(stale.len()) };
+        let gone = stale.split_off(replaced);
         let mut missing = missing.into_iter();
-        let change = || -> Result<(), edit::NoPlace> {
+        let mut change = || -> Result<(), edit::NoPlace> {
             let Some((_, list)) = at.mapping.entries().iter().find(|(key, _)| key.text() == Some(at.key))
             else {
                 let new: Vec<_> = missing.by_ref().collect();
                 return if new.is_empty() { Ok(()) } else { at.add(edits, &new) };
             };
-            for index in stale {
-                match missing.next() {
-                    Some(new) => edits.replace(list, index, &new, at.step)?,
-                    None => edits.remove(list, index)?,
-                }
+            for (index, new) in stale.iter().zip(missing.by_ref().take(replaced)) {
+                edits.replace(list, *index, &new, at.step)?;
             }
+            edits.remove(list, &gone)?;
             let new: Vec<_> = missing.by_ref().collect();
             if new.is_empty() { Ok(()) } else { at.add(edits, &new) }
         };
-        change().map_err(|no_place| {
-            let edit::NoPlace { line, what } = no_place;
-            let what = format!(
-                "{what} is written in a way that leaves no place for the sidecar; give each item and each \
-                                key a line of its own"
-            );
-            self.document.problem(line, what)
-        })
+        change().map_err(|no_place| self.no_place(no_place))
     }
 
-    fn check_mounts(&self) -> Result<(), Problem> {
-        let volumes = self.document.list(self.spec, "volumes")?;
+    fn no_place(&self, edit::NoPlace { line, what }: edit::NoPlace) -> Problem {
+        let what = format!(
+            "{what} is written in a way that leaves no place for the sidecar; give each item and each key a line of its \
+             own"
+        );
+        self.document.problem(line, what)
+    }
+
+    /// Whether an ordinary sidecar will do, where one is wanted.
+    fn check_kind(&self, others: &[Other<'_>]) -> Result<(), Problem> {
+        if self.sidecar.is_native {
+            return Ok(());
+        }
+        let ends = matches!(self.spec.text_of("restartPolicy"), Some("Never" | "OnFailure"));
+        if ends || matches!(self.kind, "Job" | "CronJob") {
+            let what = "an ordinary sidecar would keep this Pod from ending; drop --native=false";
+            return Err(self.document.problem(self.spec.line, what));
+        }
+        if let Some(proxy) = others.iter().find(|other| other.is_target && other.name == istio::PROXY) {
+            let what = "Istio's proxy looks for the socket once, when it starts, and an ordinary sidecar may come too late; \
+                        drop --native=false";
+            return Err(self.document.problem(proxy.container.line, what));
+        }
+        Ok(())
+    }
+
+    /// Volumes with names like ours are ours, and those of `--mount` are there.
+    fn check_volumes(&self, volumes: &[Node]) -> Result<(), Problem> {
+        let mut has_sidecar = false;
+        for list in LISTS {
+            has_sidecar |=
+                self.document.list(self.spec, list)?.iter().any(|item| self.sidecar.is_container(item));
+        }
+        for volume in volumes {
+            let Some(purpose) = self.sidecar.purpose_of(volume) else { continue };
+            if !has_sidecar || volume.get(purpose.kind()).is_none() {
+                let name = self.sidecar.volume_name(purpose);
+                let what = format!(
+                    "this Pod has a volume {name} of its own; rename it, or give the sidecar another --name"
+                );
+                return Err(self.document.problem(volume.line, what));
+            }
+        }
         for (name, _) in &self.sidecar.mounts {
             if volumes.iter().all(|volume| volume.text_of("name") != Some(name)) {
                 let what =
                     format!("--mount {name}: this Pod has no volume of that name; add it to its volumes");
                 return Err(self.document.problem(self.spec.line, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody else serves at the same socket.
+    fn check_agents(&self, others: &[Other<'_>], shared: &str) -> Result<(), Problem> {
+        for Other { container, name, .. } in others {
+            let args = container.get("args").map_or(&[][..], Node::items);
+            let is_agent = args.first().and_then(Node::text) == Some("run");
+            let mounts = self.document.list(container, "volumeMounts")?;
+            let writes = |mount: &Node| {
+                mount.text_of("name") == Some(shared) && mount.text_of("readOnly") != Some("true")
+            };
+            if is_agent && mounts.iter().any(writes) {
+                let what =
+                    format!("container {name} is an agent already, with the same socket: give --name {name}");
+                return Err(self.document.problem(container.line, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the sidecar is behind an init container that gets the socket.
+    fn is_late(&self, others: &[Other<'_>]) -> Result<bool, Problem> {
+        let present = self.document.list(self.spec, "initContainers")?;
+        let is_target = |item: &Node| {
+            let mut targets = others.iter().filter(|other| other.is_target && !other.is_ordinary);
+            targets.any(|other| std::ptr::eq(other.container, item))
+        };
+        let own = present.iter().position(|item| self.sidecar.is_container(item));
+        let target = present.iter().position(is_target);
+        Ok(own.zip(target).is_some_and(|(own, target)| own > target))
+    }
+
+    /// What is allowed, and is likely to go wrong.
+    fn warn(&self, others: &[Other<'_>], warnings: &mut Vec<Problem>) -> Result<(), Problem> {
+        let Self { sidecar, spec, .. } = self;
+        if let Some(port) = sidecar.status_port.filter(|_| spec.text_of("hostNetwork") == Some("true")) {
+            let what = format!(
+                "this Pod has the node's network: port {port} is taken on the node, and the metrics are at all of its \
+                 addresses; --status-address chooses others"
+            );
+            warnings.push(self.document.problem(spec.line, what));
+        }
+        let Some(run_as) = sidecar.run_as.filter(|_| !sidecar.is_open) else { return Ok(()) };
+        let of_pod = self.document.get(spec, "securityContext")?;
+        // With an fsGroup the socket belongs to that group, and everybody is in it.
+        let groups =
+            of_pod.and_then(|context| context.get("supplementalGroups")).map_or(&[][..], Node::items);
+        let number = |node: &Node| node.text()?.parse::<u32>().ok();
+        let is_let_in = of_pod.is_some_and(|context| context.get("fsGroup").is_some())
+            || groups.iter().any(|group| number(group) == Some(run_as));
+        for target in others.iter().filter(|other| other.is_target && !is_let_in) {
+            let own = self.document.get(target.container, "securityContext")?;
+            let id =
+                |key| own.and_then(|context| context.get(key)).or_else(|| of_pod?.get(key)).and_then(number);
+            let Some(user) = id("runAsUser").filter(|user| *user != run_as && *user != 0) else { continue };
+            if id("runAsGroup") != Some(run_as) {
+                let what = format!(
+                    "container {} runs as user {user} and can't open the socket of {run_as}: give --run-as {user}",
+                    target.name
+                );
+                warnings.push(self.document.problem(target.container.line, what));
             }
         }
         Ok(())
@@ -383,7 +547,7 @@ impl PodPlan<'_> {
                 is_target: false,
                 container,
             });
-            others.extend(containers.filter(|other| other.name != sidecar.name));
+            others.extend(containers.filter(|other| !sidecar.is_container(other.container)));
         }
         if !others.iter().any(|other| other.is_ordinary) {
             return Err(self
@@ -415,7 +579,7 @@ impl PodPlan<'_> {
             let mounts = self.document.list(target.container, "volumeMounts")?.iter();
             let folder = self.sidecar.socket_folder.trim_end_matches('/');
             let here = mounts
-                .filter(|mount| !self.sidecar.is_own_volume(mount))
+                .filter(|mount| self.sidecar.purpose_of(mount).is_none())
                 .find(|mount| {
                     mount.text_of("mountPath").map(|path| path.trim_end_matches('/')) == Some(folder)
                 })
@@ -446,7 +610,7 @@ struct Other<'a> {
 impl Other<'_> {
     fn is_envoy(&self) -> bool {
         let image = self.container.text_of("image").unwrap_or_default();
-        self.name == "istio-proxy" || self.name.contains("envoy") || image.contains("envoy")
+        self.name == istio::PROXY || self.name.contains("envoy") || image.contains("envoy")
     }
 }
 
@@ -457,6 +621,8 @@ struct List<'a> {
     at: At,
     neighbour: Option<&'static str>,
     step: usize,
+    /// What is there already goes where new items go.
+    moves: bool,
 }
 
 impl List<'_> {
@@ -470,10 +636,18 @@ impl Sidecar {
         format!("{}-{}", self.name, purpose.suffix())
     }
 
-    /// A volume of ours, or a mount of one.
-    fn is_own_volume(&self, item: &Node) -> bool {
-        let name = item.text_of("name");
-        name.is_some() && Purpose::ALL.iter().any(|purpose| name == Some(&self.volume_name(*purpose)))
+    fn is_container(&self, item: &Node) -> bool {
+        item.text_of("name") == Some(&self.name)
+    }
+
+    /// What the volume of that name is for, if it is one of ours.
+    pub fn purpose(&self, volume: &str) -> Option<Purpose> {
+        Purpose::ALL.into_iter().find(|purpose| volume == self.volume_name(*purpose))
+    }
+
+    /// What a volume or a mount is for, if it is one of ours.
+    fn purpose_of(&self, item: &Node) -> Option<Purpose> {
+        self.purpose(item.text_of("name")?)
     }
 
     fn own_volumes(&self, has_shared: bool) -> Vec<Value> {
@@ -524,52 +698,49 @@ impl Sidecar {
             let port = json!([{ "name": "attache-status", "containerPort": port }]);
             set(&mut container, "ports", port);
         }
-        set(
-            &mut container,
-            "securityContext",
-            json!({
-                "runAsNonRoot": true,
-                "runAsUser": self.run_as,
-                "runAsGroup": self.run_as,
-                "allowPrivilegeEscalation": false,
-                "readOnlyRootFilesystem": true,
-                "capabilities": { "drop": ["ALL"] },
-                "seccompProfile": { "type": "RuntimeDefault" },
-            }),
-        );
+        let mut context = json!({ "runAsNonRoot": true });
+        if let Some(id) = self.run_as {
+            set(&mut context, "runAsUser", json!(id));
+            set(&mut context, "runAsGroup", json!(id));
+        }
+        set(&mut context, "allowPrivilegeEscalation", json!(false));
+        set(&mut context, "readOnlyRootFilesystem", json!(true));
+        set(&mut context, "capabilities", json!({ "drop": ["ALL"] }));
+        set(&mut context, "seccompProfile", json!({ "type": "RuntimeDefault" }));
+        set(&mut container, "securityContext", context);
         // 6 MB at rest, 16 kB for each stream; a start takes 10 ms of CPU, and there are 20 in each 100.
         let (requests, limits) =
             (json!({ "cpu": "5m", "memory": "16Mi" }), json!({ "cpu": "200m", "memory": "64Mi" }));
         set(&mut container, "resources", json!({ "requests": requests, "limits": limits }));
-        if let Some([startup, liveness, readiness]) = self.probes(is_istio) {
-            if self.is_native {
-                set(&mut container, "startupProbe", startup);
-            }
-            set(&mut container, "livenessProbe", liveness);
-            set(&mut container, "readinessProbe", readiness);
+        for (name, probe) in self.probes(is_istio) {
+            set(&mut container, name, probe);
         }
         set(&mut container, "volumeMounts", Value::Array(mounts));
         container
     }
 
     /// For start, life and readiness.
-    fn probes(&self, is_istio: bool) -> Option<[Value; 3]> {
-        let port = self.status_port?;
-        let [mut startup, liveness, readiness] = if is_istio {
+    fn probes(&self, is_istio: bool) -> Vec<(&'static str, Value)> {
+        let (mut ready, alive) = if is_istio {
             // The proxy takes what comes in by the network, and would want mutual TLS of it.
-            let (get, log) = (["/attache", "get", "--timeout=500ms"], ["/attache", "log"]);
-            let command = |words: &[&str]| {
-                let socket = format!("--socket={}", self.socket);
-                let words: Vec<_> = words.iter().copied().chain([socket.as_str()]).collect();
-                json!({ "exec": { "command": words } })
-            };
-            [command(&get), command(&log), command(&get)]
+            let command = |words: &[&str]| json!({ "exec": { "command": words } });
+            let socket = format!("--socket={}", self.socket);
+            // Who has no admin socket is not asked: that there are no secrets is no reason to restart.
+            let admin = self.admin_socket.as_ref().map(|path| format!("--admin-socket={path}"));
+            let alive = admin.map(|admin| command(&["/attache", "log", &admin]));
+            (command(&["/attache", "get", "--timeout=500ms", &socket]), alive)
+        } else if let Some(port) = self.status_port {
+            let get = |path| json!({ "httpGet": { "path": path, "port": port } });
+            (get("/readyz"), Some(get("/livez")))
         } else {
-            ["/readyz", "/livez", "/readyz"].map(|path| json!({ "httpGet": { "path": path, "port": port } }))
+            return Vec::new();
         };
-        set(&mut startup, "periodSeconds", json!(1));
-        set(&mut startup, "failureThreshold", json!(300));
-        Some([startup, liveness, readiness])
+        let readiness = ready.clone();
+        set(&mut ready, "periodSeconds", json!(1));
+        set(&mut ready, "failureThreshold", json!(300));
+        let startup = self.is_native.then_some(("startupProbe", ready));
+        let liveness = alive.map(|alive| ("livenessProbe", alive));
+        startup.into_iter().chain(liveness).chain([("readinessProbe", readiness)]).collect()
     }
 }
 
@@ -588,13 +759,20 @@ fn strip(object: &mut Node, sidecar: &Sidecar) {
         return;
     }
     let Some((_, path)) = path_of(object) else { return };
-    let Some(spec) = path.iter().try_fold(object, |node, key| child(node, key)) else { return };
-    strip_list(spec, "volumes", &|item| sidecar.is_own_volume(item));
+    let Some((last, above)) = path.split_last() else { return };
+    let Some(pod) = above.iter().try_fold(object, |node, key| child(node, key)) else { return };
+    istio::strip_annotation(pod);
+    let Some(spec) = child(pod, last) else { return };
+    strip_list(spec, "volumes", &|item| {
+        sidecar.purpose_of(item).is_some() || item.value() == istio::volume()
+    });
     for list in LISTS {
-        strip_list(spec, list, &|item| item.text_of("name") == Some(&sidecar.name));
+        strip_list(spec, list, &|item| sidecar.is_container(item));
         if let Some(Kind::Sequence(containers, _)) = child(spec, list).map(|list| &mut list.kind) {
             for container in containers {
-                strip_list(container, "volumeMounts", &|item| sidecar.is_own_volume(item));
+                strip_list(container, "volumeMounts", &|item| {
+                    matches!(sidecar.purpose_of(item), Some(Purpose::Socket | Purpose::Output))
+                });
             }
         }
     }

@@ -64,9 +64,10 @@ pub(super) struct InjectArgs {
     /// there are none, all]
     #[arg(long, value_name = "NAME")]
     container: Vec<String>,
-    /// The sidecar's user and group: those of Envoy, which could not open the socket otherwise
-    #[arg(long, value_name = "ID", default_value_t = 1337, value_parser = clap::value_parser!(u32).range(1..))]
-    run_as: u32,
+    /// The sidecar's user and group: those of Envoy, which could not open the socket otherwise; none where the platform
+    /// gives them out (OpenShift)
+    #[arg(long, value_name = "ID", default_value = "1337", value_parser = user)]
+    run_as: User,
     /// Whom the workload's token is for
     #[arg(long, value_name = "AUDIENCE", default_value = "istio-ca")]
     token_audience: String,
@@ -90,6 +91,18 @@ fn name(text: &str) -> Result<String, &'static str> {
     }
 }
 
+/// None where the platform decides.
+#[derive(Clone, Copy, Debug)]
+struct User(Option<u32>);
+
+fn user(text: &str) -> Result<User, &'static str> {
+    match text.parse() {
+        _ if text == "none" => Ok(User(None)),
+        Ok(id @ 1_u32..) => Ok(User(Some(id))),
+        _ => Err("a number that is not 0 (root), or none"),
+    }
+}
+
 fn mount(text: &str) -> Result<(String, String), &'static str> {
     let parts = text.split_once('=').filter(|(volume, folder)| !volume.is_empty() && folder.starts_with('/'));
     let (volume, folder) = parts.ok_or("the shape is VOLUME=DIR, like vault-root=/vault")?;
@@ -101,27 +114,45 @@ pub(super) fn run(args: &InjectArgs) -> anyhow::Result<()> {
     let sidecar = sidecar(args)?;
     let mut out = String::new();
     let mut workloads = 0;
+    let mut warnings = Vec::new();
     for file in &args.files {
         let shown =
             if file == Path::new("-") { "standard input".to_owned() } else { file.display().to_string() };
         let manifests = read(file).with_context(|| format!("reading {shown} failed"))?;
-        let (injected, count) = inject(&manifests, &sidecar).with_context(|| shown.clone())?;
-        workloads += count;
+        let injected = inject(&manifests, &sidecar).with_context(|| shown.clone())?;
+        workloads += injected.workloads;
+        warnings.extend(injected.warnings.iter().map(|warning| format!("{shown}: {warning}")));
         if !out.is_empty() && !out.ends_with('\n') {
             out.push('\n');
         }
-        if !out.is_empty() && !injected.starts_with("---") {
-            out.push_str("---\n");
+        if !out.is_empty() {
+            out.push_str(between(&injected.text));
         }
-        out.push_str(&injected);
+        out.push_str(&injected.text);
+    }
+    for warning in warnings {
+        super::note(&warning);
     }
     if workloads == 0 {
         // It may well be meant so, in a pipe that is made for everything.
-        let _ =
-            writeln!(std::io::stderr(), "attache: there is no Pod in these manifests: nothing is injected");
+        super::note("there is no Pod in these manifests: nothing is injected");
     }
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(out.as_bytes()).and_then(|()| stdout.flush()).context("writing the manifests failed")
+}
+
+/// What has to stand between other documents and these.
+fn between(text: &str) -> &'static str {
+    let first =
+        text.lines().find(|line| !line.trim().is_empty() && !line.starts_with('#')).unwrap_or_default();
+    if first.starts_with('%') {
+        // A directive comes where the document before it has an end.
+        "...\n"
+    } else if text.starts_with("---") {
+        ""
+    } else {
+        "---\n"
+    }
 }
 
 fn read(file: &Path) -> anyhow::Result<String> {
@@ -135,7 +166,7 @@ fn read(file: &Path) -> anyhow::Result<String> {
     if bytes.len() > limits::MANIFESTS {
         bail!("it has more than {} MB; inject into parts of it", limits::MANIFESTS >> 20);
     }
-    String::from_utf8(bytes).context("it is not UTF-8")
+    String::from_utf8(bytes).context("it is not UTF-8: save it as UTF-8")
 }
 
 /// The sidecar for these options, if `attache run` takes them.
@@ -150,8 +181,7 @@ fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
             return Err(Mistakes(vec![format!("behind --: {text}")]).into());
         }
     };
-    // The environment is that of the container, which has no variable of ours.
-    let config = super::run::config(&run, unknown, &Environment::new())?;
+    let config = config(&run, unknown)?;
     let mut mistakes = Vec::new();
     let mut absolute = |option: &str, path: &Path| {
         let text = path.to_string_lossy().into_owned();
@@ -161,27 +191,28 @@ fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
         text
     };
     let socket = absolute("--socket", &config.socket);
-    let folder = |path: &str| Path::new(path).parent().map(|path| path.to_string_lossy().into_owned());
-    let socket_folder = folder(&socket).unwrap_or_default();
+    let admin_socket = config.admin_socket.as_ref().filter(|admin| admin.is_named);
+    let admin_socket = admin_socket.map(|admin| ("--admin-socket", absolute("--admin-socket", &admin.path)));
+    let ready_file = config.ready_file.as_ref().map(|path| ("--ready-file", absolute("--ready-file", path)));
+    let socket_folder = folder(&socket).to_owned();
 
     let mut volumes = Vec::new();
-    let empty = || json!({ "emptyDir": {} });
+    // Keys are no matter for disks.
+    let memory = |size: &str| json!({ "emptyDir": { "medium": "Memory", "sizeLimit": size } });
     if let Some(state) = &config.workload.state {
         let path = absolute("--state-dir", state.path());
-        volumes.push(Volume { purpose: Purpose::State, source: empty(), path });
+        volumes.push(Volume { purpose: Purpose::State, source: memory("1Mi"), path });
     }
     if let Some(output) = &config.output {
         let path = absolute("--output-dir", &output.folder);
-        // Keys are no matter for disks.
-        let source = json!({ "emptyDir": { "medium": "Memory", "sizeLimit": "8Mi" } });
-        volumes.push(Volume { purpose: Purpose::Output, source, path });
+        volumes.push(Volume { purpose: Purpose::Output, source: memory("8Mi"), path });
     }
     if let Some(Provider::Embedded { folder }) = config.providers.first() {
         let path = absolute("--ca-dir", folder);
-        volumes.push(Volume { purpose: Purpose::Ca, source: empty(), path });
+        volumes.push(Volume { purpose: Purpose::Ca, source: memory("1Mi"), path });
     }
     volumes.extend(token_volume(&config, &run, args));
-    volumes.extend(root_volume(&config));
+    volumes.extend(root_volume(&config, args));
 
     let mut run_args = run_args;
     let status = match (config.status_address, &run.status_address) {
@@ -196,22 +227,82 @@ fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
             "--status-address {address} can't be reached by the kubelet's probes; leave it out for {STATUS_ADDRESS}, or say none"
         ));
     }
-    if !mistakes.is_empty() {
-        return Err(Mistakes(mistakes).into());
-    }
-    Ok(Sidecar {
+    let sidecar = Sidecar {
         name: args.name.clone(),
         image: args.image.clone(),
         args: run_args,
         is_native: args.native,
-        run_as: args.run_as,
+        run_as: args.run_as.0,
         socket_folder,
         socket,
+        is_open: config.socket_mode & 0o002 != 0,
+        admin_socket: config.admin_socket.map(|admin| admin.path.to_string_lossy().into_owned()),
         status_port: status.map(|address| address.port()),
         containers: args.container.clone(),
         volumes,
         mounts: args.mount.clone(),
-    })
+    };
+    mistakes.extend(mount_mistakes(&sidecar, admin_socket.into_iter().chain(ready_file)));
+    if mistakes.is_empty() { Ok(sidecar) } else { Err(Mistakes(mistakes).into()) }
+}
+
+/// The configuration, whatever there is on the machine where manifests are made.
+fn config(run: &RunArgs, unknown: Vec<String>) -> Result<Config, Mistakes> {
+    // The environment is that of the container, which has no variable of ours.
+    let config = super::run::config(run, unknown, &Environment::new());
+    let is_chosen = run.ca.is_some() || run.file_mounted_certs || !run.ca_address.is_empty();
+    if is_chosen || run.ca_client_cert_dir.is_some() {
+        return config;
+    }
+    // This machine's files have been looked into, which say nothing about the container's.
+    let mut mistakes = config.map_or_else(|Mistakes(all)| all, |_| Vec::new());
+    mistakes.retain(|mistake| !mistake.starts_with("no CA is configured"));
+    mistakes.push(
+        "no CA is configured: name one with --ca-address or --ca; for mounted files say --ca none".to_owned(),
+    );
+    Err(Mistakes(mistakes))
+}
+
+fn folder(path: &str) -> &str {
+    Path::new(path).parent().and_then(Path::to_str).unwrap_or_default()
+}
+
+/// What Kubernetes would refuse, or the agent when it starts. `files` are options with files that it makes.
+fn mount_mistakes(sidecar: &Sidecar, files: impl Iterator<Item = (&'static str, String)>) -> Vec<String> {
+    let mut mistakes = Vec::new();
+    let volumes = sidecar.volumes.iter().map(|volume| (volume.purpose, volume.path.as_str()));
+    let volumes: Vec<_> =
+        std::iter::once((Purpose::Socket, sidecar.socket_folder.as_str())).chain(volumes).collect();
+    let own = volumes.iter().map(|(purpose, path)| (purpose.words().to_owned(), *path));
+    let further = sidecar.mounts.iter().map(|(name, path)| (format!("--mount {name}"), path.as_str()));
+    let mut known: Vec<(String, &str)> = Vec::new();
+    for (words, path) in own.chain(further) {
+        let path = path.trim_end_matches('/');
+        match known.iter().find(|(_, known)| *known == path) {
+            Some((first, _)) => mistakes.push(format!(
+                "{path} is {first} and {words}: a folder holds one volume; give one of them another"
+            )),
+            None => known.push((words, path)),
+        }
+    }
+    for (option, file) in files {
+        let folder = folder(&file).trim_end_matches('/');
+        let is_volume =
+            |(purpose, path): &(Purpose, &str)| purpose.is_writable() && path.trim_end_matches('/') == folder;
+        if file.starts_with('/') && !volumes.iter().any(is_volume) {
+            let folders: Vec<_> = volumes.iter().filter(|(purpose, _)| purpose.is_writable()).collect();
+            mistakes.push(format!(
+                "{option} {file}: the container can't write there; its folders are {}",
+                limits::listed(folders.iter().map(|(_, path)| *path), ", ")
+            ));
+        }
+    }
+    for (name, _) in sidecar.mounts.iter().filter(|(name, _)| sidecar.purpose(name).is_some()) {
+        mistakes.push(format!(
+            "--mount {name}: that is the name of a volume that comes with the sidecar; rename yours"
+        ));
+    }
+    mistakes
 }
 
 /// The workload's token, where a file with it is used that nobody else mounts.
@@ -226,8 +317,7 @@ fn token_volume(config: &Config, run: &RunArgs, args: &InjectArgs) -> Option<Vol
     }
     let path = run.token_file.as_deref().unwrap_or("/var/run/secrets/tokens/istio-token");
     let (folder, file) = path.rsplit_once('/').filter(|(folder, _)| folder.starts_with('/'))?;
-    let is_mounted = args.mount.iter().any(|(_, mounted)| folder == mounted.trim_end_matches('/'));
-    if is_mounted || folder == SERVICE_ACCOUNT_FOLDER {
+    if is_mounted(args, folder) || folder == SERVICE_ACCOUNT_FOLDER {
         return None;
     }
     let token = json!({ "path": file, "audience": args.token_audience, "expirationSeconds": 43200 });
@@ -235,12 +325,18 @@ fn token_volume(config: &Config, run: &RunArgs, args: &InjectArgs) -> Option<Vol
     Some(Volume { purpose: Purpose::Token, source, path: folder.to_owned() })
 }
 
-/// istiod's root, where the default places are looked into.
-fn root_volume(config: &Config) -> Option<Volume> {
+/// istiod's root, where the default places are looked into, and nobody else mounts it.
+fn root_volume(config: &Config, args: &InjectArgs) -> Option<Volume> {
     let Some(Provider::Citadel { endpoint, client_cert: None, .. }) = config.providers.first() else {
         return None;
     };
+    let path = "/var/run/secrets/istio";
     let is_default = matches!(endpoint.roots, Roots::FirstOf(_)) && !endpoint.address.plaintext;
     let source = json!({ "configMap": { "name": "istio-ca-root-cert" } });
-    is_default.then(|| Volume { purpose: Purpose::CaRoot, source, path: "/var/run/secrets/istio".to_owned() })
+    let is_wanted = is_default && !is_mounted(args, path);
+    is_wanted.then(|| Volume { purpose: Purpose::CaRoot, source, path: path.to_owned() })
+}
+
+fn is_mounted(args: &InjectArgs, folder: &str) -> bool {
+    args.mount.iter().any(|(_, mounted)| folder == mounted.trim_end_matches('/'))
 }

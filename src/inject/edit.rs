@@ -81,7 +81,7 @@ impl<'a> Edits<'a> {
     ) -> Result<(), NoPlace> {
         let Some((known, list)) = mapping.entries().iter().find(|(known, _)| known.text() == Some(key))
         else {
-            return self.add_entry(mapping, key, items, neighbour, step);
+            return self.add_entry(mapping, key, &Value::Array(items.to_vec()), neighbour, step);
         };
         match &list.kind {
             Kind::Sequence(present, Style::Flow(open)) => {
@@ -124,11 +124,12 @@ impl<'a> Edits<'a> {
         }
     }
 
-    fn add_entry(
+    /// Adds an entry that is not there yet.
+    pub(super) fn add_entry(
         &mut self,
         mapping: &Node,
         key: &str,
-        items: &[Value],
+        value: &Value,
         neighbour: Option<&str>,
         step: usize,
     ) -> Result<(), NoPlace> {
@@ -137,7 +138,7 @@ impl<'a> Edits<'a> {
         };
         if let Style::Flow(open) = style {
             let comma = if entries.is_empty() { "" } else { ", " };
-            self.insert(*open, format!("{}: {}{comma}", Value::from(key), Value::Array(items.to_vec())));
+            self.insert(*open, format!("{}: {value}{comma}", Value::from(key)));
             return Ok(());
         }
         let no_place = NoPlace { line: mapping.line, what: "this mapping" };
@@ -145,8 +146,7 @@ impl<'a> Edits<'a> {
             return Err(no_place);
         };
         let column = self.column(first.start);
-        let indent = " ".repeat(column);
-        let lines = format!("{indent}{key}:{}{}", self.end_of_line, self.lines(items, column + step, step));
+        let lines = render::entry(key, value, column, step).replace('\n', self.end_of_line);
         // Behind all others, or before its neighbour. A text block may have to keep what is behind it.
         let is_block = matches!(&last_leaf(last).kind, Kind::Scalar(scalar) if scalar.is_block);
         let alone = |known: &&(Node, Node)| self.column(known.0.start) == self.indent(known.0.start);
@@ -189,21 +189,26 @@ impl<'a> Edits<'a> {
         Ok(())
     }
 
-    /// Takes an item out of its list.
-    pub(super) fn remove(&mut self, list: &Node, index: usize) -> Result<(), NoPlace> {
-        let items = list.items();
-        let Some(item) = items.get(index) else { return Ok(()) };
-        let range = if let Kind::Sequence(_, Style::Flow(_)) = list.kind {
-            let before = index.checked_sub(1).and_then(|before| items.get(before));
-            match (items.get(index + 1), before) {
-                (Some(next), _) => item.start..next.start,
-                (None, Some(before)) => before.end..item.end,
-                (None, None) => item.start..item.end,
+    /// Takes items out of their list; `gone` are their places in it, in order.
+    pub(super) fn remove(&mut self, list: &Node, gone: &[usize]) -> Result<(), NoPlace> {
+        let all = list.items().iter().enumerate();
+        let gone_items = all.clone().filter(|(index, _)| gone.contains(index));
+        let Kind::Sequence(items, Style::Flow(open)) = &list.kind else {
+            for (_, item) in gone_items {
+                let lines = self.whole_lines(item)?;
+                self.change(lines, String::new());
             }
-        } else {
-            self.whole_lines(item)?
+            return Ok(());
         };
-        self.change(range, String::new());
+        // An item goes with the comma behind it; those behind the last one that stays, with the comma before them.
+        let (Some(last), false) = (items.last(), gone.is_empty()) else { return Ok(()) };
+        let kept = all.filter(|(index, _)| !gone.contains(index)).last();
+        for (index, item) in gone_items.filter(|(index, _)| kept.is_some_and(|(kept, _)| kept > *index)) {
+            let end = items.get(index + 1).map_or(item.end, |next| next.start);
+            self.change(item.start..end, String::new());
+        }
+        let (from, to) = kept.map_or((*open, list.end - 1), |(_, kept)| (kept.end, last.end));
+        self.change(from..to, String::new());
         Ok(())
     }
 

@@ -11,6 +11,13 @@ pub(super) fn items(items: &[Value], column: usize, step: usize) -> String {
     out
 }
 
+/// An entry of a mapping whose keys stand in `column`.
+pub(super) fn entry(key: &str, value: &Value, column: usize, step: usize) -> String {
+    let mut out = String::new();
+    write_block(&mut out, &Value::from_iter([(key, value.clone())]), column, step);
+    out
+}
+
 fn write_item(out: &mut String, item: &Value, column: usize, step: usize) {
     let mut block = String::new();
     write_block(&mut block, item, column + 2, step);

@@ -6,9 +6,11 @@ fn sidecar() -> Sidecar {
         image: "attache:1".to_owned(),
         args: vec!["run".to_owned(), "--ca-address=istiod.istio-system.svc:15012".to_owned()],
         is_native: true,
-        run_as: 1337,
+        run_as: Some(1337),
         socket_folder: "/run/attache".to_owned(),
         socket: "/run/attache/sds.sock".to_owned(),
+        is_open: false,
+        admin_socket: Some("/run/attache/admin.sock".to_owned()),
         status_port: Some(15055),
         containers: Vec::new(),
         volumes: vec![Volume {
@@ -67,6 +69,9 @@ fn shapes() -> Vec<String> {
         pod("{ \"volumes\": [ {name: a, emptyDir: {}} ], 'containers': [ {name: web, volumeMounts: []}, ] }"),
         pod("\n  {\n    containers: [\n      {\n        name: web,\n        image: a\n      }\n    ]\n  }"),
         "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"spec\": {\"containers\": [{\"name\": \"web\"}]}}".to_owned(),
+        "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"spec\": {\"volumes\": [{\"name\": \"a\", \"emptyDir\": {}}], \
+          \"containers\": [{\"name\": \"web\", \"volumeMounts\": [{\"name\": \"a\", \"mountPath\": \"/a\"}]}]}}"
+            .to_owned(),
         "apiVersion: batch/v1\nkind: CronJob\nspec:\n  jobTemplate:\n    spec:\n      template:\n        spec:\n\
          \x20         restartPolicy: Never\n          containers:\n          - name: once\n"
             .to_owned(),
@@ -85,9 +90,9 @@ fn shapes() -> Vec<String> {
 #[track_caller]
 fn injected(text: &str, sidecar: &Sidecar) -> String {
     match inject(text, sidecar) {
-        Ok((injected, workloads)) => {
+        Ok(Injected { text, workloads, .. }) => {
             assert!(workloads > 0);
-            injected
+            text
         }
         Err(problem) => panic!("{problem}\n{text}"),
     }
@@ -116,10 +121,13 @@ fn every_shape_gets_the_sidecar_and_keeps_the_rest() {
     for native in [true, false] {
         let sidecar = Sidecar { is_native: native, ..sidecar() };
         for text in shapes() {
-            if !native && text.contains("Never") {
+            if !native && ["Never", "istio-proxy"].iter().any(|word| text.contains(word)) {
                 continue;
             }
             let out = injected(&text, &sidecar);
+            if text.starts_with('{') {
+                serde_json::from_str::<Value>(&out).unwrap_or_else(|error| panic!("{error}: {out}"));
+            }
             // A list takes the place of null.
             let kept =
                 text.replace("volumes: ~", "volumes: ").replace("initContainers: null", "initContainers: ");
@@ -180,11 +188,19 @@ fn a_second_time_changes_nothing_and_other_options_change_the_sidecar_alone() {
     };
     let bare = Sidecar { volumes: Vec::new(), status_port: None, ..sidecar() };
     for text in shapes() {
-        let all = if text.contains("Never") { vec![&other, &bare] } else { vec![&ordinary, &other, &bare] };
+        let needs_native = ["Never", "istio-proxy"].iter().any(|word| text.contains(word));
+        let all = if needs_native { vec![&other, &bare] } else { vec![&ordinary, &other, &bare] };
         let first = injected(&text, &sidecar());
         assert_eq!(injected(&first, &sidecar()), first);
         for then in all {
             let second = injected(&first, then);
+            if text.starts_with('{') {
+                // From the most volumes to the least: several items go at once.
+                let least = injected(&second, &bare);
+                for json in [&second, &least] {
+                    serde_json::from_str::<Value>(json).unwrap_or_else(|error| panic!("{error}: {json}"));
+                }
+            }
             assert_eq!(injected(&second, then), second);
             // From nothing or from another sidecar: the same Pods.
             assert_eq!(sorted(&second), sorted(&injected(&text, then)), "{second}");
@@ -262,7 +278,8 @@ fn what_is_no_workload_stays_as_it_is() {
         "kind: Pod\n",
         "text: &a [1]\nmore: *a",
     ] {
-        assert_eq!(inject(text, &sidecar()), Ok((text.to_owned(), 0)));
+        let untouched = Injected { text: text.to_owned(), workloads: 0, warnings: Vec::new() };
+        assert_eq!(inject(text, &sidecar()), Ok(untouched));
     }
 }
 
@@ -322,4 +339,189 @@ fn what_is_in_the_way_is_named_with_its_line() {
         assert!(problem.to_string().contains(words), "{problem}\n{text}");
         assert_eq!(problem.line, line, "{problem}\n{text}");
     }
+}
+
+/// What is said against injecting into `text`.
+#[track_caller]
+fn refusal(text: &str, sidecar: &Sidecar) -> String {
+    inject(text, sidecar).expect_err(text).to_string()
+}
+
+fn at_istios_place() -> Sidecar {
+    let folder = "/var/run/secrets/workload-spiffe-uds";
+    Sidecar { socket_folder: folder.to_owned(), socket: format!("{folder}/socket"), ..sidecar() }
+}
+
+#[test]
+fn where_istio_puts_its_proxy_later_the_socket_is_in_the_volume_that_it_mounts() {
+    let sidecar = at_istios_place();
+    let pod = |metadata: &str, spec: &str| {
+        format!(
+            "kind: Pod\napiVersion: v1\nmetadata: # here\n{metadata}spec:\n  containers:\n  - name: web\n{spec}"
+        )
+    };
+    let volume = "  volumes:\n  - name: workload-socket\n    emptyDir: {medium: Memory}\n";
+    let label = "  labels:\n    sidecar.istio.io/inject: \"true\"\n  # end\n";
+    for (metadata, spec) in [
+        (label, ""),
+        (label, volume),
+        ("  annotations:\n    sidecar.istio.io/inject: 'true'\n", ""),
+        ("  labels: {istio.io/rev: canary}\n  annotations: {}\n", ""),
+        ("  annotations:\n    sidecar.istio.io/nativeSidecar: \"false\"\n    x: y\n", ""),
+        ("  name: web\n", volume),
+        (label, "  - name: istio-proxy\n    image: auto\n"),
+    ] {
+        let text = pod(metadata, spec);
+        let out = injected(&text, &sidecar);
+        assert!(is_within(&text, &out), "{out}");
+        assert_eq!(injected(&out, &sidecar), out);
+        let object = document::read(&out).unwrap().remove(0).unwrap().value();
+        assert_eq!(object["metadata"]["annotations"]["sidecar.istio.io/nativeSidecar"], "false", "{out}");
+        let names = |list: &Value| -> Vec<String> {
+            list.as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(names(&object["spec"]["volumes"]), ["workload-socket", "attache-token"], "{out}");
+        let agent = &object["spec"]["initContainers"][0];
+        assert_eq!(names(&agent["volumeMounts"]), ["workload-socket", "attache-token"], "{out}");
+        for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+            assert_eq!(agent[probe]["exec"]["command"][0], "/attache", "{out}");
+        }
+        assert_eq!(object["spec"]["containers"][0].get("volumeMounts"), None, "{out}");
+    }
+    // No mark of Istio's, or one that keeps it away.
+    let own = "  labels: {sidecar.istio.io/inject: \"false\", istio.io/rev: canary}\n";
+    for metadata in ["  name: web\n", own] {
+        assert!(injected(&pod(metadata, ""), &sidecar).contains("attache-socket"));
+    }
+
+    let text = pod(label, "");
+    let native =
+        "  annotations: {sidecar.istio.io/nativeSidecar: \"true\", sidecar.istio.io/inject: \"true\"}\n";
+    for (text, sidecar, words) in [
+        (text.clone(), self::sidecar(), "leave --socket out"),
+        (text.clone(), Sidecar { is_native: false, ..sidecar.clone() }, "drop --native=false"),
+        (text.clone(), Sidecar { containers: vec!["web".to_owned()], ..sidecar.clone() }, "drop --container"),
+        (pod(native, ""), sidecar.clone(), "is not \"false\""),
+        (pod(&format!("{label}  annotations:\n"), ""), sidecar.clone(), "annotations is empty"),
+        (text.replace("metadata: # here\n", "").replace(label, "") + volume, sidecar.clone(), "no metadata"),
+    ] {
+        let refusal = refusal(&text, &sidecar);
+        assert!(refusal.contains(words), "{refusal}");
+    }
+}
+
+#[test]
+fn a_native_sidecar_is_before_the_proxy_that_needs_it() {
+    let sidecar = sidecar();
+    for text in [
+        deployment(
+            "initContainers:\n- name: one\n- name: istio-proxy\n  restartPolicy: Always\n- name: attache\n  image: old\n- name: two\n\
+             containers:\n- name: web",
+        ),
+        pod(
+            "{containers: [{name: web}], initContainers: [{name: one}, {name: istio-proxy}, {name: two}, {name: attache}]}",
+        ),
+    ] {
+        let out = injected(&text, &sidecar);
+        let spec = specs(&out).remove(0);
+        let names: Vec<_> =
+            spec["initContainers"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
+        assert_eq!(names, ["attache", "one", "istio-proxy", "two"], "{out}");
+        assert_eq!(injected(&out, &sidecar), out);
+        let ordinary = Sidecar { is_native: false, ..sidecar.clone() };
+        assert!(refusal(&out, &ordinary).contains("drop --native=false"));
+    }
+}
+
+#[test]
+fn volumes_and_mounts_of_the_users_own_stay() {
+    let output =
+        Volume { purpose: Purpose::Output, source: json!({ "emptyDir": {} }), path: "/out".to_owned() };
+    let sidecar = Sidecar { volumes: vec![output], ..sidecar() };
+    let map = "volumes:\n- name: attache-ca\n  configMap: {name: ca}\n";
+    let web = "containers:\n- name: web\n  volumeMounts:\n  - name: attache-ca\n    mountPath: /ca\n";
+    for text in [
+        deployment(&format!("{map}{web}")),
+        deployment(&format!("{map}{web}- name: attache\n")),
+        deployment(&format!("volumes: [{{name: attache-output, emptyDir: {{}}}}]\n{web}")),
+    ] {
+        let refusal = refusal(&text, &sidecar);
+        assert!(refusal.contains("of its own; rename it, or give the sidecar another --name"), "{refusal}");
+    }
+    // Who reads the output is a container that somebody has given it to.
+    let text = deployment(
+        "containers:\n- name: envoy\n- name: web\n  volumeMounts:\n  - name: attache-output\n    mountPath: /here\n  - name: \
+         attache-ca\n    mountPath: /ca",
+    );
+    let out = injected(&text, &sidecar);
+    let mounts = specs(&out).remove(0)["containers"][1]["volumeMounts"].clone();
+    let names: Vec<_> = mounts.as_array().unwrap().iter().map(|mount| &mount["name"]).collect();
+    assert_eq!(names, ["attache-output", "attache-ca"]);
+    assert_eq!(injected(&out, &sidecar), out);
+}
+
+#[test]
+fn two_agents_do_not_serve_at_one_socket() {
+    let second = Sidecar { name: "second".to_owned(), ..sidecar() };
+    for text in [pod("{containers: [{name: web}]}"), pod("{containers: [{name: envoy}, {name: web}]}")] {
+        let refusal = refusal(&injected(&text, &sidecar()), &second);
+        assert!(refusal.contains("give --name attache"), "{refusal}");
+        let elsewhere = Sidecar { socket_folder: "/run/second".to_owned(), ..second.clone() };
+        injected(&injected(&text, &sidecar()), &elsewhere);
+    }
+}
+
+#[test]
+fn a_liveness_probe_finds_the_admin_socket_or_there_is_none() {
+    let text = pod("{containers: [{name: istio-proxy}]}");
+    let probes = |sidecar: &Sidecar| {
+        let container = specs(&injected(&text, sidecar)).remove(0)["initContainers"][0].clone();
+        ["startupProbe", "livenessProbe"].map(|probe| container[probe]["exec"]["command"].clone())
+    };
+    let get = json!(["/attache", "get", "--timeout=500ms", "--socket=/run/attache/sds.sock"]);
+    let log = json!(["/attache", "log", "--admin-socket=/run/attache/admin.sock"]);
+    assert_eq!(probes(&sidecar()), [get.clone(), log.clone()]);
+    // The proxy starts after the agent, whether there is a port or not.
+    assert_eq!(probes(&Sidecar { status_port: None, ..sidecar() }), [get.clone(), log]);
+    assert_eq!(probes(&Sidecar { admin_socket: None, ..sidecar() }), [get, Value::Null]);
+}
+
+#[test]
+fn what_is_likely_to_go_wrong_is_told() {
+    let warnings = |spec: &str, sidecar: &Sidecar| {
+        let warnings = inject(&pod(spec), sidecar).unwrap().warnings;
+        warnings.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    };
+    let sidecar = sidecar();
+    let envoy = "containers: [{name: envoy, securityContext: {runAsUser: 101}}]";
+    let words = "document 1, line 3: container envoy runs as user 101 and can't open the socket of 1337: give --run-as 101";
+    assert_eq!(warnings(&format!("{{{envoy}}}"), &sidecar), words);
+    assert_eq!(
+        warnings("{securityContext: {runAsUser: 101, runAsGroup: 5}, containers: [{name: envoy}]}", &sidecar),
+        words
+    );
+    for spec in [
+        "{containers: [{name: envoy}]}",
+        "{containers: [{name: envoy, securityContext: {runAsUser: 101, runAsGroup: 1337}}]}",
+        "{containers: [{name: envoy}, {name: web, securityContext: {runAsUser: 101}}]}",
+        "{securityContext: {runAsUser: 101}, containers: [{name: envoy, securityContext: {runAsUser: 1337}}]}",
+        &format!("{{securityContext: {{fsGroup: 7}}, {envoy}}}"),
+        &format!("{{securityContext: {{supplementalGroups: [7, 1337]}}, {envoy}}}"),
+    ] {
+        assert_eq!(warnings(spec, &sidecar), "", "{spec}");
+    }
+    for other in [Sidecar { run_as: None, ..sidecar.clone() }, Sidecar { is_open: true, ..sidecar.clone() }] {
+        assert_eq!(warnings(&format!("{{{envoy}}}"), &other), "");
+    }
+    let node = warnings("{hostNetwork: true, containers: [{name: web}]}", &sidecar);
+    assert!(node.contains("port 15055 is taken on the node"), "{node}");
+}
+
+#[test]
+fn the_document_is_named_that_leaves_no_place() {
+    let sidecar = Sidecar { is_native: false, ..sidecar() };
+    let text =
+        format!("{}---\n{}", pod("{containers: [{name: a}]}"), pod("{containers: [\n  a: b # behind\n]}"));
+    let problem = inject(&text, &sidecar).unwrap_err();
+    assert_eq!((problem.document, problem.line), (2, 5), "{problem}");
 }

@@ -5,7 +5,7 @@ use attache::ca::endpoint::Address;
 use attache::config::parse_duration;
 use attache::credential::Token;
 use attache::identity::SpiffeId;
-use attache::inject::{Sidecar, inject};
+use attache::inject::{Injected, Sidecar, inject};
 use attache::pki::certificate::Certificate;
 use attache::pki::key::PrivateKey;
 use attache::pki::pem;
@@ -107,9 +107,11 @@ fn manifests() {
         image: "attache".to_owned(),
         args: vec!["run".to_owned()],
         is_native: true,
-        run_as: 1337,
+        run_as: Some(1337),
         socket_folder: "/run/attache".to_owned(),
         socket: "/run/attache/sds.sock".to_owned(),
+        is_open: false,
+        admin_socket: None,
         status_port: Some(15055),
         containers: Vec::new(),
         volumes: Vec::new(),
@@ -130,10 +132,11 @@ fn manifests() {
         let text = String::from_utf8_lossy(&mutated(&mut random, example.as_bytes())).into_owned();
         let sidecar = if round % 16 < 8 { &sidecar } else { &ordinary };
         match inject(&text, sidecar) {
-            Ok((injected, 0)) => assert_eq!(injected, text),
-            Ok((injected, workloads)) => {
+            Ok(Injected { text: injected, workloads: 0, .. }) => assert_eq!(injected, text),
+            Ok(injected) => {
                 taken += 1;
-                assert_eq!(inject(&injected, sidecar), Ok((injected.clone(), workloads)), "{text}");
+                let again = inject(&injected.text, sidecar).map(|again| (again.text, again.workloads));
+                assert_eq!(again, Ok((injected.text, injected.workloads)), "{text}");
             }
             Err(problem) => {
                 refused += 1;
@@ -145,7 +148,7 @@ fn manifests() {
 
     // Aliases are not followed, and depth has an end.
     let bomb: String = (1..30).map(|n| format!("a{n}: &a{n} [*a{0}, *a{0}]\n", n - 1)).collect();
-    assert_eq!(inject(&format!("a0: &a0 x\n{bomb}"), &sidecar).map(|(_, workloads)| workloads), Ok(0));
+    assert_eq!(inject(&format!("a0: &a0 x\n{bomb}"), &sidecar).map(|all| all.workloads), Ok(0));
     for deep in ["[", "{a: ", "- ", "? ", "&a ["] {
         assert!(inject(&deep.repeat(20_000), &sidecar).is_err(), "{deep}");
     }
