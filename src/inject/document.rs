@@ -180,8 +180,15 @@ pub(super) fn read(text: &str) -> Result<Vec<Option<Node>>, Problem> {
                     Kind::Mapping(entries, Style::Block) => entries.last().map(|(_, value)| value),
                     _ => None,
                 };
-                // A block's own end is the next token, behind comments that are not its own.
-                node.end = last.map_or(place.of(span.end.index()), |last| last.end);
+                let is_flow =
+                    matches!(node.kind, Kind::Sequence(_, Style::Flow(_)) | Kind::Mapping(_, Style::Flow(_)));
+                node.end = match last {
+                    // A block's own end is the next token, behind comments that are not its own.
+                    Some(last) => last.end,
+                    // The same goes for what is behind a bracket.
+                    None if is_flow => place.of(span.start.index()) + 1,
+                    None => place.of(span.end.index()),
+                };
                 node
             }
             _ => continue,
@@ -233,10 +240,10 @@ impl<'a> Places<'a> {
         self.starts.get(character).copied().unwrap_or(self.text.len())
     }
 
-    /// The style of a collection, whose first event ends behind its opening bracket if it has one.
+    /// The style of a collection: the opening bracket is in its first event if it has one, with blanks and comments behind it.
     fn style(&self, span: Span) -> Style {
         let (start, end) = (self.of(span.start.index()), self.of(span.end.index()));
-        let opening = self.text.get(start..end).unwrap_or_default().trim_end();
-        if opening.ends_with(['[', '{']) { Style::Flow(start + opening.len()) } else { Style::Block }
+        let bracket = self.text.get(start..end).unwrap_or_default().find(['[', '{']);
+        bracket.map_or(Style::Block, |bracket| Style::Flow(start + bracket + 1))
     }
 }

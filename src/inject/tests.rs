@@ -67,6 +67,7 @@ fn shapes() -> Vec<String> {
         ),
         pod("{containers: [{name: web}]}"),
         pod("{ \"volumes\": [ {name: a, emptyDir: {}} ], 'containers': [ {name: web, volumeMounts: []}, ] }"),
+        pod("\n  {\n    containers: [ # all\n      { name: web } , # the first\n      { name: envoy } # the last\n    ] # end\n  } # all"),
         pod("\n  {\n    containers: [\n      {\n        name: web,\n        image: a\n      }\n    ]\n  }"),
         "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"spec\": {\"containers\": [{\"name\": \"web\"}]}}".to_owned(),
         "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"spec\": {\"volumes\": [{\"name\": \"a\", \"emptyDir\": {}}], \

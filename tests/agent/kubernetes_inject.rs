@@ -203,10 +203,25 @@ async fn the_agent_takes_what_stands_behind_the_dashes_or_says_what_is_wrong() {
 
     for (options, words) in [
         (&["--", "--ca-adress=x", "--key-type=no"][..], &["3 mistakes", "--ca-address", "--key-type"][..]),
-        (&[][..], &["--ca"]),
+        (&[][..], &["no CA is configured", "for mounted files say --ca none"]),
         (&["--", "--ca-address=a:1", "--status-address=127.0.0.1:1"], &["0.0.0.0:15055"]),
         (&["--", "--ca-address=a:1", "--socket=sock"], &["--socket sock is relative"]),
         (&["--", "--ca=embedded"], &["--ca-dir", "relative"]),
+        (
+            &["--", "--ca-address=a:1", "--socket=/run/a/s", "--state-dir=/run/a/"],
+            &["/run/a is the folder of --socket and --state-dir"],
+        ),
+        (
+            &["--mount=a=/x/", "--", "--ca-address=a:1", "--output-dir=/x"],
+            &["/x is --output-dir and --mount a"],
+        ),
+        (
+            &["--", "--ca-address=a:1", "--ready-file=/ready/ok", "--admin-socket=/adm/a.sock"],
+            &["--ready-file /ready/ok: the container can't write there", "--admin-socket /adm/a.sock"],
+        ),
+        (&["--", "--ca-address=a:1", "--ready-file=ok"], &["--ready-file ok is relative"]),
+        (&["--mount=attache-ca=/vault", "--", "--ca-address=a:1"], &["--mount attache-ca", "rename yours"]),
+        (&["--run-as=0", "--", "--ca-address=a:1"], &["--run-as", "root"]),
         (&["--", "--ca-address=a:1", "stray"], &["behind --", "stray"]),
         (&["--nativ", "--", "--ca-address=a:1"], &["--native"]),
         (&["--name=No", "--", "--ca-address=a:1"], &["a-z"]),
@@ -231,13 +246,83 @@ async fn files_follow_each_other_and_a_bad_one_is_named() {
     assert_eq!((code, &*out), (0, "kind: Service # the first\n---\nkind: ConfigMap\n---\na: 1\n"));
     assert!(said.contains("nothing is injected"), "{said}");
 
+    // A directive needs the end of what is before it.
+    let directive = file("directive.yaml", "# of the second\n%YAML 1.2\n---\nb: 1\n");
+    let (_, out, _) = inject(&[&[&*service, &directive], &ISTIOD[..]].concat(), "").await;
+    assert_eq!(out, "kind: Service # the first\n...\n# of the second\n%YAML 1.2\n---\nb: 1\n");
+    assert_eq!(inject(&ISTIOD, &out).await.1, out);
+
     let bad = file("bad.yaml", "a: 1\n---\nb: [1\n");
     let missing = folder.path().join("missing").to_str().unwrap().to_owned();
     let binary = folder.path().join("binary").to_str().unwrap().to_owned();
     std::fs::write(&binary, b"\xff\xfe").unwrap();
-    for (file, words) in [(bad, "bad.yaml: document 2, line "), (missing, "missing"), (binary, "not UTF-8")] {
+    for (file, words) in
+        [(bad, "bad.yaml: document 2, line "), (missing, "missing"), (binary, "save it as UTF-8")]
+    {
         let (code, out, said) = inject(&[&[&*service, &file], &ISTIOD[..]].concat(), "").await;
         assert_eq!((code, &*out), (1, ""));
         assert!(said.contains(words), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn options_decide_on_volumes_and_users_and_warnings_do_not_stop_anything() {
+    let manifests = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  hostNetwork: true\n  volumes: \
+                     [{name: own, emptyDir: {}}]\n  containers: [{name: web, image: web}]\n";
+    let options = [
+        "--run-as=none",
+        "--mount=own=/var/run/secrets/istio",
+        "--",
+        "--ca-address=a:1",
+        "--socket=/run/attache/s",
+        "--state-dir=/state",
+        "--ready-file=/state/ready",
+        "--admin-socket=/run/attache/admin",
+    ];
+    let (code, out, said) = inject(&options, manifests).await;
+    assert_eq!(code, 0, "{said}");
+    assert!(
+        said.starts_with("attache: standard input: document 1, line 5: this Pod has the node's network"),
+        "{said}"
+    );
+    assert_eq!(validate(&out).await, Ok(1));
+    let spec = documents(&out).await.remove(0)["spec"].take();
+    let context = &spec["initContainers"][0]["securityContext"];
+    assert_eq!((context.get("runAsUser"), &context["runAsNonRoot"]), (None, &json!(true)));
+    let volumes: Vec<_> = spec["volumes"].as_array().unwrap().iter().map(|volume| &volume["name"]).collect();
+    assert_eq!(volumes, ["own", "attache-socket", "attache-state", "attache-token"]);
+    // A key is in it, and that is not for the node's disk.
+    assert_eq!(spec["volumes"][2]["emptyDir"], json!({ "medium": "Memory", "sizeLimit": "1Mi" }));
+}
+
+#[tokio::test]
+async fn the_example_for_istio_stays_one_for_istio() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kubernetes/istio-drop-in.yaml");
+    let text = std::fs::read_to_string(file).unwrap();
+    // As it would be without the agent: what has no annotation and no volume gets both.
+    let agent = text.split_once("      initContainers:\n").unwrap();
+    let rest = agent.1.split_once("      containers:\n").unwrap().1;
+    let rest = rest.split_once("      volumes:\n").unwrap().0;
+    let annotations = text.split_once("      annotations:\n").unwrap().1.split_once("    spec:\n").unwrap().0;
+    let bare = format!("{}      containers:\n{rest}", agent.0)
+        .replace(&format!("      annotations:\n{annotations}"), "");
+    assert_ne!(bare, text);
+    let (_, _, said) = inject(&[&["--name=second"], &ISTIOD[..]].concat(), &text).await;
+    assert!(said.contains("container attache is an agent already"), "{said}");
+    for manifests in [&text, &bare] {
+        let outcome = injected(&["--", "--ca-address=istiod.istio-system.svc:15012"], manifests).await;
+        assert_eq!(validate(&outcome).await, Ok(2));
+        assert_eq!(injected(&ISTIOD, &outcome).await, injected(&ISTIOD, manifests).await);
+        let (wanted, found) = (documents(&text).await.remove(1), documents(&outcome).await.remove(1));
+        let order = "/spec/template/metadata/annotations/sidecar.istio.io~1nativeSidecar";
+        assert_eq!(found.pointer(order), Some(&json!("false")));
+        let (wanted, found) = (pod_spec(&wanted).unwrap(), pod_spec(&found).unwrap());
+        assert_eq!(found["volumes"], wanted["volumes"]);
+        assert_eq!(found["containers"], wanted["containers"]);
+        let [wanted, found] = [wanted, found].map(|spec| &spec["initContainers"][0]);
+        for same in ["args", "ports", "volumeMounts", "restartPolicy"] {
+            assert_eq!(found[same], wanted[same], "{same}");
+        }
+        assert_eq!(found["startupProbe"]["exec"]["command"][1], "get");
     }
 }
