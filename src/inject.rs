@@ -211,7 +211,7 @@ fn check(before: &[Option<Node>], injected: &str, sidecar: &Sidecar) -> Result<(
         }),
     };
     let Some(document) = bad else { return Ok(()) };
-    let line = before.get(document - 1).and_then(Option::as_ref).map_or(1, |node| node.line);
+    let line = before.get(document.saturating_sub(1)).and_then(Option::as_ref).map_or(1, |node| node.line);
     let what = "the sidecar can't be added to this document without changing something else in it; write the lists of its \
                 Pods (containers, volumes, volumeMounts) in blocks, an item to a line"
         .to_owned();
@@ -343,7 +343,7 @@ impl PodPlan<'_> {
         if let Some(shared) = shared {
             self.check_agents(&others, shared)?;
         }
-        self.warn(&others, &mut plan.warnings)?;
+        self.warn(&others, &mut plan.warnings);
 
         let edits = &mut plan.edits;
         let step = edits.step(spec, "containers");
@@ -503,7 +503,7 @@ impl PodPlan<'_> {
     }
 
     /// What is allowed, and is likely to go wrong.
-    fn warn(&self, others: &[Other<'_>], warnings: &mut Vec<Problem>) -> Result<(), Problem> {
+    fn warn(&self, others: &[Other<'_>], warnings: &mut Vec<Problem>) {
         let Self { sidecar, spec, .. } = self;
         if let Some(port) = sidecar.status_port.filter(|_| spec.text_of("hostNetwork") == Some("true")) {
             let what = format!(
@@ -512,20 +512,24 @@ impl PodPlan<'_> {
             );
             warnings.push(self.document.problem(spec.line, what));
         }
-        let Some(run_as) = sidecar.run_as.filter(|_| !sidecar.is_open) else { return Ok(()) };
-        let of_pod = self.document.get(spec, "securityContext")?;
-        // With an fsGroup the socket belongs to that group, and everybody is in it.
+        let Some(run_as) = sidecar.run_as.filter(|_| !sidecar.is_open) else { return };
+        let of_pod = spec.get("securityContext");
+        let number = |node: &Node| node.text()?.parse::<u32>().ok();
         let groups =
             of_pod.and_then(|context| context.get("supplementalGroups")).map_or(&[][..], Node::items);
-        let number = |node: &Node| node.text()?.parse::<u32>().ok();
+        // With an fsGroup the socket belongs to that group, and everybody is in it.
         let is_let_in = of_pod.is_some_and(|context| context.get("fsGroup").is_some())
             || groups.iter().any(|group| number(group) == Some(run_as));
         for target in others.iter().filter(|other| other.is_target && !is_let_in) {
-            let own = self.document.get(target.container, "securityContext")?;
-            let id =
-                |key| own.and_then(|context| context.get(key)).or_else(|| of_pod?.get(key)).and_then(number);
-            let Some(user) = id("runAsUser").filter(|user| *user != run_as && *user != 0) else { continue };
-            if id("runAsGroup") != Some(run_as) {
+            let contexts: Vec<_> =
+                target.container.get("securityContext").into_iter().chain(of_pod).collect();
+            // What an alias or a merge says is not known here.
+            if contexts.iter().any(|context| context.entries().is_empty() || context.get("<<").is_some()) {
+                continue;
+            }
+            let id = |key| contexts.iter().find_map(|context| context.get(key)).and_then(number);
+            let user = id("runAsUser").filter(|user| *user != run_as && *user != 0);
+            if let Some(user) = user.filter(|_| id("runAsGroup") != Some(run_as)) {
                 let what = format!(
                     "container {} runs as user {user} and can't open the socket of {run_as}: give --run-as {user}",
                     target.name
@@ -533,7 +537,6 @@ impl PodPlan<'_> {
                 warnings.push(self.document.problem(target.container.line, what));
             }
         }
-        Ok(())
     }
 
     /// All containers but the sidecar.

@@ -199,12 +199,13 @@ fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
     let mut volumes = Vec::new();
     // Keys are no matter for disks.
     let memory = |size: &str| json!({ "emptyDir": { "medium": "Memory", "sizeLimit": size } });
-    if let Some(state) = &config.workload.state {
-        let path = absolute("--state-dir", state.path());
+    // As they were typed: the configuration has made them absolute, with a folder of this machine.
+    if let Some(state) = &run.state_dir {
+        let path = absolute("--state-dir", Path::new(state));
         volumes.push(Volume { purpose: Purpose::State, source: memory("1Mi"), path });
     }
-    if let Some(output) = &config.output {
-        let path = absolute("--output-dir", &output.folder);
+    if let Some(output) = &run.output_dir {
+        let path = absolute("--output-dir", Path::new(output));
         volumes.push(Volume { purpose: Purpose::Output, source: memory("8Mi"), path });
     }
     if let Some(Provider::Embedded { folder }) = config.providers.first() {

@@ -202,7 +202,7 @@ impl<'a> Edits<'a> {
         };
         // An item goes with the comma behind it; those behind the last one that stays, with the comma before them.
         let (Some(last), false) = (items.last(), gone.is_empty()) else { return Ok(()) };
-        let kept = all.filter(|(index, _)| !gone.contains(index)).last();
+        let kept = all.rev().find(|(index, _)| !gone.contains(index));
         for (index, item) in gone_items.filter(|(index, _)| kept.is_some_and(|(kept, _)| kept > *index)) {
             let end = items.get(index + 1).map_or(item.end, |next| next.start);
             self.change(item.start..end, String::new());

@@ -507,6 +507,8 @@ fn what_is_likely_to_go_wrong_is_told() {
         "{containers: [{name: envoy}, {name: web, securityContext: {runAsUser: 101}}]}",
         "{securityContext: {runAsUser: 101}, containers: [{name: envoy, securityContext: {runAsUser: 1337}}]}",
         &format!("{{securityContext: {{fsGroup: 7}}, {envoy}}}"),
+        "{x: &x {runAsUser: 5}, securityContext: {runAsUser: 6}, containers: [{name: envoy, securityContext: *x}]}",
+        "{x: &x {fsGroup: 5}, securityContext: {<<: *x}, containers: [{name: envoy, securityContext: {runAsUser: 5}}]}",
         &format!("{{securityContext: {{supplementalGroups: [7, 1337]}}, {envoy}}}"),
     ] {
         assert_eq!(warnings(spec, &sidecar), "", "{spec}");

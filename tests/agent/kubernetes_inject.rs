@@ -219,7 +219,10 @@ async fn the_agent_takes_what_stands_behind_the_dashes_or_says_what_is_wrong() {
             &["--", "--ca-address=a:1", "--ready-file=/ready/ok", "--admin-socket=/adm/a.sock"],
             &["--ready-file /ready/ok: the container can't write there", "--admin-socket /adm/a.sock"],
         ),
-        (&["--", "--ca-address=a:1", "--ready-file=ok"], &["--ready-file ok is relative"]),
+        (
+            &["--", "--ca-address=a:1", "--ready-file=ok", "--state-dir=state", "--output-dir=out"],
+            &["--ready-file ok is relative", "--state-dir state is", "--output-dir out is"],
+        ),
         (&["--mount=attache-ca=/vault", "--", "--ca-address=a:1"], &["--mount attache-ca", "rename yours"]),
         (&["--run-as=0", "--", "--ca-address=a:1"], &["--run-as", "root"]),
         (&["--", "--ca-address=a:1", "stray"], &["behind --", "stray"]),
