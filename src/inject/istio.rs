@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::document::{Kind, Node};
 use super::edit::Edits;
-use super::{Other, PodPlan, Problem, child};
+use super::pod::{Other, PodPlan};
+use super::{Problem, child};
 
 /// The proxy's container.
 pub(super) const PROXY: &str = "istio-proxy";
