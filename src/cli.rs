@@ -26,6 +26,7 @@ use clap::{Parser, Subcommand};
 use tokio::net::UnixStream;
 
 use crate::config::{DEFAULT_SOCKET, Mistakes, RunArgs};
+use crate::systemd::StartError;
 
 /// A node-local Secret Discovery Service agent for Envoy.
 #[derive(Debug, Parser)]
@@ -94,8 +95,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };
-    let is_wrong_use = error.is::<Mistakes>();
-    let way_out = if is_wrong_use { "\nSee attache --help, or attache COMMAND --help." } else { "" };
+    let has_mistakes = error.is::<Mistakes>();
+    let is_wrong_use = has_mistakes || error.is::<StartError>();
+    let way_out = if has_mistakes { "\nSee attache --help, or attache COMMAND --help." } else { "" };
     note(&format!("{}{way_out}", told(&error)));
     ExitCode::from(if is_wrong_use { WRONG_USE } else { FAILED })
 }

@@ -26,7 +26,10 @@ pub enum ConfineError {
     Folder { folder: PathBuf, source: io::Error },
     #[error("opening the folder {folder} for --landlock failed: {source}")]
     Open { folder: PathBuf, source: PathFdError },
-    #[error("the kernel refuses --landlock: {0}; leave it out")]
+    #[error(
+        "the kernel, or a filter of system calls (SystemCallFilter= of a unit, a container's seccomp profile), refuses \
+         --landlock: {0}; allow the three landlock_* calls, or leave it out"
+    )]
     Refused(#[from] RulesetError),
 }
 
@@ -74,7 +77,8 @@ pub fn confine(folders: &[PathBuf]) -> Result<(), ConfineError> {
         ),
         RulesetStatus::NotEnforced => tracing::warn!(
             kernel = ?status.landlock,
-            "this kernel has no landlock, or it is switched off: --landlock changes nothing"
+            "there is no landlock: --landlock changes nothing. This kernel lacks it or has it switched off, or a filter of \
+             system calls refuses it (SystemCallFilter= of a unit, a container's seccomp profile)"
         ),
     }
     Ok(())
