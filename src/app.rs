@@ -74,7 +74,8 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     // First of all: what can't be taken is said before anybody is asked for a certificate.
     let Sockets { sds, admin, status, page, ready_file } =
         Sockets::open(&config, given.sds, given.admin).await?;
-    for concern in exposure::concerns(&config, sds.path(), admin.as_ref().map(Listener::path)) {
+    let admin_path = admin.as_ref().map(Listener::path);
+    for concern in exposure::concerns(&config, sds.path(), admin_path, given.is_in_pod) {
         tracing::warn!("{concern}");
     }
     let (status_address, page_address) = (sockets::address_of(&status), sockets::address_of(&page));

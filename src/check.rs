@@ -91,7 +91,7 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
     let is_running = f.socket(&config, scope).await;
     f.addresses(&config, scope, is_running);
     let admin = config.admin_socket.as_ref().map(|socket| socket.path.as_path());
-    for concern in exposure::concerns(&config, &config.socket, admin) {
+    for concern in exposure::concerns(&config, &config.socket, admin, scope.is_in_pod) {
         f.note(State::Warning, "modes", concern);
     }
     f.folders(&config);

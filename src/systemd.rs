@@ -36,6 +36,8 @@ pub struct Started {
     pub sds: Option<Passed>,
     /// The admin socket.
     pub admin: Option<Passed>,
+    /// This runs in a Pod of Kubernetes.
+    pub is_in_pod: bool,
 }
 
 /// What is wrong with what the service manager gave us.
@@ -60,7 +62,8 @@ impl Started {
     /// Takes what the environment names. To be called before anything else is opened: until then these numbers are
     /// nobody else's.
     pub fn new(environment: &Environment) -> Result<Self, StartError> {
-        let mut started = Self { manager: Manager::new(environment)?, ..Self::default() };
+        let is_in_pod = environment.contains_key("KUBERNETES_SERVICE_HOST");
+        let mut started = Self { manager: Manager::new(environment)?, is_in_pod, ..Self::default() };
         let names = environment.get("LISTEN_FDNAMES").map(String::as_str).unwrap_or_default();
         let mut names = names.split(':');
         let mut given = ListenFd::from_env();

@@ -188,3 +188,52 @@ async fn what_everybody_can_reach_is_told_once_with_the_remedy_and_the_rest_is_n
     let concerns = said("anybody", &["--allow-uid", "1"]).await;
     assert!(concerns.len() == 1 && concerns[0].contains("the folder of the socket"), "{concerns:#?}");
 }
+
+#[tokio::test]
+async fn the_client_certificate_and_the_folders_that_decide_on_trust_are_looked_at() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let open = |name: &str, mode| fs::set_permissions(path(name), Permissions::from_mode(mode)).unwrap();
+    for name in ["client", "roots", "token", "certs"] {
+        fs::create_dir(path(name)).unwrap();
+        open(name, if name == "client" { 0o755 } else { 0o777 });
+    }
+    for name in ["client/key.pem", "roots/ca.pem", "token/token"] {
+        fs::write(path(name), "").unwrap();
+        open(name, 0o644);
+    }
+    open("", 0o755);
+    let text = |name: &str| path(name).display().to_string();
+    // Nobody is there.
+    let mut options = ["--ca-address", "127.0.0.1:1"].map(str::to_owned).to_vec();
+    for (option, name) in [
+        ("--ca-client-cert-dir", "client"),
+        ("--ca-root", "roots/ca.pem"),
+        ("--token-file", "token/token"),
+        ("--cert-dir", "certs"),
+    ] {
+        options.extend([option.to_owned(), text(name)]);
+    }
+    let mut agent = Agent::start(folder.path(), "agent", &strs(&options));
+    agent.process.wait_log("attache serves").await;
+    for words in [
+        format!("read {}, a private key", text("client/key.pem")),
+        format!("write to {}, the folder of the CA's root", text("roots")),
+        format!("write to {}, the folder of the token", text("token")),
+        format!("write to {}, a folder whose certificates are served", text("certs")),
+    ] {
+        assert_eq!(agent.process.count(&words), 1, "{words}: {}", agent.process.log());
+    }
+
+    // In a Pod a mount is nobody else's; elsewhere it is no excuse.
+    for (name, host) in [("host", None), ("pod", Some(("KUBERNETES_SERVICE_HOST", "10.0.0.1")))] {
+        let options = ["--ca-address", "http://127.0.0.1:1", "--token-file", "/proc/version"];
+        let mut agent = Agent::start_as(folder.path(), name, &options, |mut command| {
+            command.envs(host);
+            command
+        });
+        agent.process.wait_log("attache serves").await;
+        let told = agent.process.count("everybody on this machine can read /proc/version");
+        assert_eq!(told, usize::from(host.is_none()), "{}", agent.process.log());
+    }
+}

@@ -250,8 +250,7 @@ async fn the_units_are_what_systemd_takes_and_expose_little() {
 
     // Not all of systemd's versions have these among what ordinary services call.
     let service = std::fs::read_to_string(units.join("attache.service")).unwrap();
-    let allowed: Vec<_> =
-        service.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")).collect();
+    let allowed: Vec<_> = service.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")).collect();
     let landlock = ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"];
     assert!(allowed.contains(&landlock.join(" ").as_str()), "{allowed:?}");
     assert!(service.contains("\nRestartPreventExitStatus=2\n"));
