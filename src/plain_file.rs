@@ -63,7 +63,8 @@ pub fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn open(path: &Path) -> io::Result<File> {
+/// Opens the plain file at `path` to read it; anything else is refused, as by [`read`].
+pub fn open(path: &Path) -> io::Result<File> {
     // The kubelet swaps the link on the way (`..data`) and deletes what it led to: a look in between finds nothing.
     let is_swapped = |error: &io::Error| error.kind() == io::ErrorKind::NotFound && path.is_symlink();
     open_once(path).or_else(|error| if is_swapped(&error) { open_once(path) } else { Err(error) })
@@ -144,6 +145,7 @@ pub fn way_out(error: &io::Error) -> &'static str {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room there, or ",
         io::ErrorKind::PermissionDenied => "let this agent's user write there, or ",
         io::ErrorKind::ReadOnlyFilesystem => "mount it writable, or ",
+        io::ErrorKind::ResourceBusy => "stop what uses it, or ",
         // Nothing can be made there at all: in /proc, say.
         io::ErrorKind::NotFound => "",
         _ => "see what is wrong with that disk, or ",

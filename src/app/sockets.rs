@@ -16,7 +16,7 @@ use crate::config::{ADMIN_SOCKET, AdminSocket, Config};
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::ready_file::ReadyFile;
 use crate::sds::SecretDiscovery;
-use crate::sds::listener::{ListenError, Listener, Passed};
+use crate::sds::listener::{Listener, Passed};
 use crate::sds::peers::Peers;
 use crate::{limits, rpc};
 
@@ -37,13 +37,9 @@ impl Sockets {
         admin: Option<Passed>,
     ) -> anyhow::Result<Self> {
         let sds = match sds {
-            Some(passed) => Ok(Listener::passed(passed).context("taking over the SDS socket failed")?),
-            None => Listener::bind(&config.socket, config.socket_mode, "--socket"),
+            Some(passed) => Listener::passed(passed).context("taking over the SDS socket failed")?,
+            None => Listener::bind(&config.socket, config.socket_mode, "--socket")?,
         };
-        // Nobody may take a dead agent's word for ours. A live one's stays: it goes on.
-        let is_taken = matches!(sds, Err(ListenError::Taken { .. }));
-        let ready_file = config.ready_file.clone().filter(|_| !is_taken).map(ReadyFile::claim).transpose()?;
-        let sds = sds?;
         let admin = match (admin, &config.admin_socket) {
             (Some(passed), _) => {
                 Some(Listener::passed(passed).context("taking over the admin socket failed")?)
@@ -53,6 +49,8 @@ impl Sockets {
         };
         let status = bind_http(config.status_address, "--status-address", "probes and metrics").await?;
         let page = bind_http(config.admin_address, "--admin-address", "the status page").await?;
+        // Nobody may take a dead agent's word for ours. That of one that lives stays, and so it does where we don't start.
+        let ready_file = config.ready_file.clone().map(ReadyFile::claim).transpose()?;
         Ok(Self { sds, admin, status, page, ready_file })
     }
 }

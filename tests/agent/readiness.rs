@@ -61,6 +61,13 @@ async fn the_ready_file_is_there_while_the_agent_is_ready() {
     let (code, error) = failure(&same).await;
     assert!(code == 1 && error.contains("belongs to a live agent") && ready.exists(), "{error}");
 
+    // So does one with a socket of its own.
+    let other = folder.path().join("other.sock").display().to_string();
+    let other = [&["run", "--socket", &other, "--status-address", "none"], &strs(&options)[..]].concat();
+    let (code, error) = failure(&other).await;
+    assert!(code == 1 && error.contains(&format!("a live agent's (process {pid})")), "{error}");
+    assert!(error.contains("--ready-file") && ready.exists(), "{error}");
+
     ca.set(Mood::Refuse(Code::Unavailable));
     agent.process.wait_log("not ready any more").await;
     wait_until("the file is gone", || !ready.exists()).await;
