@@ -184,6 +184,32 @@ async fn connect(socket: &Path) -> Result<UnixStream, NoAgent> {
     connected.map_err(|source| NoAgent { socket: socket.to_owned(), source })
 }
 
+/// The SDS socket's server has ended the connection without an answer, as it does with those whom it does not serve.
+#[derive(Debug, thiserror::Error)]
+#[error("the agent at {} closed the connection: is user {uid} in its --allow-uid or --allow-gid?", socket.display())]
+struct Closed {
+    socket: PathBuf,
+    uid: u32,
+}
+
+impl Closed {
+    fn new(socket: &Path) -> Self {
+        Self { socket: socket.to_owned(), uid: rustix::process::getuid().as_raw() }
+    }
+
+    /// Whether `error` says so: it has many words for it.
+    fn is_why(error: &(dyn std::error::Error + 'static)) -> bool {
+        let mut causes = std::iter::successors(Some(error), |error| error.source());
+        causes.any(|cause| {
+            let hyper = cause.downcast_ref::<hyper::Error>();
+            let is_gone = hyper.is_some_and(|error| error.is_canceled() || error.is_closed());
+            is_gone
+                || cause.downcast_ref::<h2::Error>().is_some_and(h2::Error::is_io)
+                || cause.is::<io::Error>()
+        })
+    }
+}
+
 /// What is not the answer goes to standard error.
 fn note(words: &str) {
     let _ = writeln!(io::stderr(), "attache: {words}");

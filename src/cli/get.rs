@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Request, Status};
 
-use super::{NoAgent, connect, note, sds_socket};
+use super::{Closed, NoAgent, connect, note, sds_socket};
 use crate::clock::{Clock, rfc3339, span};
 use crate::config::parse_duration;
 use crate::pki::certificate::Certificate;
@@ -30,6 +30,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// How long the agent may hold back an answer with --wait: so often it is told what is missing.
 const ROUND: Duration = Duration::from_secs(2);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
+/// So many connections that are closed one after the other are not those of an agent that is just stopping.
+const CLOSED: u32 = 4;
 
 /// Fetch secrets from an SDS socket and show them.
 ///
@@ -119,10 +121,12 @@ fn explain(name: &str, status: &Status) -> String {
 async fn wait(socket: &Path, args: &GetArgs) -> anyhow::Result<Answers> {
     let deadline = args.timeout.map(|timeout| Instant::now() + timeout);
     let left = || deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    let mut told = None;
+    let (mut told, mut closed) = (None, 0);
     loop {
         let patience = left().unwrap_or(ROUND).min(ROUND);
-        let missing = match fetch(socket, &args.names, patience).await {
+        let fetched = fetch(socket, &args.names, patience).await;
+        closed = if fetched.as_ref().is_err_and(|error| error.is::<Closed>()) { closed + 1 } else { 0 };
+        let missing = match fetched {
             Ok(answers) => {
                 let answers: Answers =
                     answers.into_iter().map(|(name, it)| (name, it.and_then(valid))).collect();
@@ -139,7 +143,7 @@ async fn wait(socket: &Path, args: &GetArgs) -> anyhow::Result<Answers> {
                 explained.collect::<Vec<_>>().join("; ")
             }
             // That this user may not connect does not change by itself.
-            Err(error) if is_forbidden(&error) => return Err(error),
+            Err(error) if is_forbidden(&error) || closed == CLOSED => return Err(error),
             Err(error) => super::told(&error),
         };
         if left().is_some_and(|left| left.is_zero()) {
@@ -166,7 +170,9 @@ fn valid(shown: Shown) -> Result<Shown, Status> {
     let unfit = |why: &str| Err(Status::unavailable(format!("{}: {why}", shown.name)));
     match (&shown.key, shown.certificates.first()) {
         (Some(key), _) if !key.fits => unfit("the private key does not fit"),
-        (_, Some(first)) if is_valid(first) => Ok(shown),
+        (Some(_), Some(leaf)) if is_valid(leaf) => Ok(shown),
+        // Of several roots one is enough.
+        (None, Some(_)) if shown.certificates.iter().any(is_valid) => Ok(shown),
         (_, Some(first)) => unfit(&validity(first, now)),
         (_, None) => unfit("it holds no certificate"),
     }
@@ -193,8 +199,13 @@ async fn fetch(socket: &Path, names: &[String], patience: Duration) -> anyhow::R
         }
         answers
     };
-    let asked = rpc::with_connection(io, ask).await;
-    asked.with_context(|| format!("{} does not speak HTTP/2", socket.display()))
+    let is_closed =
+        |(_, it): &(String, Result<Shown, Status>)| it.as_ref().is_err_and(|status| Closed::is_why(status));
+    match rpc::with_connection(io, ask).await {
+        Ok(answers) if answers.iter().all(is_closed) => Err(Closed::new(socket).into()),
+        Err(error) if Closed::is_why(&error) => Err(Closed::new(socket).into()),
+        asked => asked.with_context(|| format!("{} does not speak HTTP/2", socket.display())),
+    }
 }
 
 async fn fetch_one(
@@ -366,4 +377,44 @@ fn validity(certificate: &Certificate, now: SystemTime) -> String {
         (_, Err(past)) => format!("EXPIRED {} ago", span(past.duration())),
     };
     format!("{} to {} ({state})", show(from), show(until))
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair, date_time_ymd};
+
+    use super::*;
+
+    #[test]
+    fn of_a_trust_bundle_any_valid_root_will_do() {
+        let certificate = |year| {
+            let mut params = CertificateParams::default();
+            params.not_after = date_time_ymd(year, 1, 1);
+            let key = KeyPair::generate().unwrap();
+            Certificate::parse(params.self_signed(&key).unwrap().der()).unwrap()
+        };
+        let shown = |years: &[i32], key| Shown {
+            name: "it".to_owned(),
+            certificates: years.iter().copied().map(certificate).collect(),
+            pem: Vec::new(),
+            key,
+            crls: 0,
+        };
+        let key = |fits| Some(Key { pem: Vec::new(), fits });
+        let (past, future) = (2001, 4001);
+        let cases: [(&[i32], Option<Key>, bool); 8] = [
+            (&[future], None, true),
+            (&[past, future], None, true),
+            (&[past, past], None, false),
+            (&[], None, false),
+            (&[future, past], key(true), true),
+            (&[past, future], key(true), false),
+            (&[future], key(false), false),
+            (&[], key(true), false),
+        ];
+        for (years, key, is_fit) in cases {
+            let case = format!("{years:?} {}", key.is_some());
+            assert_eq!(valid(shown(years, key)).is_ok(), is_fit, "{case}");
+        }
+    }
 }

@@ -4,15 +4,15 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use prost::Message as _;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::Request;
+use tonic::{Request, Status};
 
 use super::get::Shown;
-use super::{connect, note, sds_socket};
+use super::{Closed, connect, note, sds_socket};
 use crate::clock::{Clock, rfc3339_millis};
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::Node;
@@ -51,19 +51,26 @@ enum Output {
 pub(super) fn run(args: &WatchArgs) -> anyhow::Result<()> {
     super::block_on(async {
         let mut was_connected = false;
+        let mut gone = None;
         loop {
-            let ended = watch(args, &mut was_connected).await;
-            match ended {
+            let mut is_connected = false;
+            let ended = watch(args, &mut is_connected).await;
+            was_connected |= is_connected;
+            let why = match ended {
                 Err(error) if !was_connected || error.is::<std::io::Error>() => return Err(error),
-                Err(error) => note(&format!("{}; connecting anew", super::told(&error))),
-                Ok(()) => note("the agent has ended the stream; connecting anew"),
+                Err(error) => super::told(&error),
+                Ok(()) => "the agent has ended the stream".to_owned(),
+            };
+            if is_connected || gone.as_ref() != Some(&why) {
+                note(&format!("{why}; connecting anew"));
             }
+            gone = Some(why);
             tokio::time::sleep(PAUSE).await;
         }
     })
 }
 
-async fn watch(args: &WatchArgs, was_connected: &mut bool) -> anyhow::Result<()> {
+async fn watch(args: &WatchArgs, is_connected: &mut bool) -> anyhow::Result<()> {
     let socket = sds_socket(args.socket.as_deref());
     let io = connect(&socket).await?;
     let talk = async |connection| {
@@ -81,16 +88,28 @@ async fn watch(args: &WatchArgs, was_connected: &mut bool) -> anyhow::Result<()>
         // The receiver is in the call below.
         let _ = requests.send(request(String::new(), String::new()));
         let call = Request::new(UnboundedReceiverStream::new(outgoing));
-        let mut pushes = client.stream_secrets(call).await?.into_inner();
-        *was_connected = true;
-        while let Some(push) = pushes.message().await? {
+        let refused = |status: Status| match Closed::is_why(&status) {
+            true => Closed::new(&socket).into(),
+            false => anyhow!("the agent refuses the stream: {}", words(&status)),
+        };
+        let mut pushes = client.stream_secrets(call).await.map_err(refused)?.into_inner();
+        *is_connected = true;
+        let broken = |status: Status| anyhow!("the stream has broken: {}", words(&status));
+        while let Some(push) = pushes.message().await.map_err(broken)? {
             print(args.output, &push)?;
             let _ = requests.send(request(push.version_info, push.nonce));
         }
         anyhow::Ok(())
     };
-    let ended = rpc::with_connection(io, talk).await;
-    ended.with_context(|| format!("{} does not speak HTTP/2, or the connection broke", socket.display()))?
+    match rpc::with_connection(io, talk).await {
+        Err(error) if Closed::is_why(&error) => Err(Closed::new(&socket).into()),
+        ended => ended.with_context(|| format!("{} does not speak HTTP/2", socket.display()))?,
+    }
+}
+
+/// What `status` says.
+fn words(status: &Status) -> &str {
+    if status.message().is_empty() { status.code().description() } else { status.message() }
 }
 
 fn print(output: Output, push: &DiscoveryResponse) -> anyhow::Result<()> {

@@ -3,10 +3,11 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::process::Signal;
-use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::time::timeout;
 use tonic::Code;
 
@@ -129,10 +130,67 @@ async fn get_waits_for_the_agent_and_for_all_secrets() {
     drop(agent);
 }
 
+/// Takes `count` connections at `socket` and ends them without a word: every other one has sent something by then.
+async fn turn_away(socket: &Path, count: usize) {
+    let listener = tokio::net::UnixListener::bind(socket).unwrap();
+    for index in 0..count {
+        let (mut peer, _) = timeout(PATIENCE, listener.accept()).await.expect("nobody comes").unwrap();
+        if index % 2 == 0 {
+            peer.read_exact(&mut [0; 24]).await.unwrap();
+        }
+    }
+    std::fs::remove_file(socket).unwrap();
+}
+
+#[tokio::test]
+async fn who_is_always_turned_away_does_not_wait_and_who_is_once_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("agent.sock");
+    let get = |more: &[&str]| {
+        let mut command = attache(&[&["get", "--output", "none"], more].concat());
+        command.env("ATTACHE_SOCKET", &socket);
+        Process::start(command)
+    };
+    let uid = rustix::process::getuid().as_raw();
+    let words = format!("closed the connection: is user {uid} in its --allow-uid or --allow-gid?");
+    let away = tokio::spawn({
+        let socket = socket.clone();
+        async move { turn_away(&socket, 1000).await }
+    });
+    wait_until("somebody listens", || socket.exists()).await;
+    for _ in 0..2 {
+        let mut once = get(&[]);
+        assert_eq!(once.ended().await.code(), Some(1));
+        assert!(once.log().lines().count() == 1 && once.log().contains(&words), "{}", once.log());
+    }
+    let mut waiting = get(&["--wait"]);
+    assert_eq!(waiting.ended().await.code(), Some(1));
+    // Told once that it waits, and once that it does no more.
+    assert!(waiting.log().lines().count() == 2 && waiting.count(&words) == 2, "{}", waiting.log());
+    let mut watching = Process::start({
+        let mut command = attache(&["watch"]);
+        command.env("ATTACHE_SOCKET", &socket);
+        command
+    });
+    assert_eq!(watching.ended().await.code(), Some(1));
+    assert!(watching.log().lines().count() == 1 && watching.count(&words) == 1, "{}", watching.log());
+    away.abort();
+    let _ = away.await;
+    std::fs::remove_file(&socket).unwrap();
+
+    // An agent that is just stopping is followed by another one.
+    let mut waiting = get(&["--wait"]);
+    waiting.wait_log("waiting: connecting to").await;
+    turn_away(&socket, 2).await;
+    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let _agent = Agent::start(folder.path(), "agent", &strs(&ca.client(folder.path())));
+    assert_eq!(waiting.ended().await.code(), Some(0), "{}", waiting.log());
+}
+
 /// A command that goes on, and what it prints.
 struct Running {
     lines: Lines<BufReader<ChildStdout>>,
-    errors: tokio::process::ChildStderr,
+    errors: Lines<BufReader<ChildStderr>>,
     _child: Child,
 }
 
@@ -140,7 +198,8 @@ impl Running {
     fn start(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { lines, errors: child.stderr.take().unwrap(), _child: child }
+        let errors = BufReader::new(child.stderr.take().unwrap()).lines();
+        Self { lines, errors, _child: child }
     }
 
     /// The next line with `words`.
@@ -150,7 +209,7 @@ impl Running {
 
     /// The next line with `words` on standard error.
     async fn wait_error(&mut self, words: &str) -> String {
-        wait(&mut BufReader::new(&mut self.errors).lines(), words).await
+        wait(&mut self.errors, words).await
     }
 }
 
@@ -187,7 +246,12 @@ async fn watch_and_status_go_on_when_the_agent_restarts() {
     told.push(serial(watching.wait("\"version\"").await));
 
     agent.process.kill().await;
-    watching.wait_error("connecting anew").await;
+    // Told once each: that it is gone, and that nobody is there.
+    let gone = watching.wait_error("").await;
+    assert!(gone.ends_with("; connecting anew") && !gone.contains("status:"), "{gone}");
+    let nobody = watching.wait_error("").await;
+    assert!(nobody.contains("connecting to ") && nobody.ends_with("; connecting anew"), "{nobody}");
+    assert!(timeout(Duration::from_millis(1500), watching.wait_error("")).await.is_err());
     looking.wait_error("the agent is gone: connecting to the admin socket").await;
     agent.restart();
     told.push(serial(watching.wait("\"version\"").await));
