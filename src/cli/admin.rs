@@ -27,12 +27,20 @@ pub(super) struct AdminArgs {
 }
 
 impl AdminArgs {
-    fn path(&self) -> PathBuf {
+    fn path(&self) -> anyhow::Result<PathBuf> {
         // What was typed wins over the environment, which is the agent's own where this runs in its container.
         let beside = |socket: &PathBuf| socket.with_file_name(ADMIN_SOCKET);
         let typed = self.admin_socket.clone().or_else(|| self.socket.as_ref().map(beside));
-        let path = typed.or_else(|| variable("ATTACHE_ADMIN_SOCKET"));
-        path.unwrap_or_else(|| beside(&sds_socket(None)))
+        if let Some(path) = typed {
+            return Ok(path);
+        }
+        match variable("ATTACHE_ADMIN_SOCKET") {
+            Some(path) if path.as_os_str() == "none" => bail!(
+                "this agent has no admin socket (ATTACHE_ADMIN_SOCKET=none); start it with one, or name another agent's \
+                 with --admin-socket"
+            ),
+            path => Ok(path.unwrap_or_else(|| beside(&sds_socket(None)))),
+        }
     }
 
     /// Makes one call. What the agent can't do is an error in its own words.
@@ -42,7 +50,7 @@ impl AdminArgs {
         target: &str,
         patience: Duration,
     ) -> anyhow::Result<Value> {
-        let path = self.path();
+        let path = self.path()?;
         let call = call(&path, method, target);
         let answered = tokio::time::timeout(patience, call).await;
         let (status, body) = answered.with_context(|| {

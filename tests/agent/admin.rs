@@ -8,7 +8,7 @@ use tonic::Code;
 
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::spiffe;
-use crate::support::process::{Agent, failure, output, strs};
+use crate::support::process::{Agent, attache, failure, output, strs};
 use crate::support::sds::{Stream, on_connection};
 
 async fn succeeds(arguments: &[&str]) -> String {
@@ -109,4 +109,19 @@ async fn who_is_not_ready_or_not_there_says_so() {
 
     let (code, error) = failure(&["status", "--socket", "/nowhere/socket"]).await;
     assert!(code == 1 && error.contains("/nowhere/admin.sock") && error.contains("attache run"), "{error}");
+}
+
+#[tokio::test]
+async fn beside_an_agent_without_an_admin_socket_nothing_is_called() {
+    for command in ["status", "renew", "log"] {
+        let mut command = attache(&[command]);
+        let failed = command.env("ATTACHE_ADMIN_SOCKET", "none").output().await.unwrap();
+        let error = String::from_utf8(failed.stderr).unwrap();
+        assert!(failed.status.code() == Some(1), "{error}");
+        assert!(
+            error.contains("this agent has no admin socket (ATTACHE_ADMIN_SOCKET=none)")
+                && error.contains("--admin-socket"),
+            "{error}"
+        );
+    }
 }
