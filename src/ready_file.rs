@@ -94,7 +94,8 @@ impl ReadyFile {
         }
     }
 
-    /// Makes the file where it is not, or removes it where it is, beside the runtime's thread: a disk may take its time. Whether it succeeded.
+    /// Makes the file where it is not, or removes it where it is, beside the runtime's thread: a disk may take its time.
+    /// Whether it succeeded.
     async fn put(&mut self, is_ready: bool) -> bool {
         let (path, ours) = (self.path.clone(), self.file.clone());
         let work = move || match ours {
