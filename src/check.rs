@@ -19,6 +19,7 @@ use crate::clock::{Clock, rfc3339, span};
 use crate::config::{Config, Provider};
 use crate::generation::Place;
 use crate::metrics::Metrics;
+use crate::ready_file::{ReadyFile, ReadyFileError};
 use crate::source::files::FileSource;
 use crate::source::watch::Watcher;
 use crate::{exposure, plain_file};
@@ -94,7 +95,7 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
     for concern in exposure::concerns(&config, &config.socket, admin, scope.is_in_pod) {
         f.note(State::Warning, "modes", concern);
     }
-    f.folders(&config);
+    f.folders(&config, is_running);
     f.mounted(&config);
     f.crls(&config);
     f.limits(&config);
@@ -129,21 +130,25 @@ impl Findings {
     }
 
     /// Folders that are written to, later.
-    fn folders(&mut self, config: &Config) {
+    fn folders(&mut self, config: &Config, is_running: bool) {
         let output = config.output.as_ref().map(|output| ("--output-dir", output.folder.as_path()));
         let state = config.workload.state.as_ref().map(|state| ("--state-dir", state.path()));
         if let Some(file) = &config.ready_file {
-            // This one is not made.
-            match writable_folder(plain_file::folder_of(file)) {
-                Ok(()) => self.note(State::Ok, "folders", format!("--ready-file {}", file.display())),
-                Err(words) => self.note(
+            let writable = writable_folder(plain_file::folder_of(file));
+            let shown = file.display();
+            match (ReadyFile::is_stale(file), writable) {
+                (Err(ReadyFileError::Taken { .. }), _) if is_running => {
+                    self.note(State::Ok, "folders", format!("--ready-file {shown} is there"));
+                }
+                (Err(error), _) => self.note(State::Error, "folders", error.to_string()),
+                (_, Err(words)) => self.note(
                     State::Error,
                     "folders",
-                    format!(
-                        "--ready-file {}: {words}; create or mount it, or choose another path",
-                        file.display()
-                    ),
+                    format!("--ready-file {shown}: {words}; choose another path"),
                 ),
+                (Ok(_), Ok(())) => {
+                    self.note(State::Ok, "folders", format!("--ready-file {shown} can be written"))
+                }
             }
         }
         for (option, folder) in output.into_iter().chain(state) {

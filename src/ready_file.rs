@@ -52,26 +52,32 @@ pub enum ReadyFileError {
 impl ReadyFile {
     /// Takes `path`: what a run that was killed has left there is removed, a live agent's is left.
     pub fn claim(path: PathBuf) -> Result<Self, ReadyFileError> {
-        if let Err(source) = fs::read_dir(folder_of(&path)) {
-            return Err(ReadyFileError::Folder { path, source });
-        }
-        match plain_file::read(&path, LIMIT) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // An empty one is what a power cut leaves of it.
-            Ok(content) if content.is_empty() || content.starts_with(WORDS) => {
-                if let Some(holder) = holder(&path) {
-                    return Err(ReadyFileError::Taken { path, holder });
-                }
-                if let Err(source) = fs::remove_file(&path) {
-                    return Err(ReadyFileError::Stale { path, source });
-                }
-            }
-            Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
-                return Err(ReadyFileError::Stale { path, source });
-            }
-            Ok(_) | Err(_) => return Err(ReadyFileError::Foreign { path }),
+        if Self::is_stale(&path)?
+            && let Err(source) = fs::remove_file(&path)
+        {
+            return Err(ReadyFileError::Stale { path, source });
         }
         Ok(Self { path, file: None, repeats: Repeats::default() })
+    }
+
+    /// Whether a run that was killed has left its file at `path`. What is somebody else's is an error.
+    pub fn is_stale(path: &Path) -> Result<bool, ReadyFileError> {
+        let owned = || path.to_owned();
+        if let Err(source) = fs::read_dir(folder_of(path)) {
+            return Err(ReadyFileError::Folder { path: owned(), source });
+        }
+        match plain_file::read(path, LIMIT) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            // An empty one is what a power cut leaves of it.
+            Ok(content) if content.is_empty() || content.starts_with(WORDS) => match holder(path) {
+                Some(holder) => Err(ReadyFileError::Taken { path: owned(), holder }),
+                None => Ok(true),
+            },
+            Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
+                Err(ReadyFileError::Stale { path: owned(), source })
+            }
+            Ok(_) | Err(_) => Err(ReadyFileError::Foreign { path: owned() }),
+        }
     }
 
     /// Where it is written.

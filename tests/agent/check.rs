@@ -116,8 +116,9 @@ async fn each_thing_that_is_wrong_is_named_with_the_way_out() {
     let (findings, ..) = check(&[&base[..], &page].concat(), &[]).await;
     has(&findings, "error status page", "choose another --admin-address");
     has(&findings, "error folders", "create or mount it");
-    let admin = ["--admin-socket", &path("no/admin.sock")];
+    let admin = ["--admin-socket", &path("no/admin.sock"), "--ready-file", &path("crl")];
     let (findings, ..) = check(&[&base[..], &admin].concat(), &[]).await;
+    has(&findings, "error folders", "is no ready file of an agent's");
     has(&findings, "error admin socket", "create or mount it");
     std::fs::write(folder.path().join("another-ca/ca-key.pem"), "no key").unwrap();
     let broken = ["--ca", "embedded", "--socket", &path("sds.sock"), "--ca-dir", &path("another-ca")];
