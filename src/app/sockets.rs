@@ -1,12 +1,15 @@
 //! What the agent listens on, and who is served there.
 
 use std::future::Future;
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use tokio::net::{TcpListener, TcpStream, UnixListener};
+use rustix::net::{RecvFlags, recv};
+use tokio::io::Interest;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -86,6 +89,15 @@ pub(super) fn address_of(listener: &Option<TcpListener>) -> Option<SocketAddr> {
     listener.as_ref()?.local_addr().ok()
 }
 
+/// Returns when the client has said something, or has gone. It stays to be read.
+async fn first_byte(io: &UnixStream) -> io::Result<()> {
+    let look = || {
+        let read = recv(io, &mut [0_u8], RecvFlags::PEEK);
+        read.map(drop).map_err(io::Error::from)
+    };
+    io.async_io(Interest::READABLE, look).await
+}
+
 /// Serves connections, which are tracked, until it is stopped.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
@@ -103,9 +115,16 @@ impl Server {
     ) {
         let serve = |io| {
             let Some(place) = peers.admit(&io) else { return };
-            let served = rpc::serve(io, service.clone(), self.stop.clone());
+            let (service, stop) = (service.clone(), self.stop.clone());
             self.calls.spawn(async move {
-                served.await;
+                // Who has not said a word yet is not waited for at the end.
+                let has_begun = tokio::select! {
+                    begun = first_byte(&io) => begun.is_ok(),
+                    () = stop.cancelled() => false,
+                };
+                if has_begun {
+                    rpc::serve(io, service, stop).await;
+                }
                 drop(place);
             });
         };

@@ -126,6 +126,17 @@ async fn a_connection_that_does_not_end_does_not_hold_the_exit_back() {
 }
 
 #[tokio::test]
+async fn who_has_not_said_a_word_is_not_waited_for_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut agent = embedded(folder.path(), "agent").await;
+    let _silent = tokio::net::UnixStream::connect(&agent.socket).await.unwrap();
+    agent.wait_metric("attache_connections", 1).await;
+    agent.process.signal(Signal::TERM);
+    assert_eq!(agent.process.ended().await.code(), Some(0));
+    assert_eq!(agent.process.count("what did not end in time is cut"), 0, "{}", agent.process.log());
+}
+
+#[tokio::test]
 async fn probes_tell_what_is_missing_and_metrics_when_it_ends() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("certs");
