@@ -12,14 +12,14 @@ use attache::ca::token::{self, Service, TokenSource};
 use attache::ca::{CertificateAuthority as _, SigningRequest};
 use attache::clock::Clock;
 use attache::pki::key::{KeyType, SigningKey};
-use attache::pki::{certificate::Certificate, csr, pem};
+use attache::pki::{certificate::Certificate, csr};
 use tonic::Code;
 
 use crate::support::fake_google_cas::{CALLER, FakeGoogleCas, Mood, POOL};
 use crate::support::files::silent_server;
 use crate::support::issuer::{LIES, Lie};
 use crate::support::process::Agent;
-use crate::support::sds::{Stream, certificates, on_connection};
+use crate::support::sds::served;
 use crate::support::token_service::{Mood as TokenMood, TokenService};
 
 /// What Google's token service wants to be asked.
@@ -52,19 +52,6 @@ fn exchanging(cas: &FakeGoogleCas, sts: &TokenService, folder: &Path, more: &[&s
 const BUSY: [&str; 8] =
     ["--cert-ttl", "20s", "--grace-ratio", "0.99", "--grace-jitter", "0", "--ca-timeout", "1s"];
 
-fn parse(pem: &str) -> Vec<Certificate> {
-    let ders = pem::certificates(pem.as_bytes()).unwrap();
-    ders.iter().map(|der| Certificate::parse(der).unwrap()).collect()
-}
-
-/// What a stream that opens now gets for `name`.
-async fn served(agent: &Agent, name: &str) -> Vec<Certificate> {
-    let response = on_connection(&agent.socket, async |client| {
-        Stream::open(&client, &[name]).await.unwrap().next().await.unwrap()
-    });
-    parse(&certificates(&response.await))
-}
-
 /// Neither the token that is exchanged nor what it is exchanged for is in the log.
 fn assert_silent(agent: &Agent, service: &TokenService) {
     let log = agent.process.log();
@@ -92,9 +79,9 @@ async fn one_exchanged_token_signs_many_certificates_for_whom_it_stands_for() {
     let mut agent = Agent::start(folder, "web", &strs(&exchanging(&cas, &sts, folder, &more)));
     agent.process.wait_log_times("certificate issued", 3).await;
 
-    let chain = served(&agent, "default").await;
+    let chain = served(&agent.socket, "default").await;
     assert_eq!((chain.len(), chain[0].uris.as_slice()), (2, &[CALLER.to_owned()][..]), "without the root");
-    let roots = served(&agent, "ROOTCA").await;
+    let roots = served(&agent.socket, "ROOTCA").await;
     assert!(roots.len() == 2 && roots.iter().all(|root| root.is_self_issued), "of every CA of the pool");
     let requests = cas.requests();
     assert_eq!(requests.iter().collect::<BTreeSet<_>>().len(), requests.len(), "each is one of its own");
@@ -123,7 +110,7 @@ async fn meets(cases: &[(Mood, &str, &str)]) {
         assert!(line.contains("WARN") && line.contains(words), "{mood:?}: {line}");
         assert!(agent.metric(&metric).await > before, "{mood:?}");
         let good = agent.serials().last().unwrap().clone();
-        assert_eq!(served(&agent, "default").await[0].serial, good, "{mood:?}");
+        assert_eq!(served(&agent.socket, "default").await[0].serial, good, "{mood:?}");
         assert_eq!(agent.status("/readyz").await.0, 200, "{mood:?}");
 
         cas.set(Mood::Good);

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::support::files::{spiffe, token};
 use crate::support::kube_api::{Call, KubeApi, Mood, forbidden, response, status};
 use crate::support::process::Agent;
-use crate::support::sds::{Stream, certificates, on_connection};
+use crate::support::sds::served;
 
 /// Options with which an agent renews five times a second, though its certificates are valid for ten minutes.
 const BUSY: [&str; 8] =
@@ -22,16 +22,6 @@ fn options(api: &KubeApi, more: &[&str]) -> Vec<String> {
 fn start(folder: &Path, api: &KubeApi, more: &[&str]) -> Agent {
     let options = options(api, more);
     Agent::start(folder, "web", &options.iter().map(String::as_str).collect::<Vec<_>>())
-}
-
-/// What a stream that opens now gets as `name`.
-async fn served(agent: &Agent, name: &str) -> Vec<Certificate> {
-    let text = on_connection(&agent.socket, async |client| {
-        let mut stream = Stream::open(&client, &[name]).await.unwrap();
-        certificates(&stream.next().await.unwrap())
-    });
-    let ders = pem::certificates(text.await.as_bytes()).unwrap();
-    ders.iter().map(|der| Certificate::parse(der).unwrap()).collect()
 }
 
 fn posts(calls: &[Call]) -> usize {
@@ -49,11 +39,11 @@ async fn a_request_is_made_signed_served_and_deleted() {
     let api = KubeApi::start(folder.path()).await;
     let mut agent = start(folder.path(), &api, &["--cert-ttl", "60s"]);
     agent.process.wait_log("ready").await;
-    let chain = served(&agent, "default").await;
+    let chain = served(&agent.socket, "default").await;
     assert_eq!((chain.len(), chain[0].uris.as_slice()), (2, &[spiffe("web")][..]));
     let lifetime = chain[0].not_after.duration_since(chain[0].not_before).unwrap().as_secs();
     assert!((600..=721).contains(&lifetime), "{lifetime}");
-    let roots = served(&agent, "ROOTCA").await;
+    let roots = served(&agent.socket, "ROOTCA").await;
     assert_eq!((roots.len(), &roots[0].serial), (1, &root(&api, "signer").serial));
     assert_eq!(agent.process.count("is asked for as 600s: Kubernetes takes no shorter one"), 1);
 
@@ -75,7 +65,8 @@ async fn the_roots_may_be_the_clusters_and_the_key_rsa() {
     options[file] = "cluster".to_owned();
     let options: Vec<_> = options.iter().map(String::as_str).collect();
     let agent = Agent::ready(folder.path(), "web", &options).await;
-    let mut serials: Vec<_> = served(&agent, "ROOTCA").await.into_iter().map(|root| root.serial).collect();
+    let mut serials: Vec<_> =
+        served(&agent.socket, "ROOTCA").await.into_iter().map(|root| root.serial).collect();
     let mut expected = ["signer", "stranger"].map(|name| root(&api, name).serial);
     serials.sort();
     expected.sort();

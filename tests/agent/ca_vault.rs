@@ -9,13 +9,13 @@ use attache::ca::vault::{Access, Settings, Vault};
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
 use attache::clock::Clock;
 use attache::credential::TokenFile;
+use attache::pki::csr;
 use attache::pki::key::{KeyType, SigningKey};
-use attache::pki::{certificate::Certificate, csr, pem};
 
 use crate::support::fake_vault::{FakeVault, Mood};
 use crate::support::files::spiffe;
 use crate::support::process::Agent;
-use crate::support::sds::{Stream, certificates, on_connection};
+use crate::support::sds::served;
 
 const LOGIN: &str = "/v1/auth/kubernetes/login";
 const RENEW: &str = "/v1/auth/token/renew-self";
@@ -32,19 +32,6 @@ fn busy(vault: &FakeVault, folder: &Path, more: &[&str]) -> Vec<String> {
     let fixed = ["--cert-ttl", "20s", "--grace-ratio", "0.99", "--grace-jitter", "0", "--ca-timeout", "1s"];
     options.extend(fixed.iter().chain(more).map(|text| (*text).to_owned()));
     options
-}
-
-fn parse(pem: &str) -> Vec<Certificate> {
-    let ders = pem::certificates(pem.as_bytes()).unwrap();
-    ders.iter().map(|der| Certificate::parse(der).unwrap()).collect()
-}
-
-/// What a stream that opens now gets for `name`.
-async fn served(agent: &Agent, name: &str) -> Vec<Certificate> {
-    let response = on_connection(&agent.socket, async |client| {
-        Stream::open(&client, &[name]).await.unwrap().next().await.unwrap()
-    });
-    parse(&certificates(&response.await))
 }
 
 fn assert_silent(agent: &Agent, secrets: impl IntoIterator<Item = String>) {
@@ -72,10 +59,10 @@ async fn it_logs_in_once_and_each_certificate_is_signed_by_the_role() {
     let calls = vault.calls();
     assert_eq!(calls[..4], [LOGIN, SIGN, SIGN, SIGN]);
     assert_eq!(vault.count(LOGIN), 1);
-    let chain = served(&agent, "default").await;
+    let chain = served(&agent.socket, "default").await;
     assert_eq!(chain.len(), 2, "without the root");
     assert_eq!(chain[0].uris, [spiffe("web")]);
-    let roots = served(&agent, "ROOTCA").await;
+    let roots = served(&agent.socket, "ROOTCA").await;
     assert!(roots.len() == 1 && roots[0].is_self_issued);
     let log = agent.process.log();
     let remarks: Vec<_> = log.lines().filter(|line| line.contains("longer than permitted")).collect();
@@ -198,7 +185,7 @@ async fn the_root_of_an_engine_that_does_not_know_it_is_in_a_file() {
     // A whole chain, as it is often kept.
     std::fs::write(&file, [at("ca-cert.pem"), at("root-cert.pem")].concat()).unwrap();
     agent.process.wait_log("ready").await;
-    let roots = served(&agent, "ROOTCA").await;
+    let roots = served(&agent.socket, "ROOTCA").await;
     assert!(roots.len() == 1 && roots[0].subject == "CN=Attache development root", "{roots:?}");
 }
 

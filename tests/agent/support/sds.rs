@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use attache::pki::certificate::Certificate;
 use attache::proto::SECRET_TYPE_URL;
 use attache::proto::envoy::config::core::v3::{DataSource, Node, data_source::Specifier};
 use attache::proto::envoy::extensions::transport_sockets::tls::v3::{Secret, secret::Type};
@@ -173,12 +174,21 @@ pub fn content(secret: Secret) -> (String, Option<String>) {
     }
 }
 
+/// PEM as certificates.
+pub fn parsed(pem: &str) -> Vec<Certificate> {
+    let ders = attache::pki::pem::certificates(pem.as_bytes()).unwrap();
+    ders.iter().map(|der| Certificate::parse(der).unwrap()).collect()
+}
+
+/// What a stream that opens now gets for `name`.
+pub async fn served(socket: &Path, name: &str) -> Vec<Certificate> {
+    let response = on_connection(socket, async |client| {
+        Stream::open(&client, &[name]).await.unwrap().next().await.unwrap()
+    });
+    parsed(&certificates(&response.await))
+}
+
 /// The serial number of the leaf that a stream is sent that opens now.
 pub async fn served_serial(socket: &Path) -> String {
-    let pem = on_connection(socket, async |client| {
-        let mut stream = Stream::open(&client, &["default"]).await.unwrap();
-        certificates(&stream.next().await.unwrap())
-    });
-    let ders = attache::pki::pem::certificates(pem.await.as_bytes()).unwrap();
-    attache::pki::certificate::Certificate::parse(&ders[0]).unwrap().serial
+    served(socket, "default").await.swap_remove(0).serial
 }
