@@ -150,7 +150,9 @@ impl Observed {
     }
 
     fn is_settled(&self, version: &Version) -> bool {
-        self.holding().get(version).copied().unwrap_or_default() == self.streams
+        // At each verdict: nothing is gathered for it.
+        let holders = self.holders.iter().filter(|((held, _), _)| held == version);
+        holders.map(|(_, streams)| streams).sum::<usize>() == self.streams
             || self.rejection.as_ref().is_some_and(|rejection| rejection.version == *version)
     }
 }

@@ -87,6 +87,11 @@ pub struct Config {
     pub notes: Vec<String>,
 }
 
+/// Whether this environment is that of a container in a Pod of Kubernetes.
+pub fn is_in_pod(environment: &Environment) -> bool {
+    environment.contains_key("KUBERNETES_SERVICE_HOST")
+}
+
 /// Where people's commands come in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminSocket {

@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 
 use crate::ca::embedded;
 use crate::ca::endpoint::Roots;
-use crate::ca::vault::Access;
+use crate::ca::token;
 use crate::config::{Config, Provider};
 use crate::credential::TokenFile;
 use crate::generation::{KEY_FILE, Place};
@@ -98,7 +98,9 @@ fn folders(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<(PathBuf, &
             Some(Roots::System) | None => None,
         };
         folders.extend(roots.map(|file| of(file, "the folder of the CA's root")));
-        folders.extend(token(provider).map(|file| of(file.path(), "the folder of the token")));
+        folders.extend(
+            credentials(provider).iter().map(|file| of(file, "the folder of a credential for the CA")),
+        );
         let certificate = provider.client_cert();
         folders.extend(certificate.map(|folder| (folder.path().to_owned(), "the --ca-client-cert-dir")));
     }
@@ -107,34 +109,25 @@ fn folders(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<(PathBuf, &
     folders
 }
 
-/// The file of the token with which `provider` is called.
-fn token(provider: &Provider) -> Option<&TokenFile> {
-    match provider {
-        Provider::Citadel { token, .. } | Provider::GoogleCas { token, .. } => token.file(),
-        Provider::Vault { settings, .. } => match &settings.access {
-            Access::Token(file) => Some(file),
-            Access::Login { jwt, .. } => jwt.file(),
-        },
-        Provider::Kubernetes { token, .. } => Some(token),
-        Provider::Cfssl { .. } | Provider::Exec { .. } | Provider::Embedded { .. } => None,
-    }
+/// The files with what `provider` is called with, but for a client certificate.
+fn credentials(provider: &Provider) -> Vec<PathBuf> {
+    let token = provider.token();
+    let token = token.as_ref().and_then(token::Settings::file).map(TokenFile::path);
+    let others = provider.files().into_iter().filter(|file| !file.is_pem).map(|file| file.path);
+    token.into_iter().chain(others).map(Path::to_owned).collect()
 }
 
 /// Files that nobody else should read.
 fn secrets(config: &Config) -> BTreeMap<PathBuf, &'static str> {
     let mut secrets = BTreeMap::new();
     for provider in &config.providers {
-        secrets.extend(token(provider).map(|file| (file.path().to_owned(), "which holds a token")));
+        secrets.extend(
+            credentials(provider).into_iter().map(|file| (file, "which holds a credential for the CA")),
+        );
         let certificate = provider.client_cert();
         secrets.extend(certificate.map(|folder| (folder.path().join(KEY_FILE), "a private key")));
-        match provider {
-            Provider::Cfssl { auth_key, .. } => {
-                secrets.extend(auth_key.iter().map(|file| (file.clone(), "which holds cfssl's auth_key")));
-            }
-            Provider::Embedded { folder } => {
-                secrets.insert(folder.join(embedded::KEY_FILE), "the embedded CA's key");
-            }
-            _ => {}
+        if let Provider::Embedded { folder } = provider {
+            secrets.insert(folder.join(embedded::KEY_FILE), "the embedded CA's key");
         }
     }
     let keys = config.files.mounted.iter().filter_map(|place| place.key_pair.as_ref());

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::backoff::{Backoff, Repeats};
-use crate::config::Environment;
+use crate::config::{Environment, is_in_pod};
 use crate::limits;
 use crate::readiness::{self, Standing};
 use crate::sds::listener::Passed;
@@ -62,7 +62,7 @@ impl Started {
     /// Takes what the environment names. To be called before anything else is opened: until then these numbers are
     /// nobody else's.
     pub fn new(environment: &Environment) -> Result<Self, StartError> {
-        let is_in_pod = environment.contains_key("KUBERNETES_SERVICE_HOST");
+        let is_in_pod = is_in_pod(environment);
         let mut started = Self { manager: Manager::new(environment)?, is_in_pod, ..Self::default() };
         let names = environment.get("LISTEN_FDNAMES").map(String::as_str).unwrap_or_default();
         let mut names = names.split(':');

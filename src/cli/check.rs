@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{paint, run};
 use crate::check::{self, Finding, Scope, State};
-use crate::config::RunArgs;
+use crate::config::{RunArgs, is_in_pod};
 
 /// Check what an agent with these options would need, without serving: the options, the socket's folder, mounted files,
 /// CRLs, the token (whom it is for, when it ends), whether the CA is there and its TLS certificate good, what the kernel
@@ -40,8 +40,7 @@ enum Output {
 pub(super) fn run(args: &CheckArgs, unknown: Vec<String>) -> anyhow::Result<()> {
     let (environment, unknown) = run::environment(unknown);
     let config = run::config(&args.run, unknown, &environment)?;
-    let is_in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
-    let scope = Scope { issues: args.issue, is_in_pod };
+    let scope = Scope { issues: args.issue, is_in_pod: is_in_pod(&environment) };
     let findings = super::block_on(async { Ok(check::check(config, scope).await) })?;
     let mut out = std::io::stdout();
     let text = match args.output {

@@ -171,7 +171,7 @@ async fn what_everybody_can_reach_is_told_once_with_the_remedy_and_the_rest_is_n
         ("open.sock", "--allow-uid"),
         ("state", "chmod +t"),
         ("certs/key.pem, a private key", "chmod o-r"),
-        ("token, which holds a token", "chmod o-r"),
+        ("token, which holds a credential for the CA", "chmod o-r"),
     ];
     for ((what, remedy), concern) in expected.iter().zip(&concerns) {
         assert!(
@@ -219,7 +219,7 @@ async fn the_client_certificate_and_the_folders_that_decide_on_trust_are_looked_
     for words in [
         format!("read {}, a private key", text("client/key.pem")),
         format!("write to {}, the folder of the CA's root", text("roots")),
-        format!("write to {}, the folder of the token", text("token")),
+        format!("write to {}, the folder of a credential for the CA", text("token")),
         format!("write to {}, a folder whose certificates are served", text("certs")),
     ] {
         assert_eq!(agent.process.count(&words), 1, "{words}: {}", agent.process.log());
