@@ -4,15 +4,15 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
 
+use attache::base::clock::Clock;
+use attache::base::spiffe_id::SpiffeId;
 use attache::ca::embedded::DevelopmentCa;
 use attache::ca::failover::{Failover, Member};
 use attache::ca::{Answer, CaError, CertificateAuthority, Pending, SigningRequest};
-use attache::cache::{Cache, Workload};
-use attache::clock::Clock;
-use attache::identity::SpiffeId;
 use attache::metrics::Metrics;
 use attache::pki::key::{KeyFormat, KeyType};
-use attache::source::workload::{Grace, IdentitySource, Settings, WorkloadSource};
+use attache::source::issuer::{Grace, IdentitySource, Settings, WorkloadSource};
+use attache::store::{Cache, Workload};
 use tokio::time::Instant;
 
 /// From the CA's decision to the agent.
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A fleet, and what happens to its CA.
 #[derive(Clone, Debug)]
-pub struct Scenario {
+pub(crate) struct Scenario {
     /// How many.
     pub agents: usize,
     /// They are started evenly over this time.
@@ -41,7 +41,7 @@ pub struct Scenario {
 
 /// A time without the CA.
 #[derive(Clone, Copy, Debug)]
-pub struct Outage {
+pub(crate) struct Outage {
     pub from: Duration,
     pub to: Duration,
     pub kind: Kind,
@@ -49,7 +49,7 @@ pub struct Outage {
 
 /// How a CA is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Connections are refused at once.
     Refuses,
     /// Calls are taken and never answered.
@@ -64,7 +64,7 @@ impl Outage {
 
 /// What the CA saw.
 #[derive(Debug, Default)]
-pub struct Books {
+pub(crate) struct Books {
     /// Requests in each second.
     asked: Vec<u32>,
     /// Certificates that an agent got.
@@ -126,19 +126,19 @@ impl Books {
     }
 
     /// Requests per second in `from..to`.
-    pub fn mean(&self, from: Duration, to: Duration) -> f64 {
+    pub(crate) fn mean(&self, from: Duration, to: Duration) -> f64 {
         self.seconds(from, to).sum::<f64>() / (to - from).as_secs_f64()
     }
 
     /// The most requests per second in any `window` that begins in `from..to`, seconds.
-    pub fn peak(&self, from: Duration, to: Duration, window: usize) -> f64 {
+    pub(crate) fn peak(&self, from: Duration, to: Duration, window: usize) -> f64 {
         let seconds: Vec<_> = self.seconds(from, to + Duration::from_secs(window as u64 - 1)).collect();
         let sums = seconds.windows(window).map(|counts| counts.iter().sum());
         sums.fold(0.0, f64::max) / window as f64
     }
 
     /// The second of `from..to` before which `share` of its requests came.
-    pub fn quantile(&self, from: Duration, to: Duration, share: f64) -> Duration {
+    pub(crate) fn quantile(&self, from: Duration, to: Duration, share: f64) -> Duration {
         let wanted = share * self.seconds(from, to).sum::<f64>();
         let mut sum = 0.0;
         let before = self.seconds(from, to).take_while(|count| {
@@ -149,7 +149,7 @@ impl Books {
     }
 
     /// Requests per second in each `bin` of `from..to`, in `unit`s after `zero`.
-    pub fn curve(
+    pub(crate) fn curve(
         &self,
         from: Duration,
         to: Duration,
@@ -163,7 +163,7 @@ impl Books {
     }
 
     /// When the last agent that asked in vain before `moment` has a certificate.
-    pub fn settled(&self, moment: Duration) -> Option<Duration> {
+    pub(crate) fn settled(&self, moment: Duration) -> Option<Duration> {
         if self.agents.iter().any(|agent| agent.waits_since.is_some_and(|since| since < moment)) {
             return None;
         }
@@ -172,7 +172,7 @@ impl Books {
     }
 
     /// The least that was left of a certificate when the next one came.
-    pub fn least_left(&self) -> Option<f64> {
+    pub(crate) fn least_left(&self) -> Option<f64> {
         self.issued.iter().filter_map(|issued| issued.left).min_by(f64::total_cmp)
     }
 }
@@ -250,7 +250,7 @@ fn identity() -> SpiffeId {
 
 impl Scenario {
     /// Lets it happen. The same scenario gives the same books.
-    pub fn run(&self) -> Books {
+    pub(crate) fn run(&self) -> Books {
         fastrand::seed(1);
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         runtime.enable_time().start_paused(true).build().unwrap().block_on(self.happen())

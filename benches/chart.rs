@@ -10,7 +10,7 @@ const GREY: &str = "#7d8590";
 const COLOURS: [&str; 4] = ["#3b82f6", "#e8590c", "#2f9e44", "#ae3ec9"];
 
 /// One picture.
-pub struct Chart<'a> {
+pub(crate) struct Chart<'a> {
     pub title: &'a str,
     /// What is on the horizontal axis, with its unit.
     pub x: &'a str,
@@ -24,7 +24,7 @@ pub struct Chart<'a> {
 
 /// How values become heights.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Scale {
+pub(crate) enum Scale {
     /// From 0.
     Linear,
     /// From 1; what is less lies on the axis.
@@ -32,14 +32,14 @@ pub enum Scale {
 }
 
 /// A name and points.
-pub struct Curve {
+pub(crate) struct Curve {
     pub name: String,
     pub points: Vec<(f64, f64)>,
 }
 
 impl Chart<'_> {
     /// The text of the file.
-    pub fn svg(&self) -> String {
+    pub(crate) fn svg(&self) -> String {
         let (left, top, right, bottom) = FIELD;
         let points = || self.curves.iter().flat_map(|curve| &curve.points);
         let x_from = points().map(|point| point.0).fold(f64::INFINITY, f64::min);

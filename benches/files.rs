@@ -27,8 +27,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use attache::base::clock::Clock;
 use attache::ca::embedded::DevelopmentCa;
-use attache::clock::Clock;
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{csr, pem};
 use tokio::task::JoinHandle;

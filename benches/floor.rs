@@ -24,10 +24,10 @@ use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status, Streaming};
 
 /// What it says once it takes connections.
-pub const SERVES: &str = "the floor serves";
+pub(crate) const SERVES: &str = "the floor serves";
 
 /// Serves the bytes of the file `secret` on `socket`. Each SIGUSR1 is a push.
-pub fn run(socket: &Path, secret: &Path) {
+pub(crate) fn run(socket: &Path, secret: &Path) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let value = std::fs::read(secret).unwrap().into();
@@ -42,7 +42,7 @@ pub fn run(socket: &Path, secret: &Path) {
                 Ok((io, _)) = listener.accept() => {
                     let service = TowerToHyperService::new(service.clone());
                     let mut http = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-                    // Without these two it would not bear the load: see `src/rpc.rs`.
+                    // Without these two it would not bear the load: see `src/net/http2.rs`.
                     http.max_concurrent_streams(None).initial_connection_window_size(8 << 20);
                     tokio::spawn(http.serve_connection(TokioIo::new(io), service));
                 }

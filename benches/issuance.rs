@@ -3,14 +3,14 @@
 
 use std::time::{Duration, Instant};
 
+use attache::base::clock::Clock;
+use attache::base::spiffe_id::SpiffeId;
 use attache::ca::Answer;
 use attache::ca::embedded::DevelopmentCa;
-use attache::cache::{Cache, Key, Origin, Workload};
-use attache::clock::Clock;
-use attache::identity::SpiffeId;
 use attache::pki::csr;
 use attache::pki::key::{KeyFormat, KeyType, SigningKey};
 use attache::secret::{Resource, Secret, SecretName};
+use attache::store::{Cache, Key, Origin, Workload};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -27,7 +27,7 @@ struct Steps {
 }
 
 /// Prints the table.
-pub fn print() {
+pub(crate) fn print() {
     let folder = tempfile::tempdir().unwrap();
     let ca = DevelopmentCa::open(folder.path(), Clock::system()).unwrap();
     let all = KeyType::ALL.map(|(_, key_type)| steps(&ca, key_type));

@@ -27,7 +27,7 @@ const AT_ONCE: usize = 32;
 const WINDOW: u32 = 1 << 30;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
+pub(crate) enum Protocol {
     StateOfTheWorld,
     Delta,
     Fetch,
@@ -100,11 +100,11 @@ fn framed(message: &impl Message) -> Bytes {
 
 /// One HTTP/2 connection.
 #[derive(Clone)]
-pub struct Connection(SendRequest<Bytes>);
+pub(crate) struct Connection(SendRequest<Bytes>);
 
 impl Connection {
     /// Connects to `socket`. The connection ends some time after its last call.
-    pub async fn open(socket: &Path) -> (Self, JoinHandle<()>) {
+    pub(crate) async fn open(socket: &Path) -> (Self, JoinHandle<()>) {
         let io = UnixStream::connect(socket).await.unwrap();
         let mut http = h2::client::Builder::new();
         http.initial_window_size(WINDOW)
@@ -115,12 +115,12 @@ impl Connection {
     }
 
     /// Makes a call, and gives it with the first message of its answer.
-    pub async fn call(&self, protocol: Protocol) -> (Call, Bytes) {
+    pub(crate) async fn call(&self, protocol: Protocol) -> (Call, Bytes) {
         self.call_for(protocol, NAME.into()).await
     }
 
     /// The same for a secret of another name.
-    pub async fn call_for(&self, protocol: Protocol, name: Arc<str>) -> (Call, Bytes) {
+    pub(crate) async fn call_for(&self, protocol: Protocol, name: Arc<str>) -> (Call, Bytes) {
         let request = http::Request::post(protocol.uri())
             .header("content-type", "application/grpc")
             .header("te", "trailers")
@@ -136,7 +136,7 @@ impl Connection {
     }
 }
 
-pub struct Call {
+pub(crate) struct Call {
     protocol: Protocol,
     name: Arc<str>,
     requests: SendStream<Bytes>,
@@ -146,7 +146,7 @@ pub struct Call {
 
 impl Call {
     /// The next message.
-    pub async fn next(&mut self) -> Option<Bytes> {
+    pub(crate) async fn next(&mut self) -> Option<Bytes> {
         loop {
             if self.received.len() >= PREFIX {
                 let length = (&self.received[1..]).get_u32() as usize;
@@ -166,7 +166,7 @@ impl Call {
     }
 
     /// Takes `response` as good.
-    pub fn accept(&mut self, response: Bytes) {
+    pub(crate) fn accept(&mut self, response: Bytes) {
         self.requests.send_data(self.protocol.ack(&self.name, response), false).unwrap();
     }
 
@@ -182,20 +182,20 @@ impl Call {
 }
 
 /// Streams that stay open and accept what they are sent.
-pub struct Streams {
+pub(crate) struct Streams {
     tasks: JoinSet<()>,
     arrivals: mpsc::UnboundedReceiver<Instant>,
     arrived: mpsc::UnboundedSender<Instant>,
 }
 
 impl Streams {
-    pub fn none() -> Self {
+    pub(crate) fn none() -> Self {
         let (arrived, arrivals) = mpsc::unbounded_channel();
         Self { tasks: JoinSet::new(), arrivals, arrived }
     }
 
     /// Opens `count` more, all at once, and waits until each has its first response.
-    pub async fn open(&mut self, connection: &Connection, protocol: Protocol, count: usize) {
+    pub(crate) async fn open(&mut self, connection: &Connection, protocol: Protocol, count: usize) {
         for _ in 0..count {
             let (connection, arrived) = (connection.clone(), self.arrived.clone());
             self.tasks.spawn(async move {
@@ -212,12 +212,12 @@ impl Streams {
     }
 
     /// Ends them all.
-    pub async fn close(mut self) {
+    pub(crate) async fn close(mut self) {
         self.tasks.shutdown().await;
     }
 
     /// The moments of the next `count` responses, on any of the streams.
-    pub async fn arrivals(&mut self, count: usize) -> Vec<Instant> {
+    pub(crate) async fn arrivals(&mut self, count: usize) -> Vec<Instant> {
         let mut moments = Vec::with_capacity(count);
         while moments.len() < count {
             tokio::select! {
@@ -229,13 +229,13 @@ impl Streams {
     }
 
     /// That nothing has come but what was waited for.
-    pub fn assert_quiet(&mut self) {
+    pub(crate) fn assert_quiet(&mut self) {
         assert!(self.arrivals.try_recv().is_err(), "more was sent than was to be");
     }
 }
 
 /// Makes `count` calls from their first request to their end.
-pub async fn cycles(connection: &Connection, protocol: Protocol, count: usize) {
+pub(crate) async fn cycles(connection: &Connection, protocol: Protocol, count: usize) {
     let mut tasks = JoinSet::new();
     for _ in 0..AT_ONCE {
         let connection = connection.clone();

@@ -25,7 +25,7 @@ const AFTER: [(&str, Duration); 4] = [
 ];
 
 /// Prints the table; `dir` takes the files.
-pub fn print(dir: &Path) {
+pub(crate) fn print(dir: &Path) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let output = command.arg(FLAG).arg(dir).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -33,7 +33,7 @@ pub fn print(dir: &Path) {
 }
 
 /// Where this program was started by `print`, does what it was started for and ends.
-pub fn take_part() {
+pub(crate) fn take_part() {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().as_deref() != Some(OsStr::new(FLAG)) {
         return;
@@ -58,8 +58,8 @@ async fn suffer(dir: &Path) {
         ..RunArgs::default()
     };
     let config = Config::new(&args, &Environment::new()).unwrap();
-    let log = attache::telemetry::init(&config.log);
-    let agent = attache::app::run(config, log, attache::systemd::Started::default());
+    let log = attache::ops::telemetry::init(&config.log);
+    let agent = attache::agent::run(config, log, attache::os::systemd::Started::default());
     let watched = async {
         let mut looks = Vec::new();
         let mut last = Duration::ZERO;

@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The binary that people run. The one that cargo has built for this program differs from it: it can unwind, and
 /// has features that only tests want.
-pub fn release_binary() -> PathBuf {
+pub(crate) fn release_binary() -> PathBuf {
     if let Some(binary) = std::env::var_os("ATTACHE") {
         return binary.into();
     }
@@ -29,13 +29,13 @@ pub fn release_binary() -> PathBuf {
 }
 
 /// A process of ours that is asked to stop when it is dropped.
-pub struct Process {
+pub(crate) struct Process {
     child: Child,
     log: Receiver<String>,
 }
 
 impl Process {
-    pub fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         // What this program's environment says of CAs is not meant for it.
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
@@ -46,7 +46,7 @@ impl Process {
     }
 
     /// The first line of the log, from here on, that contains `words`.
-    pub fn wait_for(&self, words: &str) -> String {
+    pub(crate) fn wait_for(&self, words: &str) -> String {
         let mut log = String::new();
         loop {
             match self.log.recv_timeout(PATIENCE) {
@@ -57,25 +57,25 @@ impl Process {
         }
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
     /// What the kernel tells of it under this name.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/{name}", self.child.id()))
     }
 
-    pub fn read(&self, file: &str) -> Option<String> {
+    pub(crate) fn read(&self, file: &str) -> Option<String> {
         fs::read_to_string(self.path(file)).ok()
     }
 
-    pub fn status(&self, name: &str) -> u64 {
+    pub(crate) fn status(&self, name: &str) -> u64 {
         field(&self.read("status").unwrap(), name).unwrap()
     }
 
     /// The file of this name that each of its threads has.
-    pub fn of_threads(&self, file: &str) -> impl Iterator<Item = String> {
+    pub(crate) fn of_threads(&self, file: &str) -> impl Iterator<Item = String> {
         let tasks = fs::read_dir(self.path("task")).unwrap();
         tasks.map(move |task| fs::read_to_string(task.unwrap().path().join(file)).unwrap())
     }
@@ -89,7 +89,7 @@ impl Drop for Process {
 }
 
 /// The number behind `name` at the start of a line.
-pub fn field(text: &str, name: &str) -> Option<u64> {
+pub(crate) fn field(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
     value.split_whitespace().next()?.parse().ok()
 }

@@ -31,8 +31,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use attache::base::clock::Clock;
 use attache::ca::embedded::DevelopmentCa;
-use attache::clock::Clock;
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{csr, pem};
 use attache::proto::envoy::service::discovery::v3::DiscoveryResponse;

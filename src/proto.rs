@@ -1,6 +1,6 @@
 //! The messages on the wire, generated from `proto/` (see its README).
 
-#![allow(clippy::all, clippy::pedantic, missing_docs, rustdoc::all, reason = "generated code")]
+#![allow(clippy::all, clippy::pedantic, rustdoc::all, reason = "generated code")]
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    attache::sds::fuzz::requests(bytes);
+    attache::serve::sds::fuzz::requests(bytes);
 });

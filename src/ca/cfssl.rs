@@ -10,11 +10,12 @@ use rustls::pki_types::CertificateDer;
 use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
-use super::endpoint::Endpoint;
-use super::rest::{self, Call};
-use super::{Answer, BadAnswer, CaError, CertificateAuthority, Class, SigningRequest};
+use super::{Answer, CaError, CertificateAuthority, Class, InvalidResponse, SigningRequest};
+use crate::base::limits;
+use crate::fs::file;
+use crate::net::endpoint::Endpoint;
+use crate::net::rest::{self, Call};
 use crate::pki::{csr, pem};
-use crate::{limits, plain_file};
 
 /// cfssl's default port, with and without TLS.
 pub const PORT: u16 = 8888;
@@ -58,22 +59,22 @@ impl CertificateAuthority for Cfssl {
         })
     }
 
-    fn remedy(&self, answer: &BadAnswer) -> Option<&'static str> {
+    fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {
         match (answer, &self.bundle) {
-            (BadAnswer::NoIdentity { .. }, _) => Some(
+            (InvalidResponse::NoIdentity { .. }, _) => Some(
                 "versions of cfssl before 1.4 leave URI names out, or write them as DNS names (Debian 12 has such a one): this agent needs a newer one",
             ),
-            (BadAnswer::NoRoot, None) => {
+            (InvalidResponse::NoRoot, None) => {
                 Some("this cfssl signs with an intermediate: name a file with its root, --cfssl-bundle FILE")
             }
-            (BadAnswer::NoRoot, Some(_)) => Some("there is none in the file of --cfssl-bundle"),
-            (BadAnswer::Unchained(_), None) => {
+            (InvalidResponse::NoRoot, Some(_)) => Some("there is none in the file of --cfssl-bundle"),
+            (InvalidResponse::Unchained(_), None) => {
                 Some("the root is what cfssl calls its own certificate for --cfssl-label and --cfssl-profile")
             }
-            (BadAnswer::Unchained(_), Some(_)) => Some(
+            (InvalidResponse::Unchained(_), Some(_)) => Some(
                 "the roots are those in the file of --cfssl-bundle, which has to hold what is between them and the signer",
             ),
-            (BadAnswer::Expired { .. }, _) => Some(
+            (InvalidResponse::Expired { .. }, _) => Some(
                 "cfssl counts a profile's expiry from its backdate on, which is 5 minutes: give the profile more than that",
             ),
             _ => None,
@@ -129,8 +130,9 @@ impl Cfssl {
         }
         let status = reply.status;
         reply.success(&self.endpoint, |body| Some(unknown_endpoint(path, status, body)))?;
-        let unreadable =
-            |what: &str| BadAnswer::Unreadable(format!("{what}, in what {path} answered; is it cfssl?"));
+        let unreadable = |what: &str| {
+            InvalidResponse::Unreadable(format!("{what}, in what {path} answered; is it cfssl?"))
+        };
         let (Some(envelope), Some(true)) = (envelope, success) else {
             return Err(unreadable("there is no JSON with success and result").into());
         };
@@ -138,7 +140,7 @@ impl Cfssl {
         let text = text.ok_or_else(|| unreadable("there is no result.certificate"))?;
         let certificates = pem::certificates(text.as_bytes());
         Ok(certificates
-            .map_err(|error| BadAnswer::Unreadable(format!("result.certificate of {path}: {error}")))?)
+            .map_err(|error| InvalidResponse::Unreadable(format!("result.certificate of {path}: {error}")))?)
     }
 
     /// A refusal in cfssl's own words.
@@ -156,8 +158,8 @@ impl Cfssl {
         let advice = advice(&said);
         // Calls to another cfssl or to its logs, and its data base; the rest is about the request or the configuration.
         let may_pass = codes.iter().any(|code| matches!(code, 6000..8000 | 10_000..12_000));
-        let class = if may_pass || status.is_server_error() { Class::Transient } else { Class::Lasting };
-        let said: String = limits::foreign(&said).chars().take(WORDS).collect();
+        let class = if may_pass || status.is_server_error() { Class::Transient } else { Class::Permanent };
+        let said: String = limits::sanitize_for_log(&said).chars().take(WORDS).collect();
         let message = format!("{said}{advice}");
         CaError::Api { address: self.endpoint.address.to_string(), status, message, class }
     }
@@ -169,7 +171,7 @@ impl Cfssl {
             path: path.clone(),
             reason: reason.to_string(),
         };
-        let text = plain_file::read(path, limits::FILE_BYTES).map_err(|error| failed(&error))?;
+        let text = file::read(path, limits::FILE_BYTES).map_err(|error| failed(&error))?;
         Ok(Some(pem::certificates(&text).map_err(|error| failed(&error))?))
     }
 }
@@ -198,7 +200,8 @@ fn advice(said: &str) -> &'static str {
 
 /// What somebody said who may not be cfssl.
 fn unknown_endpoint(path: &str, status: StatusCode, body: &[u8]) -> String {
-    let said: String = limits::foreign(String::from_utf8_lossy(body).trim()).chars().take(WORDS).collect();
+    let said: String =
+        limits::sanitize_for_log(String::from_utf8_lossy(body).trim()).chars().take(WORDS).collect();
     let advice = match (status, path) {
         (StatusCode::NOT_FOUND, "sign") => {
             "; where all its profiles have an auth_key, cfssl has only authsign: give --cfssl-auth-key-file"
@@ -216,7 +219,7 @@ fn unknown_endpoint(path: &str, status: StatusCode, body: &[u8]) -> String {
 fn read_key(path: &std::path::Path) -> Result<Zeroizing<Vec<u8>>, CaError> {
     let failed =
         |reason: String| CaError::File { option: "--cfssl-auth-key-file", path: path.to_owned(), reason };
-    let text = plain_file::read(path, limits::TOKEN_BYTES).map_err(|error| failed(error.to_string()))?;
+    let text = file::read(path, limits::TOKEN_BYTES).map_err(|error| failed(error.to_string()))?;
     let digits = text.trim_ascii();
     // Sized beforehand: a buffer that grows leaves copies of a key behind.
     let mut key = Zeroizing::new(Vec::with_capacity(digits.len() / 2));

@@ -6,15 +6,15 @@ use rustls::pki_types::CertificateDer;
 use tonic::metadata::{Ascii, MetadataKey, MetadataValue};
 use tonic::{Code, Request, Status};
 
-use super::client_cert::{ClientCertFolder, ClientCertificate, NoClientCert};
-use super::endpoint::Endpoint;
-use super::grpc::{Channel, Connections};
-use super::token::{Bearer, TokenSource};
-use super::{Answer, BadAnswer, CaError, CertificateAuthority, SigningRequest};
-use crate::backoff::Repeats;
-use crate::clock::Clock;
-use crate::credential::Token;
-use crate::limits;
+use super::{Answer, CaError, CertificateAuthority, InvalidResponse, SigningRequest};
+use crate::auth::client_cert::{ClientCertFolder, ClientCertificate, NoClientCert};
+use crate::auth::token::{Bearer, TokenSource};
+use crate::auth::token_file::Token;
+use crate::base::backoff::FailureLog;
+use crate::base::clock::Clock;
+use crate::base::limits;
+use crate::net::endpoint::Endpoint;
+use crate::net::grpc::{Channel, Connections};
 use crate::pki::{csr, pem};
 use crate::proto::google::protobuf::{Struct, Value, value::Kind};
 use crate::proto::istio::v1::auth::IstioCertificateRequest;
@@ -37,7 +37,7 @@ pub struct Citadel {
     /// Presented instead of the token, where it is good and the CA asks for it.
     pub client_cert: Option<ClientCertFolder>,
     /// What was said last of a client certificate that is not used.
-    pub repeats: Mutex<Repeats>,
+    pub repeats: Mutex<FailureLog>,
     /// The client certificate that the CA refused last. Where there is a token, it is not presented again.
     pub refused: Mutex<Option<CertificateDer<'static>>>,
     /// Sent as `clusterid`; istiod refuses a cluster that it does not know.
@@ -108,7 +108,7 @@ impl CertificateAuthority for Citadel {
         let chain = answered.into_inner().cert_chain;
         let groups = chain.iter().map(|text| pem::certificates(text.as_bytes()));
         let groups = groups.collect::<Result<Vec<_>, _>>();
-        let groups = groups.map_err(|error| BadAnswer::Unreadable(error.to_string()))?;
+        let groups = groups.map_err(|error| InvalidResponse::Unreadable(error.to_string()))?;
         Ok(Answer::from_groups(groups)?)
     }
 }
@@ -184,7 +184,7 @@ impl Citadel {
             Err(token) => return Err(CaError::NoCredential { certificate: Box::new(why), token }),
         };
         let reason = why.to_string();
-        if self.repeats.lock().is_ok_and(|mut repeats| repeats.is_news(&reason)) {
+        if self.repeats.lock().is_ok_and(|mut repeats| repeats.is_new(&reason)) {
             match why {
                 // So it is until the first certificate has come.
                 NoClientCert::Missing { .. } => {
@@ -237,7 +237,7 @@ impl Citadel {
         let message = match credential {
             // Some servers quote the token that they refuse.
             Credential::Token(token) => token.hidden_in(status.message()),
-            Credential::Certificate(_) => limits::foreign(status.message()),
+            Credential::Certificate(_) => limits::sanitize_for_log(status.message()),
         };
         if status.code() != Code::Unauthenticated {
             return message;

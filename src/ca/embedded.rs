@@ -3,6 +3,8 @@
 //! It issues whatever identity it is asked for. That is the point on a laptop, and the reason why it says at
 //! start that it is for development.
 
+pub mod server;
+
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::net::IpAddr;
@@ -18,12 +20,13 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 
 use super::{Answer, CaError, CertificateAuthority, SigningRequest};
-use crate::clock::{Clock, rfc3339};
-use crate::identity::SpiffeId;
+use crate::base::clock::{Clock, rfc3339};
+use crate::base::limits;
+use crate::base::spiffe_id::SpiffeId;
+use crate::fs::file;
 use crate::pki::certificate::Certificate;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
 use crate::pki::pem;
-use crate::{limits, plain_file};
 
 /// The root's file in the CA's folder. The names are those of Istio's plug-in CA.
 pub const ROOT_FILE: &str = "root-cert.pem";
@@ -49,7 +52,6 @@ pub struct DevelopmentCa {
 
 /// Why there is no development CA.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "each variant's message is its documentation")]
 pub enum OpenError {
     #[error("the development CA's folder {folder} can't be used: {source}; choose another with --ca-dir")]
     Folder { folder: PathBuf, source: io::Error },
@@ -70,7 +72,7 @@ impl DevelopmentCa {
     pub fn open(folder: &Path, clock: Clock) -> Result<Self, OpenError> {
         let unusable = |source| OpenError::Folder { folder: folder.to_owned(), source };
         fs::create_dir_all(folder).map_err(unusable)?;
-        let _guard = plain_file::lock_folder(folder).map_err(unusable)?;
+        let _guard = file::lock_folder(folder).map_err(unusable)?;
         if folder.join(KEY_FILE).exists() {
             return Self::load(folder, clock);
         }
@@ -105,8 +107,7 @@ impl DevelopmentCa {
             reason,
         };
         let read = |name: &str| {
-            plain_file::read(&folder.join(name), limits::FILE_BYTES)
-                .map_err(|error| bad(name, error.to_string()))
+            file::read(&folder.join(name), limits::FILE_BYTES).map_err(|error| bad(name, error.to_string()))
         };
         let certificate = |name: &str| {
             let text = read(name)?;

@@ -10,9 +10,9 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::{ChildStdin, Command};
 use tokio::sync::Semaphore;
 
-use super::{Answer, BadAnswer, CaError, CertificateAuthority, Class, SigningRequest};
-use crate::command::{SHELL, Said, ShellCommand};
-use crate::limits;
+use super::{Answer, CaError, CertificateAuthority, Class, InvalidResponse, SigningRequest};
+use crate::base::limits;
+use crate::os::command::{SHELL, Said, ShellCommand};
 use crate::pki::{csr, pem};
 
 /// The option of the command that signs.
@@ -31,7 +31,6 @@ pub struct Exec {
 
 /// Why a command gave nothing that could be looked at.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "each variant's message is its documentation")]
 pub enum Failure {
     #[error("was not run, because {SHELL} can't be started: {0}; commands need a shell where the agent runs")]
     NotStarted(#[from] io::Error),
@@ -55,12 +54,12 @@ impl Failure {
     pub fn class(&self) -> Class {
         match self {
             Self::NotStarted(error) => match error.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Class::Lasting,
+                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Class::Permanent,
                 _ => Class::Transient,
             },
-            Self::NotFound | Self::NotExecutable | Self::TooMuch => Class::Lasting,
+            Self::NotFound | Self::NotExecutable | Self::TooMuch => Class::Permanent,
             Self::Status(status) => match status.code() {
-                Some(64..=74 | 76..=78) => Class::Lasting,
+                Some(64..=74 | 76..=78) => Class::Permanent,
                 _ => Class::Transient,
             },
             // The first of two commands in a pipe may have failed.
@@ -93,15 +92,15 @@ impl CertificateAuthority for Exec {
         Ok(Answer::with_others(chain, roots)?)
     }
 
-    fn remedy(&self, answer: &BadAnswer) -> Option<&'static str> {
+    fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {
         match answer {
-            BadAnswer::NoRoot => Some(
+            InvalidResponse::NoRoot => Some(
                 "the command of --ca-exec prints it behind the chain, or that of --ca-exec-roots prints it alone",
             ),
-            BadAnswer::ForeignKey { .. } => {
+            InvalidResponse::ForeignKey { .. } => {
                 Some("the command of --ca-exec has to have the CSR signed that it reads from standard input")
             }
-            BadAnswer::NoIdentity { .. } | BadAnswer::WrongIdentity { .. } => {
+            InvalidResponse::NoIdentity { .. } | InvalidResponse::WrongIdentity { .. } => {
                 Some("what the command of --ca-exec is to ask for is in the CSR, and in ATTACHE_SPIFFE_ID")
             }
             _ => None,
@@ -132,7 +131,9 @@ impl Exec {
         let output = output.map_err(|failure| failed(failure, said.clone()))?;
         let certificates = pem::certificates(&output);
         Ok(certificates.map_err(|error| {
-            BadAnswer::Unreadable(format!("the command of {option} printed something, but {error}{said}"))
+            InvalidResponse::Unreadable(format!(
+                "the command of {option} printed something, but {error}{said}"
+            ))
         })?)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::CertificateAuthority;
-use crate::backoff::Backoff;
+use crate::base::backoff::Backoff;
 
 /// How long a CA that failed comes last. Renewals are often hours apart, and then each begins with the first one.
 const REST: Backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(300) };

@@ -13,12 +13,12 @@ use tokio::time::Instant;
 use tonic::{Code, Request, Status};
 
 use super::citadel::Header;
-use super::endpoint::Endpoint;
-use super::grpc::{Calls, Channel, Connections};
-use super::rest;
-use super::token::{Bearer, TokenSource};
-use super::{Answer, BadAnswer, CaError, CertificateAuthority, Pending, SigningRequest};
-use crate::limits;
+use super::{Answer, CaError, CertificateAuthority, InvalidResponse, Pending, SigningRequest};
+use crate::auth::token::{Bearer, TokenSource};
+use crate::base::limits;
+use crate::net::endpoint::Endpoint;
+use crate::net::grpc::{Calls, Channel, Connections};
+use crate::net::rest;
 use crate::pki::certificate::Certificate as Facts;
 use crate::pki::{csr, pem};
 use crate::proto::google::cloud::security::privateca::v1 as api;
@@ -166,16 +166,16 @@ impl CertificateAuthority for GoogleCas {
         self.open().as_ref().is_some_and(is_of_use).then_some(Pending { waits_for: None })
     }
 
-    fn remedy(&self, answer: &BadAnswer) -> Option<&'static str> {
+    fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {
         match answer {
-            BadAnswer::WrongIdentity { .. } => Some(
+            InvalidResponse::WrongIdentity { .. } => Some(
                 "Google's service takes the name from the caller, and --spiffe-id or --trust-domain here say another one: \
                  correct them, or drop them to take whatever name the caller has",
             ),
-            BadAnswer::NoIdentity { .. } => Some(
+            InvalidResponse::NoIdentity { .. } => Some(
                 "is the caller an identity of a workload identity pool? Of others no such name is documented",
             ),
-            BadAnswer::NoRoot => Some("the pool has no root of its own, nor a chain that ends in one"),
+            InvalidResponse::NoRoot => Some("the pool has no root of its own, nor a chain that ends in one"),
             _ => None,
         }
     }
@@ -222,12 +222,13 @@ impl GoogleCas {
         for text in fetched.ca_certs.iter().flat_map(|chain| &chain.certificates) {
             for der in certificates(text, "ca_certs")? {
                 // Intermediates come with each certificate; most of the pool's are not of its chain.
-                if Facts::parse(&der).map_err(BadAnswer::from)?.is_self_issued && !roots.contains(&der) {
+                if Facts::parse(&der).map_err(InvalidResponse::from)?.is_self_issued && !roots.contains(&der)
+                {
                     roots.push(der);
                 }
             }
         }
-        if roots.is_empty() { Err(BadAnswer::NoRoot.into()) } else { Ok(roots) }
+        if roots.is_empty() { Err(InvalidResponse::NoRoot.into()) } else { Ok(roots) }
     }
 
     async fn create(
@@ -347,8 +348,9 @@ fn is_settled(code: Code, tries: u32) -> bool {
     }
 }
 
-fn certificates(text: &str, field: &str) -> Result<Vec<CertificateDer<'static>>, BadAnswer> {
-    pem::certificates(text.as_bytes()).map_err(|error| BadAnswer::Unreadable(format!("{field}: {error}")))
+fn certificates(text: &str, field: &str) -> Result<Vec<CertificateDer<'static>>, InvalidResponse> {
+    pem::certificates(text.as_bytes())
+        .map_err(|error| InvalidResponse::Unreadable(format!("{field}: {error}")))
 }
 
 /// A UUID that is the same for the same CSR. A CSR has a fresh key, so it is as good as a random one, and looks like it.

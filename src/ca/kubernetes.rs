@@ -16,15 +16,16 @@ use rustls::pki_types::CertificateDer;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::endpoint::Endpoint;
-use super::rest::{self, Call, Reply};
-use super::{Answer, BadAnswer, CaError, CertificateAuthority, Pending, SigningRequest};
-use crate::backoff::Backoff;
-use crate::clock::Clock;
-use crate::credential::{Token, TokenFile};
+use super::{Answer, CaError, CertificateAuthority, InvalidResponse, Pending, SigningRequest};
+use crate::auth::token_file::{Token, TokenFile};
+use crate::base::backoff::Backoff;
+use crate::base::clock::Clock;
+use crate::base::limits;
+use crate::fs::file;
+use crate::net::endpoint::Endpoint;
+use crate::net::rest::{self, Call, Reply};
 use crate::pki::key::KeyType;
 use crate::pki::{csr, pem};
-use crate::{limits, plain_file};
 
 /// The API takes no shorter one.
 pub const SHORTEST_TTL: Duration = Duration::from_secs(600);
@@ -138,11 +139,12 @@ impl CertificateAuthority for Kubernetes {
             match progress(&object, &name)? {
                 Progress::Signed(chain) => {
                     self.settle(&name);
-                    let chain = pem::certificates(&chain)
-                        .map_err(|error| BadAnswer::Unreadable(format!("status.certificate: {error}")))?;
+                    let chain = pem::certificates(&chain).map_err(|error| {
+                        InvalidResponse::Unreadable(format!("status.certificate: {error}"))
+                    })?;
                     let count = chain.len() + roots.len();
                     if count > Answer::LONGEST {
-                        return Err(BadAnswer::TooLong(count).into());
+                        return Err(InvalidResponse::TooLong(count).into());
                     }
                     return Ok(Answer { chain, roots });
                 }
@@ -164,12 +166,12 @@ impl CertificateAuthority for Kubernetes {
         }
     }
 
-    fn remedy(&self, answer: &BadAnswer) -> Option<&'static str> {
+    fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {
         match (answer, &self.roots) {
-            (BadAnswer::Unchained(_), SignerRoots::File(_)) => {
+            (InvalidResponse::Unchained(_), SignerRoots::File(_)) => {
                 Some("the roots are those in the file of --kubernetes-root: are they this signer's?")
             }
-            (BadAnswer::Unchained(_), SignerRoots::Cluster) => {
+            (InvalidResponse::Unchained(_), SignerRoots::Cluster) => {
                 Some("the roots are those in the signer's ClusterTrustBundles: does it sign with them?")
             }
             _ => None,
@@ -309,8 +311,7 @@ impl Kubernetes {
             }
         };
         let unreadable = |error: String| CaError::Roots(format!("{}: {error}; {WAY_OUT}", path.display()));
-        let text =
-            plain_file::read(path, limits::FILE_BYTES).map_err(|error| unreadable(error.to_string()))?;
+        let text = file::read(path, limits::FILE_BYTES).map_err(|error| unreadable(error.to_string()))?;
         pem::certificates(&text).map_err(|error| unreadable(error.to_string()))
     }
 
@@ -336,7 +337,7 @@ impl Kubernetes {
             return Err(self.refused(resource, reply, &token));
         }
         let value = serde_json::from_slice(&reply.body);
-        value.map_err(|error| BadAnswer::Unreadable(format!("it is not JSON ({error})")).into())
+        value.map_err(|error| InvalidResponse::Unreadable(format!("it is not JSON ({error})")).into())
     }
 
     fn refused(&self, resource: &Resource, reply: Reply, token: &Token) -> CaError {
@@ -344,7 +345,7 @@ impl Kubernetes {
         let said = said.as_ref().and_then(|status| status.get("message")?.as_str()).map(str::to_owned);
         let said = said.unwrap_or_else(|| String::from_utf8_lossy(&reply.body).into_owned());
         // Whoever answers may quote the token.
-        let said = limits::foreign(said.trim().replace(token.secret(), "(the token)").trim());
+        let said = limits::sanitize_for_log(said.trim().replace(token.secret(), "(the token)").trim());
         let Resource { version, plural, verbs } = resource;
         let hint = match reply.status {
             StatusCode::UNAUTHORIZED => {
@@ -393,10 +394,10 @@ fn name_of(csr: &[u8]) -> String {
     format!("attache-{digits}")
 }
 
-fn progress(object: &Value, name: &str) -> Result<Progress, BadAnswer> {
+fn progress(object: &Value, name: &str) -> Result<Progress, InvalidResponse> {
     let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default();
     if text("/metadata/name") != name {
-        return Err(BadAnswer::Unreadable(format!("it is not the CertificateSigningRequest {name}")));
+        return Err(InvalidResponse::Unreadable(format!("it is not the CertificateSigningRequest {name}")));
     }
     let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
     let condition = |kind: &str| {
@@ -411,7 +412,7 @@ fn progress(object: &Value, name: &str) -> Result<Progress, BadAnswer> {
     };
     for (kind, who) in [("Denied", "it was denied"), ("Failed", "the signer failed")] {
         if let Some((reason, message)) = condition(kind) {
-            let words = limits::foreign(&format!("{reason}: {message}"));
+            let words = limits::sanitize_for_log(&format!("{reason}: {message}"));
             return Ok(Progress::Rejected(format!("{who} ({words})")));
         }
     }
@@ -421,7 +422,7 @@ fn progress(object: &Value, name: &str) -> Result<Progress, BadAnswer> {
     match text("/status/certificate") {
         "" => Ok(Progress::Waits(Stage::Signature)),
         base64 => STANDARD.decode(base64).map(Progress::Signed).map_err(|error| {
-            BadAnswer::Unreadable(format!("its status.certificate is not base64 ({error})"))
+            InvalidResponse::Unreadable(format!("its status.certificate is not base64 ({error})"))
         }),
     }
 }

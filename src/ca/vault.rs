@@ -16,15 +16,17 @@ use zeroize::Zeroizing;
 use self::access::{Door, Pass};
 use self::words::Asked;
 use super::citadel::Header;
-use super::endpoint::Endpoint;
-use super::token;
-use super::{Answer, BadAnswer, CaError, CertificateAuthority, SigningRequest, rest};
-use crate::backoff::Repeats;
-use crate::clock::Clock;
-use crate::credential::{Token, TokenFile};
+use super::{Answer, CaError, CertificateAuthority, InvalidResponse, SigningRequest};
+use crate::auth::token;
+use crate::auth::token_file::{Token, TokenFile};
+use crate::base::backoff::FailureLog;
+use crate::base::clock::Clock;
+use crate::base::limits;
+use crate::fs::file;
+use crate::net::endpoint::Endpoint;
+use crate::net::rest;
 use crate::pki::certificate::Certificate;
 use crate::pki::pem;
-use crate::{limits, plain_file};
 
 /// Vault's port, with and without TLS.
 pub const PORT: u16 = 8200;
@@ -76,7 +78,7 @@ pub struct Vault {
     door: Door,
     roots: Option<PathBuf>,
     /// What was said last of warnings that came with a certificate.
-    repeats: Mutex<Repeats>,
+    repeats: Mutex<FailureLog>,
 }
 
 impl Vault {
@@ -112,7 +114,7 @@ impl Vault {
             let unreadable = |error: &dyn fmt::Display| {
                 CaError::Roots(format!("{}: {error}; --vault-root names it", file.display()))
             };
-            let text = plain_file::read(file, limits::FILE_BYTES).map_err(|error| unreadable(&error))?;
+            let text = file::read(file, limits::FILE_BYTES).map_err(|error| unreadable(&error))?;
             answer.roots = pem::certificates(&text).map_err(|error| unreadable(&error))?;
             // Envoy takes no chain that ends at an intermediate, and chains are often kept in one file.
             answer.roots.retain(|der| Certificate::parse(der).is_ok_and(|facts| facts.is_self_issued));
@@ -123,7 +125,7 @@ impl Vault {
         if answer.roots.is_empty() {
             let highest = answer.chain.last().and_then(|der| Certificate::parse(der).ok());
             let issuer = highest.map(|highest| highest.issuer).unwrap_or_default();
-            return Err(BadAnswer::NoRootAbove { issuer, way_out: ROOT_WAY_OUT }.into());
+            return Err(InvalidResponse::NoRootAbove { issuer, way_out: ROOT_WAY_OUT }.into());
         }
         Ok(answer)
     }
@@ -134,8 +136,8 @@ impl Vault {
         if warnings.is_empty() {
             return;
         }
-        let warnings = limits::foreign(&warnings.join("; "));
-        if self.repeats.lock().is_ok_and(|mut repeats| repeats.is_news(&warnings)) {
+        let warnings = limits::sanitize_for_log(&warnings.join("; "));
+        if self.repeats.lock().is_ok_and(|mut repeats| repeats.is_new(&warnings)) {
             tracing::info!(path = self.path, warnings, "Vault signs, and remarks");
         } else {
             tracing::debug!(path = self.path, warnings, "Vault signs, and remarks");
@@ -174,12 +176,12 @@ impl CertificateAuthority for Vault {
         self.answer(signed?)
     }
 
-    fn remedy(&self, answer: &BadAnswer) -> Option<&'static str> {
+    fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {
         match (answer, &self.roots) {
-            (BadAnswer::Unchained(_), Some(_)) => {
+            (InvalidResponse::Unchained(_), Some(_)) => {
                 Some("the roots are those in the file of --vault-root: are they above Vault's issuer?")
             }
-            (BadAnswer::Unchained(_), None) => {
+            (InvalidResponse::Unchained(_), None) => {
                 Some("the roots are those in the ca_chain of Vault's issuer, which may be set by hand")
             }
             _ => None,
@@ -218,7 +220,7 @@ impl Server {
         }
         reply.read_and_wipe(|body| serde_json::from_slice(body)).map_err(|_| {
             let words = "it is not JSON; is --ca-address that of a Vault?".to_owned();
-            BadAnswer::Unreadable(words).into()
+            InvalidResponse::Unreadable(words).into()
         })
     }
 }
@@ -239,14 +241,14 @@ fn texts(value: Option<&Value>) -> Vec<&str> {
 
 /// What `sign` answers, as an answer. The roots are those that issued themselves, wherever they stand: `issuing_ca` is
 /// one where the engine's own certificate is a root, and `ca_chain` ends with one where Vault knows it.
-fn sorted(data: Value) -> Result<Answer, BadAnswer> {
-    let unreadable = |what: &str| BadAnswer::Unreadable(format!("it has no data.{what}"));
+fn sorted(data: Value) -> Result<Answer, InvalidResponse> {
+    let unreadable = |what: &str| InvalidResponse::Unreadable(format!("it has no data.{what}"));
     let leaf = data.get("certificate").and_then(Value::as_str).ok_or_else(|| unreadable("certificate"))?;
     let issuer = data.get("issuing_ca").and_then(Value::as_str);
     let mut all = Vec::new();
     for text in [leaf].into_iter().chain(issuer).chain(texts(data.get("ca_chain"))) {
         let read = pem::certificates(text.as_bytes());
-        all.extend(read.map_err(|error| BadAnswer::Unreadable(error.to_string()))?);
+        all.extend(read.map_err(|error| InvalidResponse::Unreadable(error.to_string()))?);
     }
     // One group: an intermediate that comes last must not be taken for a root.
     Answer::from_groups(vec![all])

@@ -5,20 +5,21 @@ use std::path::Path;
 use tokio::time::timeout;
 
 use super::{Findings, State, WORKLOAD, writable_folder};
-use crate::app;
+use crate::agent;
+use crate::auth::token::{self, TokenSource};
+use crate::auth::token_file::Token;
+use crate::base::clock::Clock;
+use crate::base::limits;
 use crate::ca::citadel;
 use crate::ca::embedded::{self, DevelopmentCa};
 use crate::ca::failover::Failover;
-use crate::ca::token::{self, TokenSource};
-use crate::cache::{Cache, Key};
-use crate::clock::Clock;
 use crate::config::{Config, Provider, ProviderFile};
-use crate::credential::Token;
+use crate::fs::file;
 use crate::metrics::Metrics;
 use crate::pki::pem;
 use crate::secret::SecretName;
-use crate::source::workload::WorkloadSource;
-use crate::{limits, plain_file};
+use crate::source::issuer::WorkloadSource;
+use crate::store::{Cache, Key};
 
 impl Findings {
     pub(super) async fn credentials(&mut self, provider: &Provider, config: &Config) {
@@ -37,7 +38,7 @@ impl Findings {
             }
         }
         for ProviderFile { option, path, is_pem } in provider.files() {
-            let read = plain_file::read(path, limits::FILE_BYTES).map_err(|error| error.to_string());
+            let read = file::read(path, limits::FILE_BYTES).map_err(|error| error.to_string());
             let good = read.and_then(|text| match is_pem {
                 true => pem::certificates(&text).map(drop).map_err(|error| error.to_string()),
                 false => Ok(()),
@@ -144,7 +145,7 @@ impl Findings {
             return self.note(State::Ok, "issuance", "there is no CA to ask");
         }
         let clock = self.clock.clone();
-        let cas = config.providers.into_iter().map(|provider| app::certificate_authority(provider, &clock));
+        let cas = config.providers.into_iter().map(|provider| agent::certificate_authority(provider, &clock));
         let cas = match cas.collect::<Result<Vec<_>, _>>() {
             Ok(cas) => Failover::new(cas),
             Err(error) => return self.note(State::Error, "issuance", error.to_string()),

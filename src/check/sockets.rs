@@ -11,14 +11,16 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::{Findings, Scope, State, writable_folder};
+use crate::base::limits;
 use crate::config::Config;
+use crate::fs::file;
+use crate::net::http2;
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
-use crate::sds::listener::{Occupant, occupant};
-use crate::sds::peers::Allowed;
-use crate::{limits, plain_file, rpc};
+use crate::serve::listener::{Occupant, occupant};
+use crate::serve::peers::Allowed;
 
 /// The user and group of Istio's proxy.
 const ISTIO_PROXY: u32 = 1337;
@@ -41,7 +43,7 @@ impl Findings {
     /// Whether a socket can be made at `path`. True if an agent serves there.
     async fn place(&mut self, about: &'static str, option: &'static str, path: &Path) -> bool {
         let shown = path.display();
-        if let Err(words) = writable_folder(plain_file::folder_of(path)) {
+        if let Err(words) = writable_folder(file::folder_of(path)) {
             let way_out = format!("create or mount it, or choose another path with {option}");
             self.note(State::Error, about, format!("{shown}: {words}; {way_out}"));
             return false;
@@ -86,7 +88,7 @@ impl Findings {
     fn peers(&mut self, config: &Config, scope: Scope) {
         let (uid, mut gid) = (getuid().as_raw(), getgid().as_raw());
         // In such a folder files get its group: so are a Pod's volumes with an fsGroup.
-        if let Ok(folder) = fs::metadata(plain_file::folder_of(&config.socket))
+        if let Ok(folder) = fs::metadata(file::folder_of(&config.socket))
             && folder.mode() & SET_GROUP_ID != 0
         {
             gid = folder.gid();
@@ -188,7 +190,7 @@ async fn is_agent(path: &Path) -> Option<bool> {
         let talk = async |connection| {
             SecretDiscoveryServiceClient::with_origin(connection, origin).fetch_secrets(request).await
         };
-        rpc::with_connection(io, talk).await.ok()
+        http2::with_connection(io, talk).await.ok()
     };
     Some(match timeout(PATIENCE, ask).await.ok()? {
         // What it has to say against it are its own words, and not those of a broken connection.

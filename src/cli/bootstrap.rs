@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
-use crate::identity::SpiffeId;
+use crate::base::spiffe_id::SpiffeId;
 
 /// The cluster through which Envoy reaches the agent.
 const SDS_CLUSTER: &str = "attache_sds";
@@ -29,7 +29,7 @@ Examples:
   Reach a peer: plain HTTP to 127.0.0.1:9000 leaves as mutual TLS:
     attache bootstrap --outbound-listen 127.0.0.1:9000 --outbound-to peer.example:8443 \\
         --outbound-peer spiffe://cluster.local/ns/default/sa/api")]
-pub struct BootstrapArgs {
+pub(super) struct BootstrapArgs {
     /// Attaché's SDS socket: a path of at most 107 bytes
     #[arg(
         long,
@@ -125,7 +125,7 @@ pub struct BootstrapArgs {
 
 /// `HOST:PORT` of something that Envoy connects to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
+pub(super) struct Endpoint {
     host: Host,
     port: u16,
 }
@@ -138,7 +138,7 @@ enum Host {
 
 /// Why a text can't be used as an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotAnAddress {
+pub(super) enum NotAnAddress {
     /// A listener can only bind an address.
     #[error("a listener needs an IP address and a port, like 127.0.0.1:8443 or [::1]:8443")]
     Listen,
@@ -206,7 +206,7 @@ fn socket_path(text: &str) -> Result<String, &'static str> {
 /// # Errors
 ///
 /// When the standard output can't be written.
-pub fn run(args: &BootstrapArgs) -> anyhow::Result<()> {
+pub(super) fn run(args: &BootstrapArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{:#}", bootstrap(args))
         .and_then(|()| out.flush())
@@ -214,7 +214,7 @@ pub fn run(args: &BootstrapArgs) -> anyhow::Result<()> {
 }
 
 /// The bootstrap that the arguments describe.
-pub fn bootstrap(args: &BootstrapArgs) -> Value {
+pub(super) fn bootstrap(args: &BootstrapArgs) -> Value {
     let tls = Tls { sds: sds_config(args) };
     let mut listeners = vec![inbound(args, &tls)];
     let mut clusters = vec![sds_cluster(&args.socket)];

@@ -16,16 +16,18 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing_subscriber::filter::Targets;
 
-use crate::app::Signals;
+use crate::agent::Signals;
+use crate::base::clock::Clock;
+use crate::base::limits;
+use crate::base::spiffe_id::SpiffeId;
 use crate::ca::embedded::DevelopmentCa;
-use crate::ca::server::{CaServer, Settings};
-use crate::clock::Clock;
+use crate::ca::embedded::server::{CaServer, Settings};
 use crate::config::parse_duration;
-use crate::hardening::{protect_memory, refuse_new_privileges};
-use crate::identity::SpiffeId;
+use crate::net::http2;
+use crate::ops::telemetry;
+use crate::os::hardening::{protect_memory, refuse_new_privileges};
 use crate::pki::certificate::Certificate;
 use crate::proto::istio::v1::auth::istio_certificate_service_server::IstioCertificateServiceServer;
-use crate::{limits, rpc, telemetry};
 
 /// A development CA that speaks Istio's CA protocol.
 ///
@@ -124,14 +126,14 @@ async fn serve(args: CaArgs) -> anyhow::Result<()> {
         let _ = io.set_nodelay(true);
         let (server, stop) = (server.clone(), stop.clone());
         match tls.as_mut().map(Tls::acceptor) {
-            None => drop(calls.spawn(rpc::serve(io, service(server), stop))),
+            None => drop(calls.spawn(http2::serve(io, service(server), stop))),
             Some(Ok(acceptor)) => drop(calls.spawn(serve_tls(acceptor, io, server, stop))),
             Some(Err(error)) => tracing::error!(%error, "no certificate for the CA's own server"),
         }
     };
     let mut signals = Signals::new()?;
     tokio::select! {
-        () = rpc::accept("the CA's address", |cx| listener.poll_accept(cx), connection, &stop) => {}
+        () = http2::accept("the CA's address", |cx| listener.poll_accept(cx), connection, &stop) => {}
         name = signals.next() => tracing::info!(signal = name, "stopping"),
     }
     stop.cancel();
@@ -174,7 +176,7 @@ async fn serve_tls(acceptor: TlsAcceptor, io: TcpStream, server: CaServer, stop:
             return;
         }
     };
-    rpc::serve(io, service(server), stop).await;
+    http2::serve(io, service(server), stop).await;
 }
 
 /// Why a client certificate is refused, if that is why the handshake failed.

@@ -13,8 +13,9 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Request, Status};
 
 use super::{Closed, NoAgent, connect, note, sds_socket};
-use crate::clock::{Clock, rfc3339, span};
+use crate::base::clock::{Clock, rfc3339, span};
 use crate::config::parse_duration;
+use crate::net::http2;
 use crate::pki::certificate::Certificate;
 use crate::pki::key::PrivateKey;
 use crate::pki::{crl, pem};
@@ -23,7 +24,6 @@ use crate::proto::envoy::config::core::v3::{DataSource, Node, data_source::Speci
 use crate::proto::envoy::extensions::transport_sockets::tls::v3::{Secret, secret::Type};
 use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
-use crate::rpc;
 
 /// Between rounds in which something was missing, where the agent has not let them take longer.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -201,7 +201,7 @@ async fn fetch(socket: &Path, names: &[String], patience: Duration) -> anyhow::R
     };
     let is_closed =
         |(_, it): &(String, Result<Shown, Status>)| it.as_ref().is_err_and(|status| Closed::is_why(status));
-    match rpc::with_connection(io, ask).await {
+    match http2::with_connection(io, ask).await {
         Ok(answers) if answers.iter().all(is_closed) => Err(Closed::new(socket).into()),
         Err(error) if Closed::is_why(&error) => Err(Closed::new(socket).into()),
         asked => asked.with_context(|| format!("{} does not speak HTTP/2", socket.display())),
@@ -209,7 +209,7 @@ async fn fetch(socket: &Path, names: &[String], patience: Duration) -> anyhow::R
 }
 
 async fn fetch_one(
-    mut client: SecretDiscoveryServiceClient<rpc::Connection>,
+    mut client: SecretDiscoveryServiceClient<http2::Connection>,
     name: &str,
     timeout: Duration,
 ) -> Result<Secret, Status> {

@@ -8,12 +8,12 @@ use anyhow::{Context as _, bail};
 use serde_json::json;
 
 use super::RunLine;
-use crate::ca::endpoint::Roots;
-use crate::ca::token;
+use crate::auth::token;
+use crate::base::limits;
 use crate::ca::vault::{self, Access};
-use crate::config::{Config, Environment, Mistakes, Provider, RunArgs};
+use crate::config::{Config, ConfigErrors, Environment, Provider, RunArgs};
 use crate::inject::{Purpose, Sidecar, Volume, inject};
-use crate::limits;
+use crate::net::endpoint::Roots;
 
 /// Where the kubelet's probes come: the default is the loopback address.
 const STATUS_ADDRESS: &str = "0.0.0.0:15055";
@@ -178,7 +178,7 @@ fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
         Err(error) => {
             let text = error.to_string();
             let text = text.trim_start_matches("error: ").lines().next().unwrap_or_default().to_owned();
-            return Err(Mistakes(vec![format!("behind --: {text}")]).into());
+            return Err(ConfigErrors(vec![format!("behind --: {text}")]).into());
         }
     };
     let config = config(&run, unknown)?;
@@ -244,11 +244,11 @@ fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
         mounts: args.mount.clone(),
     };
     mistakes.extend(mount_mistakes(&sidecar, admin_socket.into_iter().chain(ready_file)));
-    if mistakes.is_empty() { Ok(sidecar) } else { Err(Mistakes(mistakes).into()) }
+    if mistakes.is_empty() { Ok(sidecar) } else { Err(ConfigErrors(mistakes).into()) }
 }
 
 /// The configuration, whatever there is on the machine where manifests are made.
-fn config(run: &RunArgs, unknown: Vec<String>) -> Result<Config, Mistakes> {
+fn config(run: &RunArgs, unknown: Vec<String>) -> Result<Config, ConfigErrors> {
     // The environment is that of the container, which has no variable of ours.
     let config = super::run::config(run, unknown, &Environment::new());
     let is_chosen = run.ca.is_some() || run.file_mounted_certs || !run.ca_address.is_empty();
@@ -256,12 +256,12 @@ fn config(run: &RunArgs, unknown: Vec<String>) -> Result<Config, Mistakes> {
         return config;
     }
     // This machine's files have been looked into, which say nothing about the container's.
-    let mut mistakes = config.map_or_else(|Mistakes(all)| all, |_| Vec::new());
+    let mut mistakes = config.map_or_else(|ConfigErrors(all)| all, |_| Vec::new());
     mistakes.retain(|mistake| !mistake.starts_with("no CA is configured"));
     mistakes.push(
         "no CA is configured: name one with --ca-address or --ca; for mounted files say --ca none".to_owned(),
     );
-    Err(Mistakes(mistakes))
+    Err(ConfigErrors(mistakes))
 }
 
 fn folder(path: &str) -> &str {

@@ -20,7 +20,7 @@ pub(super) struct LogArgs {
 }
 
 fn level(text: &str) -> Result<String, String> {
-    crate::telemetry::parse_filter(text).map(|_| text.to_owned())
+    crate::ops::telemetry::parse_filter(text).map(|_| text.to_owned())
 }
 
 /// Asks or sets, and prints what is logged now.

@@ -7,7 +7,7 @@ use clap::CommandFactory as _;
 use clap_mangen::Man;
 
 use super::Cli;
-use crate::config::Mistakes;
+use crate::config::ConfigErrors;
 
 /// Print a manual page in man's own format: that of attache, or of one of its commands.
 ///
@@ -30,7 +30,7 @@ pub(super) fn run(args: &ManArgs) -> anyhow::Result<()> {
             None => {
                 let names: Vec<_> = all.get_subcommands().map(clap::Command::get_name).collect();
                 let mistake = format!("{name} is not a command of attache; there are {}", names.join(", "));
-                return Err(Mistakes(vec![mistake]).into());
+                return Err(ConfigErrors(vec![mistake]).into());
             }
         },
     };

@@ -8,7 +8,7 @@ use http::Method;
 
 use super::admin::AdminArgs;
 use super::status;
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 
 /// Have a running agent ask its CA for a new certificate now, and wait for what comes of it.
 ///

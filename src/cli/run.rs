@@ -1,9 +1,9 @@
 //! `attache run`: the agent.
 
-use crate::app;
-use crate::config::{Config, Environment, Mistakes, RunArgs};
-use crate::systemd::Started;
-use crate::telemetry;
+use crate::agent;
+use crate::config::{Config, ConfigErrors, Environment, RunArgs};
+use crate::ops::telemetry;
+use crate::os::systemd::Started;
 
 /// Runs the agent. `unknown` are options that do not exist.
 pub(super) fn run(args: &RunArgs, unknown: Vec<String>) -> anyhow::Result<()> {
@@ -12,7 +12,7 @@ pub(super) fn run(args: &RunArgs, unknown: Vec<String>) -> anyhow::Result<()> {
     let started = Started::new(&environment)?;
     let config = config(args, unknown, &environment)?;
     let log = telemetry::init(&config.log);
-    super::block_on(app::run(config, log, started))
+    super::block_on(agent::run(config, log, started))
 }
 
 /// This process's environment; what can't be read of it is added to the mistakes.
@@ -35,10 +35,10 @@ pub(super) fn config(
     args: &RunArgs,
     unknown: Vec<String>,
     environment: &Environment,
-) -> Result<Config, Mistakes> {
+) -> Result<Config, ConfigErrors> {
     match (Config::new(args, environment), unknown.is_empty()) {
         (Ok(config), true) => Ok(config),
-        (Ok(_), false) => Err(Mistakes(unknown)),
-        (Err(Mistakes(all)), _) => Err(Mistakes(unknown.into_iter().chain(all).collect())),
+        (Ok(_), false) => Err(ConfigErrors(unknown)),
+        (Err(ConfigErrors(all)), _) => Err(ConfigErrors(unknown.into_iter().chain(all).collect())),
     }
 }

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::admin::AdminArgs;
 use super::{note, paint};
-use crate::clock::{Clock, rfc3339, span};
-use crate::limits;
+use crate::base::clock::{Clock, rfc3339, span};
+use crate::base::limits;
 
 /// How often `--watch` looks.
 const PERIOD: Duration = Duration::from_secs(1);

@@ -13,13 +13,13 @@ use tonic::{Request, Status};
 
 use super::get::Shown;
 use super::{Closed, connect, note, sds_socket};
-use crate::clock::{Clock, rfc3339_millis};
+use crate::base::clock::{Clock, rfc3339_millis};
+use crate::net::http2;
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::extensions::transport_sockets::tls::v3::Secret;
 use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
-use crate::rpc;
 
 /// How long to wait before connecting anew, where the agent has gone.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -101,7 +101,7 @@ async fn watch(args: &WatchArgs, is_connected: &mut bool) -> anyhow::Result<()> 
         }
         anyhow::Ok(())
     };
-    match rpc::with_connection(io, talk).await {
+    match http2::with_connection(io, talk).await {
         Err(error) if Closed::is_why(&error) => Err(Closed::new(&socket).into()),
         ended => ended.with_context(|| format!("{} does not speak HTTP/2", socket.display()))?,
     }

@@ -5,11 +5,11 @@ use std::path::Path;
 use super::args::RunArgs;
 use super::reader::{Found, Level, Reader};
 use super::{SERVICE_ACCOUNT_FOLDER, kubernetes};
-use crate::ca::client_cert::ClientCertFolder;
-use crate::ca::endpoint::Address;
+use crate::auth::client_cert::ClientCertFolder;
+use crate::auth::token_file::TokenFile;
 use crate::ca::{cfssl as cfssl_ca, google_cas as google_cas_ca, vault as vault_ca};
-use crate::credential::TokenFile;
-use crate::generation::Place;
+use crate::fs::generation::Place;
+use crate::net::endpoint::Address;
 
 /// The providers by the names that `--ca` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

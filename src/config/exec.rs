@@ -4,7 +4,7 @@ use super::args::RunArgs;
 use super::choice::{Chosen, ProviderName};
 use super::provider::Provider;
 use super::reader::Reader;
-use crate::command::ShellCommand;
+use crate::os::command::ShellCommand;
 
 /// The commands, if that is the provider.
 pub(super) fn options(r: &mut Reader<'_>, args: &RunArgs, chosen: Chosen) -> Option<Provider> {

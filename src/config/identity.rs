@@ -3,8 +3,8 @@
 use super::args::RunArgs;
 use super::choice::{Credentials, ProviderName};
 use super::reader::{Level, Reader};
-use crate::identity::{ServiceAccount, SpiffeId};
-use crate::source::workload::IdentitySource;
+use crate::base::spiffe_id::{ServiceAccount, SpiffeId};
+use crate::source::issuer::IdentitySource;
 
 /// Who the workload is.
 pub(super) fn identity(

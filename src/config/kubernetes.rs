@@ -3,9 +3,9 @@
 use super::args::RunArgs;
 use super::choice::{Chosen, ProviderName};
 use super::reader::Reader;
-use crate::ca::endpoint::Address;
 use crate::ca::kubernetes::{SHORTEST_TTL, SignerName, SignerRoots};
-use crate::source::workload::Settings;
+use crate::net::endpoint::Address;
+use crate::source::issuer::Settings;
 
 /// The API server as the kubelet tells it to each container.
 pub(super) fn in_cluster(r: &Reader<'_>) -> Option<Address> {

@@ -9,17 +9,17 @@ use super::args::RunArgs;
 use super::choice::{Chosen, Credentials, ProviderName, Wishes};
 use super::reader::{Level, Reader};
 use super::{SERVICE_ACCOUNT_FOLDER, cfssl, exec, google_cas, kubernetes, token, vault};
+use crate::auth::client_cert::ClientCertFolder;
+use crate::auth::token as ca_token;
+use crate::auth::token_file::TokenFile;
 use crate::ca::citadel::Header;
-use crate::ca::client_cert::ClientCertFolder;
-use crate::ca::endpoint::{Address, CA_OPTIONS, Endpoint, Protocol, Roots};
 use crate::ca::google_cas as google_cas_ca;
 use crate::ca::kubernetes::{SignerName, SignerRoots};
-use crate::ca::token as ca_token;
 use crate::ca::vault as vault_ca;
-use crate::command::ShellCommand;
-use crate::credential::TokenFile;
+use crate::net::endpoint::{Address, CA_OPTIONS, Endpoint, Protocol, Roots};
+use crate::os::command::ShellCommand;
 use crate::pki::key::KeyType;
-use crate::source::workload::Settings;
+use crate::source::issuer::Settings;
 
 /// Where the CA's root is, unless somebody says otherwise or it came with the client certificate.
 pub(super) const DEFAULT_ROOTS: [&str; 2] =

@@ -9,9 +9,9 @@ pub type Environment = BTreeMap<String, String>;
 
 /// Everything that is wrong with the options.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct Mistakes(pub Vec<String>);
+pub struct ConfigErrors(pub Vec<String>);
 
-impl fmt::Display for Mistakes {
+impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(all) = self;
         match all.as_slice() {
@@ -85,8 +85,8 @@ impl<'a> Reader<'a> {
         self.mistakes.push(mistake);
     }
 
-    pub(super) fn finish<T>(self, value: T) -> Result<T, Mistakes> {
-        if self.mistakes.is_empty() { Ok(value) } else { Err(Mistakes(self.mistakes)) }
+    pub(super) fn finish<T>(self, value: T) -> Result<T, ConfigErrors> {
+        if self.mistakes.is_empty() { Ok(value) } else { Err(ConfigErrors(self.mistakes)) }
     }
 
     /// A variable that no flag stands for.

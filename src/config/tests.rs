@@ -4,11 +4,11 @@ use clap::Parser;
 
 use super::provider::DEFAULT_ROOTS;
 use super::*;
-use crate::ca::endpoint::Roots;
+use crate::auth::token_file::TokenFile;
 use crate::ca::kubernetes::SignerRoots;
-use crate::credential::TokenFile;
+use crate::net::endpoint::Roots;
 use crate::pki::key::{KeyFormat, KeyType};
-use crate::source::workload::IdentitySource;
+use crate::source::issuer::IdentitySource;
 
 #[derive(Parser)]
 struct Line {
@@ -16,14 +16,14 @@ struct Line {
     run: RunArgs,
 }
 
-fn config(line: &str, environment: &[(&str, &str)]) -> Result<Config, Mistakes> {
+fn config(line: &str, environment: &[(&str, &str)]) -> Result<Config, ConfigErrors> {
     let line = ["attache"].into_iter().chain(line.split_whitespace());
     let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     Config::new(&Line::try_parse_from(line).unwrap().run, &environment.collect())
 }
 
 fn mistakes(line: &str, environment: &[(&str, &str)]) -> Vec<String> {
-    config(line, environment).map(|_| Vec::new()).unwrap_or_else(|Mistakes(all)| all)
+    config(line, environment).map(|_| Vec::new()).unwrap_or_else(|ConfigErrors(all)| all)
 }
 
 /// Where there is one CA.

@@ -5,11 +5,11 @@ use std::time::Duration;
 use super::args::RunArgs;
 use super::choice::{Chosen, Credentials, ProviderName};
 use super::reader::Reader;
+use crate::auth::exchange::{Exchange, GOOGLES_SCOPE, GOOGLES_URL, Url};
+use crate::auth::metadata_server::{self, MetadataServer, Wanted};
+use crate::auth::token::{Service, Settings};
 use crate::ca::citadel;
-use crate::ca::endpoint::{Address, Roots};
-use crate::ca::token::exchange::{Exchange, GOOGLES_SCOPE, GOOGLES_URL, Url};
-use crate::ca::token::metadata::{self, MetadataServer, Wanted};
-use crate::ca::token::{Service, Settings};
+use crate::net::endpoint::{Address, Roots};
 
 /// `--token-source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ pub(super) fn settings(
             Service::Exchange(Exchange { url, roots, subject, audience: audience.value, scope })
         }
         Kind::Gce => {
-            let host = r.variable("GCE_METADATA_HOST").unwrap_or(metadata::HOST);
+            let host = r.variable("GCE_METADATA_HOST").unwrap_or(metadata_server::HOST);
             let address = match Address::with_ports(&format!("http://{host}"), 80, 80) {
                 Ok(address) => address,
                 Err(_) => {

@@ -5,9 +5,9 @@ use http::HeaderValue;
 use super::args::RunArgs;
 use super::choice::{Chosen, ProviderName};
 use super::reader::{Found, Reader};
-use crate::ca::token;
+use crate::auth::token;
+use crate::auth::token_file::TokenFile;
 use crate::ca::vault::{Access, MountPath, RoleName, Settings};
-use crate::credential::TokenFile;
 
 /// What to ask of a Vault; none where the provider is another one, or something is missing, which is among the
 /// mistakes then. `jwt` is what Vault is logged in to with.

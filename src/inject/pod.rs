@@ -6,7 +6,7 @@ use super::document::Node;
 use super::edit::{self, At, Edits};
 use super::sidecar::{Purpose, Sidecar};
 use super::{Document, LISTS, Plan, Problem, istio};
-use crate::limits;
+use crate::base::limits;
 
 /// The changes in one Pod.
 pub(super) struct PodPlan<'a> {

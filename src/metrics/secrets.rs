@@ -12,16 +12,16 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Unit;
 
 use super::{Known, describe, seconds, whole};
-use crate::cache::Snapshot;
 use crate::pki::crl::Crl;
-use crate::readiness;
 use crate::secret::{Secret, SecretName, TrustBundle};
+use crate::store::Snapshot;
+use crate::store::health;
 
 /// What the cache knows, at one moment.
 #[derive(Debug)]
 pub(super) struct Secrets {
     pub(super) snapshots: Vec<Snapshot>,
-    pub(super) output: Option<readiness::Output>,
+    pub(super) output: Option<health::Output>,
     pub(super) now: SystemTime,
 }
 
@@ -79,7 +79,7 @@ impl Collector for Secrets {
         let end = output.and_then(|output| output.not_after).map(seconds);
         let (name, help) = ("output_not_after_timestamp", "When what lies in the output folder ends");
         describe(&mut encoder, name, help, Some(&Unit::Seconds), &Known(end))?;
-        let missing = readiness::missing(&self.snapshots, output, self.now);
+        let missing = health::missing(&self.snapshots, output, self.now);
         let help = "1 while every secret and file that is to be there is there and valid";
         describe(&mut encoder, "ready", help, None, &ConstGauge::new(i64::from(missing.is_empty())))
     }

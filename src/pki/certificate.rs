@@ -10,7 +10,7 @@ use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::FromDer;
 use x509_parser::public_key::PublicKey;
 
-use crate::identity::SpiffeId;
+use crate::base::spiffe_id::SpiffeId;
 
 /// The facts of a certificate that people and checks ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use x509_parser::x509::{AlgorithmIdentifier, SubjectPublicKeyInfo, X509Version};
 
 use super::certificate::{Certificate, hexadecimal, moment};
 use super::pem::{self, looks_like_der};
-use crate::limits;
+use crate::base::limits;
 
 /// One CRL: complete, with a form that Envoy reads. Nothing is known of its signature yet.
 #[derive(Clone, PartialEq, Eq)]
@@ -37,7 +37,6 @@ pub struct Crl {
 
 /// Why a file gives no CRLs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "each variant's message is its documentation")]
 pub enum NotCrls {
     #[error("it holds no PEM CRL (a \"-----BEGIN X509 CRL-----\" block)")]
     NoCrl,
@@ -194,7 +193,7 @@ pub(crate) mod testing {
     use rustls::pki_types::CertificateDer;
 
     use super::*;
-    use crate::clock::rfc3339;
+    use crate::base::clock::rfc3339;
     use crate::pki::key::{KeyType, SigningKey};
     use crate::secret::KeyPair;
 

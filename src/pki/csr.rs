@@ -4,7 +4,7 @@ use rcgen::{CertificateParams, DistinguishedName, SanType};
 
 use super::key::SigningKey;
 use super::pem;
-use crate::identity::SpiffeId;
+use crate::base::spiffe_id::SpiffeId;
 
 /// A CSR for `key`, DER. It names `identity` as its only subject alternative name, critical, with an empty
 /// subject, as the X.509-SVID standard wants it; without an identity it names nobody and the CA decides.

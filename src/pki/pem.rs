@@ -6,7 +6,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::{self, PemObject};
 use zeroize::Zeroizing;
 
-use crate::limits;
+use crate::base::limits;
 
 /// Why a text gives no certificates.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

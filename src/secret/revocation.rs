@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::KeyPair;
-use crate::clock::rfc3339;
-use crate::limits;
+use crate::base::clock::rfc3339;
+use crate::base::limits;
 use crate::pki::certificate::{Certificate, folded};
 use crate::pki::crl::Crl;
 
@@ -28,7 +28,6 @@ pub struct Revocation {
 
 /// An issuer in use without a CRL that Envoy could use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "each variant's message is its documentation")]
 pub enum Gap {
     #[error("there is no key pair yet, whose chain shows which CAs are in use")]
     NoKeyPair,

@@ -8,14 +8,15 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-use super::watch::{Activity, Watch, Watcher};
-use crate::backoff::Repeats;
-use crate::cache::{Cache, Key, Workload};
-use crate::clock::Clock;
+use crate::base::backoff::FailureLog;
+use crate::base::clock::Clock;
+use crate::base::limits;
+use crate::fs::file;
+use crate::fs::watch::{Activity, Watch, Watcher};
 use crate::metrics::{BySource, Metrics};
 use crate::pki::crl::{self, Crl, NotCrls};
 use crate::secret::{Gap, SecretName, Uncovered, Version};
-use crate::{limits, plain_file};
+use crate::store::{Cache, Key, Workload};
 
 /// A file that is longer takes more than a millisecond to parse.
 const LONG: usize = 64 << 10;
@@ -34,7 +35,7 @@ pub struct CrlFile {
 impl CrlFile {
     /// The CRLs that are in it now; none where it is not there.
     pub fn read(&self) -> Result<Option<Vec<Arc<Crl>>>, CrlError> {
-        match plain_file::read(&self.path, limits::FILE_BYTES) {
+        match file::read(&self.path, limits::FILE_BYTES) {
             Ok(content) => parse(self, &content).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(CrlError::Unreadable { path: self.path.clone(), source }),
@@ -44,7 +45,6 @@ impl CrlFile {
 
 /// Why a file's CRLs are not taken.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "each variant's message is its documentation")]
 pub enum CrlError {
     #[error("{path}: {source}")]
     Unreadable { path: PathBuf, source: io::Error },
@@ -86,7 +86,7 @@ pub struct CrlSource {
     /// The content that was read last, good or not.
     seen: Option<Version>,
     is_first_look: bool,
-    repeats: Repeats,
+    repeats: FailureLog,
     /// Why the file can't be used as it is.
     broken: Option<String>,
     told: Option<Told>,
@@ -115,7 +115,7 @@ impl CrlSource {
             crls: None,
             seen: None,
             is_first_look: true,
-            repeats: Repeats::default(),
+            repeats: FailureLog::default(),
             broken: None,
             told: None,
         }
@@ -180,7 +180,7 @@ impl CrlSource {
     fn look(&mut self) -> Option<Zeroizing<Vec<u8>>> {
         let is_first_look = std::mem::take(&mut self.is_first_look);
         let file = self.file.path.display();
-        match plain_file::read(&self.file.path, limits::FILE_BYTES) {
+        match file::read(&self.file.path, limits::FILE_BYTES) {
             Ok(content) => {
                 let version = Version::of(&content);
                 let is_new = self.seen.as_ref() != Some(&version);
@@ -226,7 +226,7 @@ impl CrlSource {
                         "the CRL file is not used, and there are no CRLs from before: revoked certificates are accepted"
                     }
                 };
-                if self.repeats.is_news(&reason) {
+                if self.repeats.is_new(&reason) {
                     tracing::warn!(reason, "{what}");
                 }
             }

@@ -6,14 +6,15 @@ use std::time::{Duration, SystemTime};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::watch::{Activity, Watch, Watcher};
-use crate::backoff::Repeats;
-use crate::cache::{Cache, Key, Origin, Published, Publisher, Workload};
-use crate::clock::{Clock, rfc3339};
-use crate::generation::{FileError, Found, Generation, NAMES, Place, Places};
+use crate::base::backoff::FailureLog;
+use crate::base::clock::{Clock, rfc3339};
+use crate::base::limits;
+use crate::fs::file;
+use crate::fs::generation::{FileError, Found, Generation, NAMES, Place, Places};
+use crate::fs::watch::{Activity, Watch, Watcher};
 use crate::metrics::{BySource, Metrics};
 use crate::secret::{Secret, SecretName};
-use crate::{limits, plain_file};
+use crate::store::{Cache, Key, Origin, Published, Publisher, Workload};
 
 /// The names that GKE's workload certificates have.
 const GKE_NAMES: [&str; 3] = ["certificates.pem", "private_key.pem", "ca_certificates.pem"];
@@ -90,7 +91,7 @@ struct Set {
     key_pair: Option<Feed>,
     roots: Option<Feed>,
     /// Whether the leaf reaches the roots.
-    chained: Repeats,
+    chained: FailureLog,
     tools: Tools,
 }
 
@@ -101,7 +102,7 @@ struct Feed {
     publisher: Publisher,
     /// Nobody else gives it: that there is no file is a failure.
     is_alone: bool,
-    repeats: Repeats,
+    repeats: FailureLog,
     /// The place that it was served from last, if that is still there.
     rank: Option<usize>,
     /// When its value changed last.
@@ -159,7 +160,7 @@ impl FileSource {
 /// Else somebody would look for what is wrong with files that are there and good.
 fn tell_of_own(places: &Places) {
     for path in places.paths() {
-        if plain_file::lies_in(&path, &places.own) {
+        if file::lies_in(&path, &places.own) {
             tracing::warn!(path = %path.display(), "this leads to where the agent itself writes; it is not read");
         }
     }
@@ -193,7 +194,7 @@ fn places_of(name: &SecretName, settings: &Settings) -> Places {
 impl Tools {
     fn set(self, places: Places, key_pair: Option<Feed>, roots: Option<Feed>) -> Set {
         let watch = self.watcher.watch(places.paths());
-        Set { places, watch, key_pair, roots, chained: Repeats::default(), tools: self }
+        Set { places, watch, key_pair, roots, chained: FailureLog::default(), tools: self }
     }
 
     /// Serves a name that somebody asked for, until nobody has been there for a while.
@@ -353,7 +354,7 @@ impl Set {
         match roots.verify(pair, now) {
             Ok(()) => drop(self.chained.recovered()),
             Err(unchained) => {
-                if self.chained.is_news(&unchained.to_string()) {
+                if self.chained.is_new(&unchained.to_string()) {
                     tracing::warn!(
                         reason = %unchained,
                         "the mounted certificate does not reach the mounted roots; both are served as they are: peers \
@@ -369,7 +370,7 @@ impl Feed {
     fn new(cache: &Cache, key: Key, is_alone: bool) -> Self {
         let name = key.name.clone();
         let publisher = cache.publisher(key, Origin::Files);
-        Self { name, publisher, is_alone, repeats: Repeats::default(), rank: None, published: None }
+        Self { name, publisher, is_alone, repeats: FailureLog::default(), rank: None, published: None }
     }
 
     /// Whether `found` may be all there is to come: it is good, and no less than before.
@@ -389,7 +390,7 @@ impl Feed {
     fn take(&mut self, found: Found<Secret>, now: SystemTime, places: &Places, metrics: &Metrics) -> bool {
         let is_pair = matches!(self.name, SecretName::Workload | SecretName::FileKeyPair(_));
         // A client's text, perhaps: the log quotes it, so that it can't pass for more than a name.
-        let name = limits::foreign(self.name.as_str());
+        let name = limits::sanitize_for_log(self.name.as_str());
         match found.secret {
             Ok(Some(secret)) => {
                 let what = secret.to_string();
@@ -450,15 +451,16 @@ impl Feed {
         let reason = error.to_string();
         let label = BySource { source: "files", reason: error.label() };
         metrics.source_failures.get_or_create(&label).inc();
-        if self.repeats.is_news(&reason) {
-            let (name, is_asked_for) = (limits::foreign(self.name.as_str()), self.name.is_on_demand());
+        if self.repeats.is_new(&reason) {
+            let (name, is_asked_for) =
+                (limits::sanitize_for_log(self.name.as_str()), self.name.is_on_demand());
             let what = match (is_asked_for, self.has_value()) {
                 (false, true) => "mounted files are not used; what was served before stays",
                 (false, false) => "mounted files are not used, and there is nothing else to serve yet",
                 (true, true) => "files that were asked for are not used; what was served before stays",
                 (true, false) => "files that were asked for can't be served yet",
             };
-            tracing::warn!(name, reason = limits::foreign(&reason), "{what}");
+            tracing::warn!(name, reason = limits::sanitize_for_log(&reason), "{what}");
         }
         self.publisher.fail(reason);
     }

@@ -150,7 +150,7 @@ async fn a_call_that_is_not_served_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let agent = agent(folder.path()).await;
     let io = UnixStream::connect(&agent.socket).await.unwrap();
-    let code = attache::rpc::with_connection(io, async |connection| {
+    let code = attache::net::http2::with_connection(io, async |connection| {
         let origin = http::Uri::from_static("http://attache");
         let mut grpc = tonic::client::Grpc::with_origin(connection, origin);
         grpc.ready().await.unwrap();

@@ -1,11 +1,11 @@
 //! `attache ca`: refuses what istiod refuses, answers as istiod answers.
 
 use attache::ca::{CertificateAuthority as _, SigningRequest};
+use attache::net::http2::with_connection;
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{certificate::Certificate, csr, pem};
 use attache::proto::istio::v1::auth::IstioCertificateRequest;
 use attache::proto::istio::v1::auth::istio_certificate_service_client::IstioCertificateServiceClient;
-use attache::rpc::with_connection;
 use tokio::net::TcpStream;
 use tonic::{Code, Request, Status};
 
@@ -124,7 +124,7 @@ async fn its_folder_is_that_of_the_embedded_ca() {
     let folder = tempfile::tempdir().unwrap();
     let (_ca, address) = plaintext(folder.path(), &[]).await;
     let chain = call(&address, &[bearer(&token("web", "istio-ca", 60))], a_csr(), 60).await.unwrap();
-    let clock = attache::clock::Clock::system();
+    let clock = attache::base::clock::Clock::system();
     let ca = attache::ca::embedded::DevelopmentCa::open(&folder.path().join("ca"), clock).unwrap();
     let embedded = attache::ca::embedded::Embedded(ca);
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use attache::base::clock::Clock;
 use attache::ca::embedded::DevelopmentCa;
-use attache::clock::Clock;
 use attache::pki::pem;
 
 use crate::support::cfssl::{Cfssl, FakeCfssl, KEY, Mood};

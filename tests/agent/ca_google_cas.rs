@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use attache::ca::endpoint::{CA_OPTIONS, Endpoint, Roots};
+use attache::auth::metadata_server::{MetadataServer, Wanted};
+use attache::auth::token::{self, Service, TokenSource};
+use attache::base::clock::Clock;
 use attache::ca::google_cas::{GoogleCas, Settings};
-use attache::ca::token::metadata::{MetadataServer, Wanted};
-use attache::ca::token::{self, Service, TokenSource};
 use attache::ca::{CertificateAuthority as _, SigningRequest};
-use attache::clock::Clock;
+use attache::net::endpoint::{CA_OPTIONS, Endpoint, Roots};
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{certificate::Certificate, csr};
 use tonic::Code;

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use attache::ca::endpoint::{CA_OPTIONS, Endpoint, Roots};
+use attache::auth::token_file::TokenFile;
+use attache::base::clock::Clock;
 use attache::ca::vault::{Access, Settings, Vault};
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
-use attache::clock::Clock;
-use attache::credential::TokenFile;
+use attache::net::endpoint::{CA_OPTIONS, Endpoint, Roots};
 use attache::pki::csr;
 use attache::pki::key::{KeyType, SigningKey};
 
@@ -318,13 +318,13 @@ async fn whatever_a_login_comes_to_it_is_said_and_the_next_one_succeeds() {
     let cases = [
         (Mood::Cut, "broke before it had answered", Class::Transient),
         (Mood::Short, "broke before it had answered", Class::Transient),
-        (Mood::Huge, "longer than", Class::Lasting),
-        (Mood::Html, "it is not JSON", Class::Lasting),
-        (Mood::OtherJson, "it has no auth.client_token", Class::Lasting),
+        (Mood::Huge, "longer than", Class::Permanent),
+        (Mood::Html, "it is not JSON", Class::Permanent),
+        (Mood::OtherJson, "it has no auth.client_token", Class::Permanent),
         (Mood::Refuse(307, ""), "the active node", Class::Transient),
-        (Mood::Refuse(400, "invalid role name \"app\""), "--vault-auth-role", Class::Lasting),
-        (Mood::Refuse(403, "permission denied"), "must be bound to this service account", Class::Lasting),
-        (Mood::Refuse(404, "no handler for route"), "--vault-auth-mount", Class::Lasting),
+        (Mood::Refuse(400, "invalid role name \"app\""), "--vault-auth-role", Class::Permanent),
+        (Mood::Refuse(403, "permission denied"), "must be bound to this service account", Class::Permanent),
+        (Mood::Refuse(404, "no handler for route"), "--vault-auth-mount", Class::Permanent),
         (Mood::Refuse(412, ""), "caught up", Class::Transient),
         (Mood::Refuse(429, ""), "too often", Class::Transient),
         (Mood::Refuse(472, ""), "the primary", Class::Transient),

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
+use attache::auth::client_cert::ClientCertFolder;
+use attache::auth::token::TokenSource;
+use attache::auth::token_file::TokenFile;
+use attache::base::clock::Clock;
 use attache::ca::citadel::Citadel;
-use attache::ca::client_cert::ClientCertFolder;
-use attache::ca::endpoint::{CA_OPTIONS, Endpoint, Protocol, Roots};
-use attache::ca::grpc::Connections;
-use attache::ca::token::TokenSource;
 use attache::ca::{CaError, CertificateAuthority as _, SigningRequest};
-use attache::clock::Clock;
-use attache::credential::TokenFile;
+use attache::net::endpoint::{CA_OPTIONS, Endpoint, Protocol, Roots};
+use attache::net::grpc::Connections;
 use attache::pki::certificate::Certificate;
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{csr, pem};
@@ -442,7 +442,7 @@ async fn call(endpoint: &Endpoint, client: PathBuf, token: Option<&str>) -> Resu
         request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
     }
     let origin = endpoint.address.origin().parse().unwrap();
-    let answer = attache::rpc::with_connection(connected.io, async |connection| {
+    let answer = attache::net::http2::with_connection(connected.io, async |connection| {
         IstioCertificateServiceClient::with_origin(connection, origin).create_certificate(request).await
     });
     let chain = answer.await.unwrap()?.into_inner().cert_chain;

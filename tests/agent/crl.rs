@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use attache::clock::Clock;
+use attache::base::clock::Clock;
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::pem;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyUsagePurpose, SanType, SerialNumber};

@@ -1,11 +1,11 @@
 //! Whatever bytes come from outside, they are refused or taken, and nothing panics.
 
+use attache::auth::token_file::Token;
+use attache::base::spiffe_id::SpiffeId;
 use attache::ca::Answer;
-use attache::ca::endpoint::Address;
 use attache::config::parse_duration;
-use attache::credential::Token;
-use attache::identity::SpiffeId;
 use attache::inject::{Injected, Sidecar, inject};
+use attache::net::endpoint::Address;
 use attache::pki::certificate::Certificate;
 use attache::pki::key::PrivateKey;
 use attache::pki::pem;

@@ -5,8 +5,11 @@
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    missing_docs,
     reason = "a test that can't go on says so by panicking, in its helpers too"
+)]
+#![allow(
+    unreachable_pub,
+    reason = "a test binary has no public API; `pub` means: for the other test modules"
 )]
 
 mod admin;

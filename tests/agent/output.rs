@@ -33,7 +33,7 @@ fn serial(folder: &Path) -> String {
 /// The same of one that reaches the roots beside it now.
 fn whole(folder: &Path) -> String {
     let (pair, roots) = read(folder);
-    roots.verify(&pair, attache::clock::Clock::system().now()).unwrap();
+    roots.verify(&pair, attache::base::clock::Clock::system().now()).unwrap();
     pair.leaf().serial.clone()
 }
 

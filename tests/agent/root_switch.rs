@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use attache::base::clock::Clock;
 use attache::ca::embedded::DevelopmentCa;
-use attache::clock::Clock;
 use attache::pki::certificate::Certificate;
 use attache::pki::pem;
 use attache::proto::envoy::service::discovery::v3::DiscoveryResponse;
@@ -50,7 +50,7 @@ async fn ca_of(folder: &Path, account: &str, root: &Root) -> (FakeCa, Vec<String
         "--state-dir",
         state.to_str().unwrap(),
         "--log-level",
-        "info,attache::sds=debug",
+        "info,attache::serve::sds=debug",
     ];
     options.extend(more.map(str::to_owned));
     (ca, options)

@@ -4,14 +4,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use attache::auth::exchange::Exchange;
+use attache::auth::token::{Service, Settings, TokenSource};
+use attache::auth::token_file::TokenFile;
+use attache::base::clock::Clock;
 use attache::ca::citadel::Citadel;
-use attache::ca::endpoint::{CA_OPTIONS, Endpoint, Roots};
-use attache::ca::grpc::Connections;
-use attache::ca::token::exchange::Exchange;
-use attache::ca::token::{Service, Settings, TokenSource};
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
-use attache::clock::Clock;
-use attache::credential::TokenFile;
+use attache::net::endpoint::{CA_OPTIONS, Endpoint, Roots};
+use attache::net::grpc::Connections;
 use attache::pki::csr;
 use attache::pki::key::{KeyType, SigningKey};
 use tonic::Code;
@@ -106,7 +106,7 @@ async fn calls_at_once_share_an_exchange_and_one_that_is_given_up_holds_nobody_b
 
 #[tokio::test]
 async fn whatever_a_token_service_answers_it_is_said_and_the_next_exchange_succeeds() {
-    use Class::{Lasting, Transient};
+    use Class::{Permanent, Transient};
     let folder = tempfile::tempdir().unwrap();
     let service = TokenService::start().await;
     let (source, _) = source(&service, folder.path());
@@ -114,25 +114,25 @@ async fn whatever_a_token_service_answers_it_is_said_and_the_next_exchange_succe
     let google = r#"{"error":{"code":503,"message":"try later","status":"UNAVAILABLE"}}"#;
     let cases = [
         (Mood::Cut, "broke before it had answered", Transient),
-        (Mood::Huge, "longer than 1048576 bytes", Lasting),
-        (Mood::Html, "its answer is not JSON; is --token-exchange-url", Lasting),
-        (Mood::OtherJson, "no access_token", Lasting),
-        (Mood::TwoLines, "one line of printable ASCII", Lasting),
-        (Mood::DPoP, "\"DPoP\"", Lasting),
+        (Mood::Huge, "longer than 1048576 bytes", Permanent),
+        (Mood::Html, "its answer is not JSON; is --token-exchange-url", Permanent),
+        (Mood::OtherJson, "no access_token", Permanent),
+        (Mood::TwoLines, "one line of printable ASCII", Permanent),
+        (Mood::DPoP, "\"DPoP\"", Permanent),
         (Mood::Refuse(400, "invalid_grant", "expired"), own, Transient),
         (
             Mood::Refuse(400, "invalid_grant", ""),
             "400 Bad Request: invalid_grant: it does not take",
             Transient,
         ),
-        (Mood::Refuse(400, "invalid_request", "bad audience"), "--token-exchange-audience", Lasting),
-        (Mood::Refuse(400, "invalid_target", ""), "--token-exchange-audience", Lasting),
-        (Mood::Refuse(400, "invalid_scope", ""), "--token-exchange-scope", Lasting),
+        (Mood::Refuse(400, "invalid_request", "bad audience"), "--token-exchange-audience", Permanent),
+        (Mood::Refuse(400, "invalid_target", ""), "--token-exchange-audience", Permanent),
+        (Mood::Refuse(400, "invalid_scope", ""), "--token-exchange-scope", Permanent),
         (Mood::Refuse(401, "invalid_client", ""), "authenticate by more than the token", Transient),
-        (Mood::Refuse(400, "unsupported_grant_type", ""), "--token-exchange-url", Lasting),
-        (Mood::Say(307, ""), "sends callers elsewhere", Lasting),
-        (Mood::Say(403, "<html>\nno"), "<html>\u{fffd}no: it does not take", Lasting),
-        (Mood::Say(404, ""), "404 Not Found: is --token-exchange-url right?", Lasting),
+        (Mood::Refuse(400, "unsupported_grant_type", ""), "--token-exchange-url", Permanent),
+        (Mood::Say(307, ""), "sends callers elsewhere", Permanent),
+        (Mood::Say(403, "<html>\nno"), "<html>\u{fffd}no: it does not take", Permanent),
+        (Mood::Say(404, ""), "404 Not Found: is --token-exchange-url right?", Permanent),
         (Mood::Say(429, ""), "too often", Transient),
         (Mood::Say(503, google), "503 Service Unavailable: try later", Transient),
     ];

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::*;
-use crate::ca::endpoint::{Address, CA_OPTIONS, Roots};
+use crate::net::endpoint::{Address, CA_OPTIONS, Roots};
 
 fn cfssl(auth_key: Option<PathBuf>) -> Cfssl {
     let address = Address::with_ports("http://127.0.0.1", PORT, PORT).unwrap();
@@ -76,12 +76,12 @@ fn a_bad_key_file_is_named_without_its_content() {
 #[test]
 fn a_refusal_has_cfssls_words_what_to_do_and_a_class() {
     let cases = [
-        (400, 400, "authentication required", Class::Lasting, "--cfssl-auth-key-file"),
-        (400, 400, "invalid token", Class::Lasting, "is not the auth_key"),
-        (400, 400, "no authentication provider", Class::Lasting, "drop --cfssl-auth-key-file"),
-        (400, 5500, "Request does not match policy whitelist", Class::Lasting, "name_whitelist"),
-        (400, 9300, "x509: cannot verify signature: algorithm unimplemented", Class::Lasting, "--key-type"),
-        (400, 9002, "CSR Decode failed", Class::Lasting, "(code 9002)"),
+        (400, 400, "authentication required", Class::Permanent, "--cfssl-auth-key-file"),
+        (400, 400, "invalid token", Class::Permanent, "is not the auth_key"),
+        (400, 400, "no authentication provider", Class::Permanent, "drop --cfssl-auth-key-file"),
+        (400, 5500, "Request does not match policy whitelist", Class::Permanent, "name_whitelist"),
+        (400, 9300, "x509: cannot verify signature: algorithm unimplemented", Class::Permanent, "--key-type"),
+        (400, 9002, "CSR Decode failed", Class::Permanent, "(code 9002)"),
         (400, 7500, "Server request failed", Class::Transient, "(code 7500)"),
         (400, 11000, "no data base", Class::Transient, "(code 11000)"),
         (500, 0, "whatever", Class::Transient, "500 Internal Server Error"),

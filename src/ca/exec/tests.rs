@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
 use super::*;
+use crate::base::clock::Clock;
+use crate::base::spiffe_id::SpiffeId;
 use crate::ca::embedded::DevelopmentCa;
-use crate::clock::Clock;
-use crate::identity::SpiffeId;
 use crate::pki::key::{KeyType, SigningKey};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -94,18 +94,23 @@ async fn a_failure_is_told_with_what_the_command_said_and_classified() {
             &["--ca-exec ", "status: 3", "it said: no luck"],
         ),
         ("exit 75", None, Class::Transient, &["status: 75"]),
-        ("exit 77", None, Class::Lasting, &["status: 77"]),
-        ("no-such-program", None, Class::Lasting, &["found no such program", "it said: ", "no-such-program"]),
-        (&leaf, None, Class::Lasting, &["126", "not one for the agent's user"]),
+        ("exit 77", None, Class::Permanent, &["status: 77"]),
+        (
+            "no-such-program",
+            None,
+            Class::Permanent,
+            &["found no such program", "it said: ", "no-such-program"],
+        ),
+        (&leaf, None, Class::Permanent, &["126", "not one for the agent's user"]),
         ("kill -9 $$", None, Class::Transient, &["signal: 9"]),
         ("true", None, Class::Transient, &["printed nothing"]),
         ("echo; echo down >&2", None, Class::Transient, &["printed nothing; it said: down"]),
-        ("echo '<html>'; echo hm >&2", None, Class::Lasting, &["no PEM certificate", "it said: hm"]),
-        ("cat", None, Class::Lasting, &["no PEM certificate"]),
-        ("yes", None, Class::Lasting, &["printed more than 1048576 bytes"]),
-        ("head -c 1048577 /dev/zero", None, Class::Lasting, &["printed more than 1048576 bytes"]),
+        ("echo '<html>'; echo hm >&2", None, Class::Permanent, &["no PEM certificate", "it said: hm"]),
+        ("cat", None, Class::Permanent, &["no PEM certificate"]),
+        ("yes", None, Class::Permanent, &["printed more than 1048576 bytes"]),
+        ("head -c 1048577 /dev/zero", None, Class::Permanent, &["printed more than 1048576 bytes"]),
         (&print_leaf, Some("exit 4"), Class::Transient, &["--ca-exec-roots ended with", "status: 4"]),
-        (&print_leaf, Some("echo x"), Class::Lasting, &["--ca-exec-roots", "no PEM certificate"]),
+        (&print_leaf, Some("echo x"), Class::Permanent, &["--ca-exec-roots", "no PEM certificate"]),
     ];
     for (sign, roots, class, words) in cases {
         let error = timeout(PATIENCE, exec(sign, roots).sign(&request)).await.unwrap().unwrap_err();
@@ -124,7 +129,7 @@ async fn without_a_root_the_remedy_is_named() {
     let request = signed(folder.path());
     let exec = exec(&format!("cd {} && cat leaf ca", folder.path().display()), None);
     assert!(exec.sign(&request).await.unwrap().roots.is_empty());
-    assert!(exec.remedy(&BadAnswer::NoRoot).unwrap().contains("--ca-exec-roots"));
+    assert!(exec.remedy(&InvalidResponse::NoRoot).unwrap().contains("--ca-exec-roots"));
 }
 
 #[tokio::test]

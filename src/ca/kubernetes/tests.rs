@@ -47,7 +47,7 @@ fn what_is_not_the_request_is_not_read_as_one() {
         [json!(null), json!([]), json!({}), json!("text"), json!({ "metadata": 1 }), object(json!({})), junk];
     for (index, object) in odd.iter().enumerate() {
         let name = if index < 6 { "attache-2" } else { "attache-1" };
-        assert!(matches!(progress(object, name), Err(BadAnswer::Unreadable(_))), "{object}");
+        assert!(matches!(progress(object, name), Err(InvalidResponse::Unreadable(_))), "{object}");
     }
 }
 

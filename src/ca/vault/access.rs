@@ -9,10 +9,10 @@ use zeroize::Zeroizing;
 
 use super::words::Asked;
 use super::{Access, MountPath, Server, with_token};
-use crate::ca::token::TokenSource;
-use crate::ca::{BadAnswer, CaError};
-use crate::clock::Clock;
-use crate::credential::{Token, TokenFile};
+use crate::auth::token::TokenSource;
+use crate::auth::token_file::{Token, TokenFile};
+use crate::base::clock::Clock;
+use crate::ca::{CaError, InvalidResponse};
 
 /// Where calls get their token.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl Session {
     pub(super) fn new(mut reply: Value, now: SystemTime) -> Result<Self, CaError> {
         let token = match reply.pointer_mut("/auth/client_token").map(Value::take) {
             Some(Value::String(text)) if !text.is_empty() => Token::new(&Zeroizing::new(text)),
-            _ => return Err(BadAnswer::Unreadable("it has no auth.client_token".to_owned()).into()),
+            _ => return Err(InvalidResponse::Unreadable("it has no auth.client_token".to_owned()).into()),
         };
         let told = |name: &str| reply.get("auth").and_then(|auth| auth.get(name));
         let seconds = told("lease_duration").and_then(Value::as_u64).unwrap_or_default();

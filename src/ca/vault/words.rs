@@ -4,8 +4,8 @@ use http::StatusCode;
 use serde_json::Value;
 
 use super::texts;
-use crate::ca::token::TokenSource;
-use crate::credential::{Token, TokenFile};
+use crate::auth::token::TokenSource;
+use crate::auth::token_file::{Token, TokenFile};
 
 /// What Vault was asked.
 #[derive(Debug)]
@@ -127,7 +127,7 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
-    use crate::clock::Clock;
+    use crate::base::clock::Clock;
 
     #[test]
     fn each_refusal_comes_with_what_to_do() {

@@ -1,13 +1,13 @@
 //! Where tokens come from, and the CA that wants them most.
 
 use super::*;
-use crate::ca::endpoint::Roots;
-use crate::ca::token::exchange::Exchange;
-use crate::ca::token::metadata::{MetadataServer, Wanted};
-use crate::ca::token::{Service, Settings};
+use crate::auth::exchange::Exchange;
+use crate::auth::metadata_server::{MetadataServer, Wanted};
+use crate::auth::token::{Service, Settings};
+use crate::auth::token_file::TokenFile;
 use crate::ca::vault;
-use crate::credential::TokenFile;
-use crate::source::workload::IdentitySource;
+use crate::net::endpoint::Roots;
+use crate::source::issuer::IdentitySource;
 
 const POOL: &str = "projects/p/locations/l/caPools/mesh";
 

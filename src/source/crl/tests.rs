@@ -8,9 +8,9 @@ use rustls::pki_types::CertificateDer;
 use tempfile::TempDir;
 
 use super::*;
-use crate::cache::{Entry, Origin, Published, Publisher};
 use crate::pki::crl::testing::Authority;
 use crate::secret::{KeyPair, Secret, TrustBundle};
+use crate::store::{Entry, Origin, Published, Publisher};
 
 const DEBOUNCE: Duration = Duration::from_millis(20);
 const HOUR: Duration = Duration::from_secs(3600);

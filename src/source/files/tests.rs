@@ -15,12 +15,12 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 
 use super::*;
+use crate::base::spiffe_id::SpiffeId;
 use crate::ca::embedded::DevelopmentCa;
-use crate::cache::{Entry, Subscription};
-use crate::identity::SpiffeId;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
 use crate::pki::{csr, pem};
 use crate::secret::{KeyPair, Resource, TrustBundle, Version};
+use crate::store::{Entry, Subscription};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const DEBOUNCE: Duration = Duration::from_millis(20);

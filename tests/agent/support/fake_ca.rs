@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
+use attache::base::clock::Clock;
+use attache::base::spiffe_id::SpiffeId;
 use attache::ca::embedded::DevelopmentCa;
-use attache::clock::Clock;
-use attache::identity::SpiffeId;
 use attache::pki::certificate::Certificate;
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{csr, pem};
@@ -211,7 +211,7 @@ impl FakeCa {
         tokio::spawn(async move {
             let stop = CancellationToken::new();
             let serve = |io| drop(tokio::spawn(serve(io, acceptor.clone(), Arc::clone(&state))));
-            attache::rpc::accept("the fake CA", |cx| listener.poll_accept(cx), serve, &stop).await;
+            attache::net::http2::accept("the fake CA", |cx| listener.poll_accept(cx), serve, &stop).await;
         });
         Self { address, scheme, service }
     }
@@ -303,10 +303,10 @@ async fn serve_counted(io: TcpStream, acceptor: Option<TlsAcceptor>, state: &Arc
     if let Mood::Rough(rough) = mood {
         return be_rough(io, rough).await;
     }
-    let Some(acceptor) = acceptor else { return attache::rpc::serve(io, service(None), stop).await };
+    let Some(acceptor) = acceptor else { return attache::net::http2::serve(io, service(None), stop).await };
     let Ok(io) = acceptor.accept(io).await else { return };
     let client = io.get_ref().1.peer_certificates().map(|chain| Certificate::parse(&chain[0]).unwrap());
-    attache::rpc::serve(io, service(client), stop).await;
+    attache::net::http2::serve(io, service(client), stop).await;
 }
 
 impl tower_service::Service<http::Request<hyper::body::Incoming>> for Resetting {

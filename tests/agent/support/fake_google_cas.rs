@@ -12,9 +12,9 @@ use api::certificate_authority_service_server::{
     CertificateAuthorityService, CertificateAuthorityServiceServer,
 };
 use api::fetch_ca_certs_response::CertChain;
+use attache::base::clock::Clock;
+use attache::base::spiffe_id::SpiffeId;
 use attache::ca::embedded::DevelopmentCa;
-use attache::clock::Clock;
-use attache::identity::SpiffeId;
 use attache::pki::pem;
 use attache::proto::google::cloud::security::privateca::v1 as api;
 use attache::proto::google::protobuf;
@@ -118,7 +118,7 @@ impl FakeGoogleCas {
                     tokio::spawn(async move {
                         if let Ok(io) = acceptor.accept(io).await {
                             let service = CertificateAuthorityServiceServer::new(service);
-                            attache::rpc::serve(io, service, CancellationToken::new()).await;
+                            attache::net::http2::serve(io, service, CancellationToken::new()).await;
                         }
                     });
                 }

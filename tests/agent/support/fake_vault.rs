@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use attache::base::clock::Clock;
 use attache::ca::embedded::DevelopmentCa;
-use attache::clock::Clock;
 use attache::pki::{certificate, pem};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};

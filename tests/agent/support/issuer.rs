@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use attache::base::clock::Clock;
+use attache::base::spiffe_id::SpiffeId;
 use attache::ca::embedded::DevelopmentCa;
-use attache::clock::Clock;
-use attache::identity::SpiffeId;
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{csr, pem};
 use rcgen::{

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use attache::base::clock::Clock;
 use attache::ca::embedded::DevelopmentCa;
-use attache::clock::Clock;
 use attache::pki::pem;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use attache::net::http2::{Connection, with_connection};
 use attache::pki::certificate::Certificate;
 use attache::proto::SECRET_TYPE_URL;
 use attache::proto::envoy::config::core::v3::{DataSource, Node, data_source::Specifier};
@@ -12,7 +13,6 @@ use attache::proto::envoy::service::discovery::v3::{
 };
 use attache::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
 use attache::proto::google::rpc;
-use attache::rpc::{Connection, with_connection};
 use prost::Message as _;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;

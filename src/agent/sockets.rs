@@ -1,0 +1,163 @@
+//! What the agent listens on, and who is served there.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use rustix::net::{RecvFlags, recv};
+use tokio::io::Interest;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::base::limits;
+use crate::config::{ADMIN_SOCKET, AdminSocket, Config};
+use crate::export::ready_file::ReadyFile;
+use crate::net::http2;
+use crate::ops::admin::Admin;
+use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
+use crate::serve::listener::{Listener, Passed};
+use crate::serve::peers::Peers;
+use crate::serve::sds::SecretDiscovery;
+
+/// Everything that can be taken by somebody else.
+pub(super) struct Sockets {
+    pub(super) sds: Listener,
+    pub(super) admin: Option<Listener>,
+    pub(super) status: Option<TcpListener>,
+    pub(super) page: Option<TcpListener>,
+    pub(super) ready_file: Option<ReadyFile>,
+}
+
+impl Sockets {
+    /// Opens what `config` names, and was not passed to us.
+    pub(super) async fn open(
+        config: &Config,
+        sds: Option<Passed>,
+        admin: Option<Passed>,
+    ) -> anyhow::Result<Self> {
+        let sds = match sds {
+            Some(passed) => Listener::passed(passed).context("taking over the SDS socket failed")?,
+            None => Listener::bind(&config.socket, config.socket_mode, "--socket")?,
+        };
+        let admin = match (admin, &config.admin_socket) {
+            (Some(passed), _) => {
+                Some(Listener::passed(passed).context("taking over the admin socket failed")?)
+            }
+            (None, Some(socket)) => bind_admin(socket, sds.path())?,
+            (None, None) => None,
+        };
+        let status = bind_http(config.status_address, "--status-address", "probes and metrics").await?;
+        let page = bind_http(config.admin_address, "--admin-address", "the status page").await?;
+        // Nobody may take a dead agent's word for ours. That of one that lives stays, and so it does where we don't start.
+        let ready_file = config.ready_file.clone().map(ReadyFile::claim).transpose()?;
+        Ok(Self { sds, admin, status, page, ready_file })
+    }
+}
+
+/// The admin socket, beside the SDS socket unless somebody wants it elsewhere. Two agents may have their SDS sockets in
+/// one folder: there the second one goes without, unless somebody wants it.
+fn bind_admin(socket: &AdminSocket, sds: &Path) -> anyhow::Result<Option<Listener>> {
+    let path = if socket.is_named { &socket.path } else { &sds.with_file_name(ADMIN_SOCKET) };
+    match Listener::bind(path, 0o600, "--admin-socket") {
+        Ok(listener) => Ok(Some(listener)),
+        Err(error) if socket.is_named => Err(error.into()),
+        Err(error) => {
+            tracing::info!(reason = %error, "there is no admin socket: attache status, renew and log can't be used");
+            Ok(None)
+        }
+    }
+}
+
+/// A listener for `purpose`, where `option` names an address.
+async fn bind_http(
+    address: Option<SocketAddr>,
+    option: &str,
+    purpose: &str,
+) -> anyhow::Result<Option<TcpListener>> {
+    let Some(address) = address else { return Ok(None) };
+    let listener = TcpListener::bind(address).await;
+    let failed = || format!("listening on {address} for {purpose} failed; choose another {option}, or none");
+    listener.map(Some).with_context(failed)
+}
+
+/// Where it is, now that it is bound.
+pub(super) fn address_of(listener: &Option<TcpListener>) -> Option<SocketAddr> {
+    listener.as_ref()?.local_addr().ok()
+}
+
+/// Returns when the client has said something, or has gone. It stays to be read.
+async fn first_byte(io: &UnixStream) -> io::Result<()> {
+    let look = || {
+        let read = recv(io, &mut [0_u8], RecvFlags::PEEK);
+        read.map(drop).map_err(io::Error::from)
+    };
+    io.async_io(Interest::READABLE, look).await
+}
+
+/// Serves connections, which are tracked, until it is stopped.
+#[derive(Clone, Debug)]
+pub(super) struct Server {
+    pub(super) calls: TaskTracker,
+    pub(super) stop: CancellationToken,
+}
+
+impl Server {
+    /// Envoys.
+    pub(super) async fn sds(
+        self,
+        socket: UnixListener,
+        peers: Peers,
+        service: SecretDiscoveryServiceServer<SecretDiscovery>,
+    ) {
+        let serve = |io| {
+            let Some(place) = peers.admit(&io) else { return };
+            let (service, stop) = (service.clone(), self.stop.clone());
+            self.calls.spawn(async move {
+                // Who has not said a word yet is not waited for at the end.
+                let has_begun = tokio::select! {
+                    begun = first_byte(&io) => begun.is_ok(),
+                    () = stop.cancelled() => false,
+                };
+                if has_begun {
+                    http2::serve(io, service, stop).await;
+                }
+                drop(place);
+            });
+        };
+        http2::accept("the SDS socket", |cx| socket.poll_accept(cx), serve, &self.stop).await;
+    }
+
+    /// People's commands.
+    pub(super) async fn admin(self, socket: UnixListener, admin: Admin) {
+        let serve = |io| drop(self.calls.spawn(admin.clone().serve(io, self.stop.clone())));
+        http2::accept("the admin socket", |cx| socket.poll_accept(cx), serve, &self.stop).await;
+    }
+
+    /// Probes and browsers, who come to `listener`, which is `what`.
+    pub(super) async fn http<F>(
+        self,
+        what: &'static str,
+        listener: TcpListener,
+        serve: impl Fn(TcpStream) -> F,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let places = Arc::new(Semaphore::new(limits::STATUS_CONNECTIONS));
+        // Whoever comes when all places are taken is turned away, so that probes can't take what Envoy needs.
+        let serve = |io| {
+            if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
+                let served = serve(io);
+                self.calls.spawn(async move {
+                    served.await;
+                    drop(place);
+                });
+            }
+        };
+        http2::accept(what, |cx| listener.poll_accept(cx), serve, &self.stop).await;
+    }
+}

@@ -1,0 +1,183 @@
+//! Token exchange (RFC 8693): a token service takes the workload's own token, and gives one that the CA takes.
+
+use std::str::FromStr;
+use std::time::SystemTime;
+
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::{Method, StatusCode};
+use serde_json::Value;
+use zeroize::Zeroizing;
+
+use super::token::{Failure, Granted};
+use crate::auth::token_file::{Token, TokenFile};
+use crate::ca::Class;
+use crate::net::endpoint::{Address, Endpoint, Options, Roots};
+use crate::net::rest::{self, Call, Reply};
+
+/// Google's token service.
+pub const GOOGLES_URL: &str = "https://sts.googleapis.com/v1/token";
+/// What Google's token service is asked for where nobody says otherwise.
+pub const GOOGLES_SCOPE: &str = "https://www.googleapis.com/auth/cloud-platform";
+
+/// A token service, and what is asked of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// Where it is.
+    pub url: Url,
+    /// Whom to trust for its TLS certificate.
+    pub roots: Roots,
+    /// The token that is given to it, read anew for each exchange.
+    pub subject: TokenFile,
+    /// Whom the new token is for.
+    pub audience: Option<String>,
+    /// What it is good for.
+    pub scope: Option<String>,
+}
+
+/// `https://HOST[:PORT]/PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Url {
+    /// The server.
+    pub address: Address,
+    path: String,
+}
+
+impl FromStr for Url {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || format!("{text:?} is not a URL of a token service; the shape is https://HOST/PATH");
+        let uri: http::Uri = text.parse().map_err(|_| wrong())?;
+        let (Some(scheme @ ("https" | "http")), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            return Err(wrong());
+        };
+        let address = Address::with_ports(&format!("{scheme}://{authority}"), 443, 80);
+        let path = uri.path_and_query().map_or("/", |path| path.as_str());
+        Ok(Self { address: address.map_err(|_| wrong())?, path: path.to_owned() })
+    }
+}
+
+impl Exchange {
+    pub(super) async fn fetch(&self, subject: &Token, now: SystemTime) -> Result<Granted, Failure> {
+        const OPTIONS: &Options = &Options {
+            address: "--token-exchange-url",
+            roots: "--token-exchange-root",
+            rename: "use the name it has in --token-exchange-url",
+        };
+        let endpoint = Endpoint {
+            address: self.url.address.clone(),
+            roots: self.roots.clone(),
+            server_name: None,
+            options: OPTIONS,
+        };
+        let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
+        let call = Call {
+            method: Method::POST,
+            path: &self.url.path,
+            headers: HeaderMap::from_iter([(CONTENT_TYPE, kind)]),
+            body: Some(self.form(subject)),
+        };
+        let reply = rest::call(&endpoint, call)
+            .await
+            .map_err(|error| Failure::of_call(error, "is --token-exchange-url right?"))?;
+        if !reply.status.is_success() {
+            return Err(self.refused(&reply, subject, now));
+        }
+        let granted = reply.read_and_wipe(|body| Granted::from_json(body, now));
+        granted.map_err(|reason| {
+            Failure::new(
+                Class::Permanent,
+                format!("{reason}; is --token-exchange-url that of a token service?"),
+            )
+        })
+    }
+
+    /// Written once, into memory that is wiped.
+    fn form(&self, subject: &Token) -> Zeroizing<Vec<u8>> {
+        let optional = [("audience", &self.audience), ("scope", &self.scope)];
+        let optional = optional.iter().filter_map(|(name, value)| Some((*name, value.as_deref()?)));
+        let fields: Vec<_> = [
+            ("grant_type", "urn:ietf:params:oauth:grant-type:token-exchange"),
+            ("requested_token_type", "urn:ietf:params:oauth:token-type:access_token"),
+            ("subject_token_type", "urn:ietf:params:oauth:token-type:jwt"),
+            ("subject_token", subject.secret()),
+        ]
+        .into_iter()
+        .chain(optional)
+        .collect();
+        // An escape takes three bytes. Sized beforehand: a buffer that grows leaves copies behind.
+        let size = fields.iter().map(|(name, value)| name.len() + 3 * value.len() + 2).sum();
+        let mut form = Zeroizing::new(Vec::with_capacity(size));
+        for (name, value) in fields {
+            if !form.is_empty() {
+                form.push(b'&');
+            }
+            form.extend_from_slice(name.as_bytes());
+            form.push(b'=');
+            for part in rest::encoded(value) {
+                form.extend_from_slice(part.as_bytes());
+            }
+        }
+        form
+    }
+
+    fn refused(&self, reply: &Reply, subject: &Token, now: SystemTime) -> Failure {
+        let body: Option<Value> = serde_json::from_slice(&reply.body).ok();
+        let text = |path: &str| body.as_ref().and_then(|body| body.pointer(path)).and_then(Value::as_str);
+        let error = text("/error").unwrap_or_default();
+        let said = match (error, text("/error_description")) {
+            // Google's other services answer so, and its proxies.
+            ("", _) => text("/error/message").map(str::to_owned),
+            (error, Some(description)) => Some(format!("{error}: {description}")),
+            (error, None) => Some(error.to_owned()),
+        };
+        // Some proxy, or no token service at all.
+        let said = said.unwrap_or_else(|| String::from_utf8_lossy(&reply.body).trim().to_owned());
+        let (status, said) = (reply.status, subject.hidden_in(&said));
+        let mut reason = format!("it answered {status}");
+        for part in [said, self.way_out(status, error, subject, now)] {
+            if !part.is_empty() {
+                reason = format!("{reason}: {part}");
+            }
+        }
+        let may_pass = status.is_server_error() || matches!(status.as_u16(), 401 | 408 | 425 | 429);
+        // The kubelet rotates the token.
+        let may_pass = may_pass || error == "invalid_grant";
+        let class = if may_pass { Class::Transient } else { Class::Permanent };
+        Failure { retry_after: reply.retry_after, ..Failure::new(class, reason) }
+    }
+
+    fn way_out(&self, status: StatusCode, error: &str, subject: &Token, now: SystemTime) -> String {
+        let own = || format!("{}; it is read from {}", subject.describe(now), self.subject.path().display());
+        let words = match (error, status.as_u16()) {
+            ("invalid_grant" | "invalid_token", _) => {
+                return format!("it does not take this workload's own token ({})", own());
+            }
+            ("invalid_target", _) => "is --token-exchange-audience right?",
+            ("invalid_scope", _) => "is --token-exchange-scope right?",
+            // Where a client has to authenticate, some say this, and others invalid_client.
+            ("invalid_client" | "unauthorized_client", _) => {
+                "it wants its callers to authenticate by more than the token, which this agent does not: allow this \
+                 workload's tokens there"
+            }
+            ("unsupported_grant_type", _) => {
+                "it does not exchange tokens, or not for this caller; is --token-exchange-url right?"
+            }
+            ("invalid_request", _) => {
+                return format!(
+                    "are --token-exchange-audience and --token-exchange-scope right? Some say the same of a token that \
+                     they do not take ({})",
+                    own()
+                );
+            }
+            (_, 301 | 302 | 303 | 307 | 308) => {
+                "it sends callers elsewhere, and the token is not taken there; is --token-exchange-url right?"
+            }
+            (_, 401 | 403) => return format!("it does not take this workload's own token ({})", own()),
+            (_, 404 | 405) => "is --token-exchange-url right?",
+            (_, 429) => "it is called too often",
+            _ => "",
+        };
+        words.to_owned()
+    }
+}

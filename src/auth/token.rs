@@ -1,0 +1,298 @@
+//! Where the bearer token for calls to a CA comes from: a file, a token service that exchanges it, or the metadata
+//! server of Google's machines.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tonic::metadata::{Ascii, MetadataValue};
+use zeroize::Zeroizing;
+
+use super::exchange::Exchange;
+use super::metadata_server::MetadataServer;
+use crate::auth::token_file::{CredentialError, Token, TokenFile};
+use crate::base::clock::Clock;
+use crate::base::limits;
+use crate::ca::{CaError, Class};
+
+/// Where the token is to come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Settings {
+    /// The file that holds it.
+    File(TokenFile),
+    /// Whoever gives one when asked.
+    Service {
+        /// Who.
+        service: Service,
+        /// How long it may take. Less than the call to the CA: nobody would know then who was slow.
+        patience: Duration,
+    },
+}
+
+/// Who gives tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// A token service, for the token in a file.
+    Exchange(Exchange),
+    /// The metadata server.
+    Metadata(MetadataServer),
+}
+
+impl From<TokenFile> for Settings {
+    fn from(file: TokenFile) -> Self {
+        Self::File(file)
+    }
+}
+
+impl Settings {
+    /// The file with the workload's own token, if there is one.
+    pub fn file(&self) -> Option<&TokenFile> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Service { service: Service::Exchange(exchange), .. } => Some(&exchange.subject),
+            Self::Service { service: Service::Metadata(_), .. } => None,
+        }
+    }
+}
+
+impl Service {
+    async fn fetch(&self, patience: Duration, now: SystemTime) -> Result<Granted, NoToken> {
+        let fetched = match self {
+            Self::Exchange(exchange) => {
+                let subject = exchange.subject.read()?;
+                timeout(patience, exchange.fetch(&subject, now)).await
+            }
+            Self::Metadata(server) => timeout(patience, server.fetch(now)).await,
+        };
+        let late = |_| Err(Failure::new(Class::Transient, format!("it did not answer within {patience:?}")));
+        fetched.unwrap_or_else(late).map_err(|Failure { reason, class, retry_after }| NoToken::Service {
+            service: self.to_string(),
+            reason,
+            class,
+            retry_after,
+        })
+    }
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exchange(exchange) => write!(f, "the token service at {}", exchange.url.address),
+            Self::Metadata(server) => write!(f, "the metadata server at {}", server.address),
+        }
+    }
+}
+
+/// Why there is no token.
+#[derive(Debug, thiserror::Error)]
+pub enum NoToken {
+    #[error(transparent)]
+    File(#[from] CredentialError),
+    #[error("{service} gives no token: {reason}")]
+    Service { service: String, reason: String, class: Class, retry_after: Option<Duration> },
+}
+
+impl NoToken {
+    /// Whether it may pass by itself.
+    pub fn class(&self) -> Class {
+        match self {
+            // Somebody may be about to put it there.
+            Self::File(_) => Class::Transient,
+            Self::Service { class, .. } => *class,
+        }
+    }
+}
+
+/// Why a service gave no token.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) reason: String,
+    pub(super) class: Class,
+    pub(super) retry_after: Option<Duration>,
+}
+
+impl Failure {
+    pub(super) fn new(class: Class, reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), class, retry_after: None }
+    }
+
+    /// What `error`, which speaks of a CA, means where the server is one that gives tokens, and what to do where nobody is
+    /// there.
+    pub(super) fn of_call(error: CaError, way_out: &str) -> Self {
+        let class = error.class();
+        let reason = match error {
+            CaError::Unreachable { source, .. } => format!("connecting failed: {source}; {way_out}"),
+            CaError::Broken { source, .. } => {
+                format!("the connection broke before it had answered: {source}")
+            }
+            CaError::Tls { reason, .. } => format!("the TLS handshake failed: {reason}"),
+            CaError::Roots(reason) => format!("the roots for it can't be read: {reason}"),
+            CaError::Answer(answer) => answer.to_string(),
+            other => other.to_string(),
+        };
+        Self::new(class, reason)
+    }
+}
+
+/// A token, and how long it is of use.
+#[derive(Debug)]
+pub(super) struct Granted {
+    token: Arc<Token>,
+    /// How long it was valid when it came, and when it ends; none where nobody knows.
+    life: Option<(Duration, SystemTime)>,
+}
+
+impl Granted {
+    pub(super) fn new(token: Token, expires_in: Option<Duration>, now: SystemTime) -> Self {
+        /// However long a service says that it is: it may be revoked.
+        const LONGEST: Duration = Duration::from_secs(24 * 3600);
+        let told = token.claims().and_then(|claims| claims.expires?.duration_since(now).ok());
+        // What counts from now on does not depend on two clocks.
+        let lifetime = expires_in.or(told).map(|lifetime| lifetime.min(LONGEST));
+        Self { token: Arc::new(token), life: lifetime.map(|lifetime| (lifetime, now + lifetime)) }
+    }
+
+    /// The answer of a service that gives access tokens.
+    pub(super) fn from_json(body: &[u8], now: SystemTime) -> Result<Self, String> {
+        let mut reply: Value =
+            serde_json::from_slice(body).map_err(|_| "its answer is not JSON".to_owned())?;
+        let Some(Value::String(text)) = reply.get_mut("access_token").map(Value::take) else {
+            return Err("its answer has no access_token".to_owned());
+        };
+        let text = Zeroizing::new(text);
+        if let Some(kind) = reply.get("token_type").and_then(Value::as_str)
+            && !["bearer", "n_a"].contains(&kind.to_ascii_lowercase().as_str())
+        {
+            return Err(format!(
+                "what it gives is of the type {:?}, and not a bearer token",
+                limits::sanitize_for_log(kind)
+            ));
+        }
+        // Some services write the number as text.
+        let seconds = reply.get("expires_in");
+        let seconds = seconds.and_then(|told| told.as_f64().or_else(|| told.as_str()?.parse().ok()));
+        let expires_in = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        Ok(Self::new(parsed(text.as_bytes())?, expires_in, now))
+    }
+
+    /// Whether a call at `now` can be made with it: not in the last quarter of its life.
+    fn is_fresh(&self, now: SystemTime) -> bool {
+        let Some((lifetime, ends)) = self.life else { return false };
+        ends.duration_since(now).is_ok_and(|left| left > lifetime / 4)
+    }
+}
+
+/// A token as a service gives it.
+pub(super) fn parsed(text: &[u8]) -> Result<Token, String> {
+    let text = text.trim_ascii();
+    if u64::try_from(text.len()).is_ok_and(|length| length > limits::TOKEN_BYTES) {
+        return Err(format!("its token is longer than {} bytes", limits::TOKEN_BYTES));
+    }
+    Token::parse(text).map_err(|reason| format!("its answer holds no token: {reason}"))
+}
+
+/// What one call is made with.
+#[derive(Clone, Debug)]
+pub struct Bearer {
+    token: Arc<Token>,
+    /// Whether it was got for an earlier call.
+    is_kept: bool,
+}
+
+impl Deref for Bearer {
+    type Target = Token;
+
+    fn deref(&self) -> &Token {
+        &self.token
+    }
+}
+
+impl Bearer {
+    /// The header `authorization`.
+    pub fn header(&self) -> Result<MetadataValue<Ascii>, CaError> {
+        let text = Zeroizing::new(format!("Bearer {}", self.secret()));
+        let header = text.parse::<MetadataValue<Ascii>>();
+        let mut header =
+            header.map_err(|_| CaError::Local("the token can't be sent in a header".to_owned()))?;
+        header.set_sensitive(true);
+        Ok(header)
+    }
+}
+
+/// Gives calls their token. What a service gave is kept until it nears its end, or a CA refuses it.
+#[derive(Debug)]
+pub struct TokenSource {
+    settings: Settings,
+    clock: Clock,
+    kept: Mutex<Option<Granted>>,
+    /// One call at a time asks the service; those that wait for it use what it got.
+    turn: Semaphore,
+}
+
+impl TokenSource {
+    /// A source of tokens as `settings` have it.
+    pub fn new(settings: Settings, clock: Clock) -> Self {
+        Self { settings, clock, kept: Mutex::default(), turn: Semaphore::new(1) }
+    }
+
+    /// The file with the workload's own token, from which its identity follows; none where there is no such file.
+    pub fn file(&self) -> Option<&TokenFile> {
+        self.settings.file()
+    }
+
+    /// A token for a call. The caller sets the deadline; one that gives up holds nobody back.
+    pub async fn token(&self) -> Result<Bearer, NoToken> {
+        let (service, patience) = match &self.settings {
+            // Others rotate it: it is never kept.
+            Settings::File(file) => return Ok(Bearer { token: Arc::new(file.read()?), is_kept: false }),
+            Settings::Service { service, patience } => (service, *patience),
+        };
+        // It is never closed; without a turn there would be a call too many, and nothing worse.
+        let _turn = self.turn.acquire().await;
+        let now = self.clock.now();
+        if let Some(kept) = self.kept().as_ref().filter(|kept| kept.is_fresh(now)) {
+            return Ok(Bearer { token: Arc::clone(&kept.token), is_kept: true });
+        }
+        let granted = service.fetch(patience, now).await?;
+        tracing::debug!(%service, lifetime = ?granted.life.map(|(lifetime, _)| lifetime), "got a token");
+        let token = Arc::clone(&granted.token);
+        *self.kept() = Some(granted);
+        Ok(Bearer { token, is_kept: false })
+    }
+
+    /// Another token for a call whose token was `refused`; none where trying again at once is of no use: the file has not
+    /// changed, or the service has only just given it. Each refusal is to be told here: such a token is not kept.
+    pub async fn another(&self, refused: &Bearer) -> Option<Bearer> {
+        let is_service = matches!(self.settings, Settings::Service { .. });
+        if is_service {
+            self.kept().take_if(|kept| Arc::ptr_eq(&kept.token, &refused.token));
+        }
+        if is_service && !refused.is_kept {
+            return None;
+        }
+        self.token().await.ok().filter(|other| other.secret() != refused.secret())
+    }
+
+    /// What may be wrong with `token`, in words for somebody whose CA refused it, and where it is from.
+    pub fn describe(&self, token: &Token) -> String {
+        let told = token.describe(self.clock.now());
+        match &self.settings {
+            Settings::File(file) => format!("{told}; it is read from {}", file.path().display()),
+            Settings::Service { service: service @ Service::Exchange(exchange), .. } => {
+                format!("{told}; {service} gave it for the one in {}", exchange.subject.path().display())
+            }
+            Settings::Service { service, .. } => format!("{told}; {service} gave it"),
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<Granted>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests;

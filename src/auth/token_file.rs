@@ -1,0 +1,242 @@
+//! The bearer token: a file that somebody else rotates, read anew for each call.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use zeroize::Zeroizing;
+
+use crate::base::clock::rfc3339;
+use crate::base::limits;
+use crate::base::spiffe_id::ServiceAccount;
+use crate::fs::file;
+
+/// A file that holds a bearer token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenFile {
+    path: PathBuf,
+    /// What names it.
+    option: &'static str,
+}
+
+/// Why there is no token.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialError {
+    #[error(
+        "the token file {path} can't be read: {source}; mount the token there, or name its place with {option}"
+    )]
+    Unreadable { path: PathBuf, source: io::Error, option: &'static str },
+    #[error("the token file {path} is empty: whoever writes it has not done so yet, or failed")]
+    Empty { path: PathBuf },
+    #[error("the token file {path} holds no token: {reason}")]
+    NotAToken { path: PathBuf, reason: &'static str },
+}
+
+impl TokenFile {
+    /// The token in the file at `path`.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self::named_by("--token-file", path)
+    }
+
+    /// The token in the file at `path`, which is named by `option`.
+    pub fn named_by(option: &'static str, path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), option }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the token as it is now.
+    pub fn read(&self) -> Result<Token, CredentialError> {
+        let unreadable =
+            |source| CredentialError::Unreadable { path: self.path.clone(), source, option: self.option };
+        let not_a_token = |reason| CredentialError::NotAToken { path: self.path.clone(), reason };
+        let text = file::read(&self.path, limits::TOKEN_BYTES).map_err(unreadable)?;
+        let token = text.trim_ascii();
+        if token.is_empty() {
+            return Err(CredentialError::Empty { path: self.path.clone() });
+        }
+        Token::parse(token).map_err(not_a_token)
+    }
+}
+
+/// A bearer token. Wiped when dropped, never shown.
+pub struct Token {
+    text: Zeroizing<String>,
+    claims: Option<Claims>,
+}
+
+/// What a JWT says of itself. Nobody has checked its signature.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claims {
+    /// `sub`.
+    pub subject: String,
+    /// `aud`.
+    pub audiences: Vec<String>,
+    /// `nbf`.
+    pub not_before: Option<SystemTime>,
+    /// `exp`.
+    pub expires: Option<SystemTime>,
+}
+
+impl Token {
+    /// Takes `text` for a token, and looks into it where it is a JWT.
+    pub fn new(text: &str) -> Self {
+        Self { text: Zeroizing::new(text.to_owned()), claims: Claims::from_jwt(text) }
+    }
+
+    /// Takes `text` for a token, if it is one that can be sent in a header.
+    pub fn parse(text: &[u8]) -> Result<Self, &'static str> {
+        match std::str::from_utf8(text) {
+            Ok(text) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) => {
+                Ok(Self::new(text))
+            }
+            _ => Err("a token is one line of printable ASCII"),
+        }
+    }
+
+    /// The token itself.
+    pub fn secret(&self) -> &str {
+        &self.text
+    }
+
+    /// What it says of itself; none where it is not a JWT.
+    pub fn claims(&self) -> Option<&Claims> {
+        self.claims.as_ref()
+    }
+
+    /// The service account that it stands for.
+    pub fn service_account(&self) -> Option<ServiceAccount> {
+        ServiceAccount::from_subject(&self.claims.as_ref()?.subject)
+    }
+
+    /// What may be wrong with it, in words for somebody whose CA refused it.
+    pub fn describe(&self, now: SystemTime) -> String {
+        let Some(claims) = &self.claims else { return "the token is not a JWT".to_owned() };
+        let show = rfc3339;
+        let validity = match (claims.not_before, claims.expires) {
+            (_, Some(at)) if at <= now => format!("EXPIRED at {}", show(at)),
+            (Some(from), _) if from > now => format!("NOT VALID before {}", show(from)),
+            (_, Some(at)) => format!("valid until {}", show(at)),
+            (_, None) => "without expiry".to_owned(),
+        };
+        let subject = limits::sanitize_for_log(&claims.subject);
+        let audiences = limits::sanitize_for_log(&claims.audiences.join(", "));
+        format!("the token is for {subject}, audience [{audiences}], {validity}")
+    }
+
+    /// What a server said, fit for a log line: some quote the token that they refuse.
+    pub fn hidden_in(&self, said: &str) -> String {
+        limits::sanitize_for_log(&said.replace(self.secret(), "(the token)"))
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(hidden)")
+    }
+}
+
+impl Claims {
+    fn from_jwt(text: &str) -> Option<Self> {
+        let mut parts = text.split('.');
+        let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
+        let payload = URL_SAFE_NO_PAD.decode(payload.trim_end_matches('=')).ok()?;
+        let payload: serde_json::Value = serde_json::from_slice(&payload).ok()?;
+        let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+        let audiences = match payload.get("aud") {
+            Some(serde_json::Value::Array(all)) => all.iter().filter_map(text).collect(),
+            Some(one) => text(one).into_iter().collect(),
+            None => Vec::new(),
+        };
+        let moment = |name: &str| {
+            /// The end of the year 9999: what comes later can't be written as a date.
+            const LAST: f64 = 253_402_300_799.0;
+            // Some issuers write fractions of seconds.
+            let seconds = payload.get(name).and_then(serde_json::Value::as_f64).filter(|it| *it <= LAST)?;
+            UNIX_EPOCH.checked_add(Duration::try_from_secs_f64(seconds).ok()?)
+        };
+        Some(Self {
+            subject: payload.get("sub").and_then(text).unwrap_or_default(),
+            audiences,
+            not_before: moment("nbf"),
+            expires: moment("exp"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn jwt(payload: &str) -> String {
+        format!("{}.{}.c2ln", URL_SAFE_NO_PAD.encode("{}"), URL_SAFE_NO_PAD.encode(payload))
+    }
+
+    #[test]
+    fn a_jwt_tells_who_it_is_for() {
+        let payload = r#"{"sub":"system:serviceaccount:shop:cart","aud":["istio-ca"],"exp":1000}"#;
+        let token = Token::new(&jwt(payload));
+        let account = token.service_account().unwrap();
+        assert_eq!((account.namespace.as_str(), account.name.as_str()), ("shop", "cart"));
+        let later = UNIX_EPOCH + Duration::from_secs(2000);
+        let words = token.describe(later);
+        assert!(words.contains("EXPIRED at 1970-01-01T00:16:40Z") && words.contains("istio-ca"), "{words}");
+    }
+
+    #[test]
+    fn when_a_jwt_is_valid_is_told_as_it_is_now() {
+        let cases = [
+            (r#"{"exp":100}"#, 99, "valid until 1970-01-01T00:01:40Z"),
+            (r#"{"exp":100}"#, 100, "EXPIRED at 1970-01-01T00:01:40Z"),
+            (r#"{"nbf":50,"exp":100}"#, 49, "NOT VALID before 1970-01-01T00:00:50Z"),
+            (r#"{"nbf":50,"exp":100}"#, 50, "valid until"),
+            (r#"{"nbf":50}"#, 50, "without expiry"),
+            (r#"{"nbf":200,"exp":100}"#, 150, "EXPIRED at"),
+            (r#"{"exp":253402300799}"#, 100, "valid until 9999-12-31T23:59:59Z"),
+            (r#"{"exp":253402300800}"#, 100, "without expiry"),
+        ];
+        for (payload, now, words) in cases {
+            let told = Token::new(&jwt(payload)).describe(UNIX_EPOCH + Duration::from_secs(now));
+            assert!(told.contains(words), "{payload} at {now}: {told}");
+        }
+    }
+
+    #[test]
+    fn a_quoted_token_is_not_shown() {
+        let said = Token::new("s3cr3t").hidden_in("bad s3cr3t\n, s3cr3t!");
+        assert_eq!(said, "bad (the token)\u{fffd}, (the token)!");
+    }
+
+    #[test]
+    fn odd_claims_are_taken_as_they_come() {
+        let odd = Token::new(&jwt(r#"{"aud":"one","exp":1e300}"#));
+        let claims = odd.claims().unwrap();
+        assert_eq!((claims.audiences.as_slice(), claims.expires), (&["one".to_owned()][..], None));
+        for text in ["opaque", "a.b", "a.!!.c", &jwt("[]"), &jwt("not json")] {
+            assert!(Token::new(text).service_account().is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_bad_token_file_is_named_with_the_way_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        let file = TokenFile::new(&path);
+        assert!(file.read().unwrap_err().to_string().contains("--token-file"));
+        for (content, words) in [("", "empty"), (" \n", "empty"), ("two\nlines", "one line")] {
+            std::fs::write(&path, content).unwrap();
+            let error = file.read().unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains("token"), "{error}");
+        }
+        std::fs::write(&path, "secret-token\n").unwrap();
+        let token = file.read().unwrap();
+        assert_eq!(token.secret(), "secret-token");
+        assert_eq!(format!("{token:?}"), "Token(hidden)");
+    }
+}

@@ -1,0 +1,6 @@
+//! What everything rests on; no I/O.
+
+pub mod backoff;
+pub mod clock;
+pub mod limits;
+pub mod spiffe_id;

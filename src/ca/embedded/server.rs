@@ -1,0 +1,150 @@
+//! The development CA as a server of Istio's CA protocol, so that everything can be tried without Istio.
+//!
+//! It takes a token's word for whom it is: no signature is checked. A client certificate it has issued itself. It refuses
+//! what istiod refuses.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::CertificateSigningRequestDer;
+use rustls::pki_types::pem::PemObject;
+use tonic::{Request, Response, Status};
+
+use super::DevelopmentCa;
+use crate::auth::token_file::Token;
+use crate::base::clock::Clock;
+use crate::base::spiffe_id::SpiffeId;
+use crate::pki::certificate::Certificate;
+use crate::pki::pem;
+use crate::proto::istio::v1::auth::istio_certificate_service_server::IstioCertificateService;
+use crate::proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
+
+/// What a caller is told when the token is not good enough: istiod's words.
+const NOT_AUTHENTICATED: &str = "request authenticate failure";
+/// The audience that istiod wants.
+const AUDIENCE: &str = "istio-ca";
+/// What a TTL of zero or less stands for.
+const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
+
+/// Serves certificates of one development CA, to the callers of one connection.
+#[derive(Clone, Debug)]
+pub struct CaServer {
+    settings: Arc<Settings>,
+    /// The client certificate of the connection, which TLS has checked.
+    caller: Option<Arc<Certificate>>,
+}
+
+/// How the server decides.
+#[derive(Debug)]
+pub struct Settings {
+    /// Who signs.
+    pub ca: DevelopmentCa,
+    /// Everybody's identity; where none, that of the client certificate or the token's `sub`.
+    pub identity: Option<SpiffeId>,
+    /// The trust domain of identities from tokens.
+    pub trust_domain: String,
+    /// The cluster id that callers must send, if they send one.
+    pub cluster_id: String,
+    /// Longer requests are refused.
+    pub max_ttl: Duration,
+    /// For the expiry of tokens.
+    pub clock: Clock,
+}
+
+impl CaServer {
+    /// A server that decides by `settings`.
+    pub fn new(settings: Settings) -> Self {
+        Self { settings: Arc::new(settings), caller: None }
+    }
+
+    /// The same for a connection whose client has proved to be the one of `certificate`.
+    pub fn for_caller(&self, certificate: Certificate) -> Self {
+        Self { caller: Some(Arc::new(certificate)), ..self.clone() }
+    }
+}
+
+impl Settings {
+    fn identify(
+        &self,
+        caller: Option<&Certificate>,
+        request: &Request<IstioCertificateRequest>,
+    ) -> Result<SpiffeId, Status> {
+        let refuse = |why: &str| {
+            tracing::warn!(why, "a caller is not authenticated");
+            Status::unauthenticated(NOT_AUTHENTICATED)
+        };
+        // Before the token, as istiod has it: what was proved counts more than what is merely said.
+        if let Some((caller, own)) = caller.and_then(|caller| Some((caller, caller.spiffe_id()?))) {
+            // A connection may outlive the certificate that it was opened with.
+            if caller.not_after <= self.clock.now() {
+                return Err(refuse("its client certificate has expired"));
+            }
+            return Ok(self.identity.clone().unwrap_or(own));
+        }
+        let header = |name| request.metadata().get(name).and_then(|value| value.to_str().ok());
+        let bearer = header("authorization").and_then(|value| value.strip_prefix("Bearer "));
+        let token = Token::new(bearer.ok_or_else(|| {
+            refuse(match caller {
+                Some(_) => "its client certificate has no SPIFFE ID, and there is no bearer token",
+                None => "there is no bearer token",
+            })
+        })?);
+        if header("clusterid").is_some_and(|id| id != self.cluster_id) {
+            return Err(refuse("it sends another cluster id"));
+        }
+        if let Some(identity) = &self.identity {
+            return Ok(identity.clone());
+        }
+        let claims =
+            token.claims().ok_or_else(|| refuse("the token is not a JWT; --spiffe-id would do without"))?;
+        if claims.expires.is_some_and(|at| at <= self.clock.now()) {
+            return Err(refuse("the token has expired"));
+        }
+        if !claims.audiences.iter().any(|audience| audience == AUDIENCE) {
+            return Err(refuse("the token's audience is not istio-ca"));
+        }
+        let account = token.service_account();
+        let account = account
+            .ok_or_else(|| refuse("the token's sub is not system:serviceaccount:NAMESPACE:ACCOUNT"))?;
+        SpiffeId::for_service_account(&self.trust_domain, &account)
+            .map_err(|error| refuse(&error.to_string()))
+    }
+}
+
+#[tonic::async_trait]
+impl IstioCertificateService for CaServer {
+    async fn create_certificate(
+        &self,
+        request: Request<IstioCertificateRequest>,
+    ) -> Result<Response<IstioCertificateResponse>, Status> {
+        let Self { settings, caller } = self;
+        let identity = settings.identify(caller.as_deref(), &request)?;
+        let request = request.into_inner();
+        let csr = CertificateSigningRequestDer::from_pem_slice(request.csr.as_bytes())
+            .map_err(|_| Status::invalid_argument("the CSR is not PEM"))?;
+        let ttl = match u64::try_from(request.validity_duration) {
+            Ok(seconds @ 1..) => Duration::from_secs(seconds),
+            _ => DEFAULT_TTL.min(settings.max_ttl),
+        };
+        if ttl > settings.max_ttl {
+            let max = humantime::format_duration(settings.max_ttl);
+            let ttl = humantime::format_duration(ttl);
+            return Err(Status::invalid_argument(format!("a TTL of {ttl} is over the maximum of {max}")));
+        }
+        let issued = settings.ca.issue(&csr, &identity, ttl);
+        let leaf =
+            issued.map_err(|error| Status::invalid_argument(format!("the CSR is not taken: {error}")))?;
+        let [intermediate, root] = settings.ca.chain();
+        let ttl = humantime::format_duration(ttl);
+        tracing::info!(%identity, %ttl, "certificate issued");
+        // As an istiod with a plugged-in intermediate: strings of one, two and one certificates.
+        let text =
+            |certificates: &[_]| String::from_utf8_lossy(&pem::of_certificates(certificates)).into_owned();
+        let cert_chain = vec![
+            text(&[leaf]),
+            text(&[intermediate.clone(), root.clone()]),
+            text(std::slice::from_ref(root)),
+        ];
+        Ok(Response::new(IstioCertificateResponse { cert_chain }))
+    }
+}

@@ -1,0 +1,182 @@
+//! A CA's answer: taken apart, checked, and made into a key pair and a trust bundle.
+
+use std::time::SystemTime;
+
+use rustls::pki_types::CertificateDer;
+
+use crate::base::clock::rfc3339;
+use crate::base::spiffe_id::SpiffeId;
+use crate::pki::certificate::{Certificate, NotACertificate};
+use crate::pki::key::PrivateKey;
+use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle, Unchained};
+
+/// What a CA answered, sorted but not yet checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Leaf first, then intermediates.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// Every root that the CA named.
+    pub roots: Vec<CertificateDer<'static>>,
+}
+
+/// Why a CA's answer is not published.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidResponse {
+    #[error("the answer holds no certificate")]
+    Empty,
+    #[error("the answer can't be read: {0}")]
+    Unreadable(String),
+    #[error("the answer holds {0} certificates: more than {max} are refused", max = Answer::LONGEST)]
+    TooLong(usize),
+    #[error(
+        "the answer names no root, so nobody could check the certificate: the CA must send its root last"
+    )]
+    NoRoot,
+    #[error("the answer names no root above {issuer}, so nobody could check the certificate: {way_out}")]
+    NoRootAbove { issuer: String, way_out: &'static str },
+    #[error(
+        "the certificate is for another key than the one in the request (it names {names}): the CA, or a cache before \
+         it, gave the answer to another request"
+    )]
+    ForeignKey { names: String },
+    #[error(
+        "the certificate names {got}, not {asked}: either the CA knows this workload by another name \
+         (pass it with --spiffe-id, or --trust-domain) or the token belongs to another workload"
+    )]
+    WrongIdentity { asked: SpiffeId, got: String },
+    #[error("the certificate names no SPIFFE ID (it names {names}): the CA must issue a URI name")]
+    NoIdentity { names: String },
+    #[error("the certificate expired at {at}: the CA's clock or this machine's clock is wrong")]
+    Expired { at: String },
+    #[error("the certificate is valid only from {from}: the CA's clock or this machine's clock is wrong")]
+    NotYetValid { from: String },
+    #[error(transparent)]
+    Unchained(#[from] Unchained),
+}
+
+impl InvalidResponse {
+    /// The one word for it in metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Empty | Self::Unreadable(_) | Self::TooLong(_) => "junk",
+            Self::NoRoot | Self::NoRootAbove { .. } => "no_root",
+            Self::ForeignKey { .. } => "foreign_key",
+            Self::WrongIdentity { .. } | Self::NoIdentity { .. } => "wrong_identity",
+            Self::Expired { .. } => "expired",
+            Self::NotYetValid { .. } => "not_yet_valid",
+            Self::Unchained(_) => "unchained",
+        }
+    }
+}
+
+impl From<NotACertificate> for InvalidResponse {
+    fn from(error: NotACertificate) -> Self {
+        Self::Unreadable(error.to_string())
+    }
+}
+
+impl Answer {
+    /// The most certificates that an answer may hold.
+    pub const LONGEST: usize = 64;
+
+    /// Sorts the groups of certificates in which a CA answers (Istio's: strings of PEM, leaf first, root
+    /// last). Self-issued certificates are roots wherever they stand. A last group without any is itself
+    /// taken for the roots, because "root last" is Istio's contract and a trust anchor need not be self-signed.
+    pub fn from_groups(groups: Vec<Vec<CertificateDer<'static>>>) -> Result<Self, InvalidResponse> {
+        let count = groups.iter().map(Vec::len).sum();
+        if count > Self::LONGEST {
+            return Err(InvalidResponse::TooLong(count));
+        }
+        let (mut chain, mut roots) = (Vec::new(), Vec::new());
+        let last = groups.len().saturating_sub(1);
+        for (index, group) in groups.into_iter().enumerate() {
+            let mut own_roots = Vec::new();
+            let mut others = Vec::new();
+            for certificate in group {
+                let is_root = Certificate::parse(&certificate)?.is_self_issued;
+                // The very first certificate is the leaf, even where it signed itself.
+                let is_leaf = index == 0 && others.is_empty() && own_roots.is_empty();
+                if is_root && !is_leaf { own_roots.push(certificate) } else { others.push(certificate) }
+            }
+            let is_anchor_group = index > 0 && index == last && own_roots.is_empty() && roots.is_empty();
+            if is_anchor_group {
+                roots.append(&mut others)
+            } else {
+                chain.append(&mut others)
+            }
+            roots.append(&mut own_roots);
+        }
+        Ok(Self { chain, roots })
+    }
+
+    /// A chain, and certificates that came by another way: roots, and intermediates that complete the chain. Only the
+    /// self-issued of these are roots: Envoy refuses every chain that ends in another. What is self-issued in the
+    /// chain is left out, but for the leaf.
+    pub fn with_others(
+        chain: Vec<CertificateDer<'static>>,
+        others: Vec<CertificateDer<'static>>,
+    ) -> Result<Self, InvalidResponse> {
+        let count = chain.len() + others.len();
+        if count > Self::LONGEST {
+            return Err(InvalidResponse::TooLong(count));
+        }
+        let is_root = |certificate: &CertificateDer<'_>| -> Result<bool, InvalidResponse> {
+            Ok(Certificate::parse(certificate)?.is_self_issued)
+        };
+        let (mut kept, mut roots) = (Vec::new(), Vec::new());
+        for certificate in chain {
+            if kept.is_empty() || !is_root(&certificate)? {
+                kept.push(certificate);
+            }
+        }
+        for certificate in others {
+            if is_root(&certificate)? { roots.push(certificate) } else { kept.push(certificate) }
+        }
+        Ok(Self { chain: kept, roots })
+    }
+
+    /// Makes what can be published of it: parses, carries our key, names the identity asked for, is valid at
+    /// `now`, and chains to a root of the same answer.
+    pub fn check(
+        self,
+        key: PrivateKey,
+        identity: Option<&SpiffeId>,
+        now: SystemTime,
+    ) -> Result<(KeyPair, TrustBundle), InvalidResponse> {
+        let bundle = TrustBundle::new(self.roots).map_err(|error| match error {
+            NotATrustBundle::Empty => InvalidResponse::NoRoot,
+            NotATrustBundle::Certificate(error) => error.into(),
+        })?;
+        let pair = KeyPair::new(self.chain, key).map_err(|error| match error {
+            NotAKeyPair::Empty => InvalidResponse::Empty,
+            NotAKeyPair::Foreign { leaf, .. } => InvalidResponse::ForeignKey { names: leaf },
+            other => InvalidResponse::Unreadable(other.to_string()),
+        })?;
+        let leaf = pair.leaf();
+        match (identity, leaf.spiffe_id()) {
+            (_, None) => return Err(InvalidResponse::NoIdentity { names: leaf.names() }),
+            (Some(asked), Some(got)) if *asked != got => {
+                return Err(InvalidResponse::WrongIdentity { asked: asked.clone(), got: got.to_string() });
+            }
+            _ => {}
+        }
+        check_time(&pair, now)?;
+        bundle.verify(&pair, now)?;
+        Ok((pair, bundle))
+    }
+}
+
+/// Whether every certificate of the served chain that must be is valid at `now`.
+fn check_time(pair: &KeyPair, now: SystemTime) -> Result<(), InvalidResponse> {
+    let show = |moment| rfc3339(moment).to_string();
+    if now < pair.leaf().not_before {
+        return Err(InvalidResponse::NotYetValid { from: show(pair.leaf().not_before) });
+    }
+    if now >= pair.not_after() {
+        return Err(InvalidResponse::Expired { at: show(pair.not_after()) });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+//! The ways in which CAs lay out a chain, and what comes of each.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyUsagePurpose, SanType};
+
+use super::*;
+use crate::base::clock::Clock;
+use crate::ca::embedded::DevelopmentCa;
+use crate::pki::csr;
+use crate::pki::key::{KeyType, SigningKey};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// A set of certificates that belong together: L leaf, I intermediate, R root; and two that do not: S another
+/// root, T another CA's intermediate.
+struct Certificates {
+    key: SigningKey,
+    leaf: CertificateDer<'static>,
+    ours: [CertificateDer<'static>; 2],
+    others: [CertificateDer<'static>; 2],
+    now: SystemTime,
+}
+
+fn web() -> SpiffeId {
+    "spiffe://cluster.local/ns/default/sa/web".parse().unwrap()
+}
+
+impl Certificates {
+    fn new() -> Self {
+        let now = Clock::system().now();
+        let [ours, others] = [(); 2].map(|()| {
+            let folder = tempfile::tempdir().unwrap();
+            DevelopmentCa::open(folder.path(), Clock::system()).unwrap()
+        });
+        let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+        let csr = csr::request(&key, Some(&web())).unwrap();
+        let leaf = ours.issue(&csr, &web(), DAY).unwrap();
+        let chain = |ca: &DevelopmentCa| ca.chain().map(Clone::clone);
+        Self { leaf, ours: chain(&ours), others: chain(&others), key, now }
+    }
+
+    fn of(&self, letter: char) -> CertificateDer<'static> {
+        match letter {
+            'L' => self.leaf.clone(),
+            'I' => self.ours[0].clone(),
+            'R' => self.ours[1].clone(),
+            'S' => self.others[1].clone(),
+            'T' => self.others[0].clone(),
+            other => panic!("no certificate {other}"),
+        }
+    }
+
+    /// "L I R": three groups of one certificate each.
+    fn groups(&self, layout: &str) -> Vec<Vec<CertificateDer<'static>>> {
+        layout.split_whitespace().map(|group| group.chars().map(|letter| self.of(letter)).collect()).collect()
+    }
+
+    fn letters(&self, certificates: &[CertificateDer<'static>]) -> String {
+        let letter = |one: &CertificateDer<'static>| {
+            "LIRST".chars().find(|letter| self.of(*letter) == *one).unwrap_or('?')
+        };
+        let mut letters: Vec<_> = certificates.iter().map(letter).collect();
+        // A bundle is sorted by its bytes.
+        letters.sort_by_key(|letter| "LITRS".find(*letter));
+        letters.into_iter().collect()
+    }
+}
+
+#[test]
+fn every_layout_of_a_good_chain_gives_the_same_key_pair_and_roots() {
+    let certificates = Certificates::new();
+    // The layout; the chain that is served; the roots.
+    let cases = [
+        // One certificate in each string.
+        ("L I R", "LI", "R"),
+        // As a real istiod with a plugged-in intermediate does: 1, 2 and 1, so the root comes twice.
+        ("L IR R", "LI", "R"),
+        // Several in the last.
+        ("L IR", "LI", "R"),
+        ("LI R", "LI", "R"),
+        // All in one.
+        ("LIR", "LI", "R"),
+        ("LIRR", "LI", "R"),
+        // Duplicates of the intermediate, and of the leaf.
+        ("L I I R", "LI", "R"),
+        ("L L I R", "LI", "R"),
+        // All roots are taken, announced ones too, wherever they stand.
+        ("L I RS", "LI", "RS"),
+        ("L I R S", "LI", "RS"),
+        ("L I S R", "LI", "RS"),
+        ("LI SR R S", "LI", "RS"),
+        // The root stands in the middle.
+        ("L R I", "LI", "R"),
+        // The last is no root, but the contract is that it is what peers are to trust.
+        ("L I", "L", "I"),
+        // Of an unneeded certificate the chain only gets longer.
+        ("L I T R", "LIT", "R"),
+    ];
+    for (layout, chain, roots) in cases {
+        let answer = Answer::from_groups(certificates.groups(layout)).unwrap();
+        let key = certificates.key.to_private_key();
+        let (pair, bundle) = answer
+            .check(key, Some(&web()), certificates.now)
+            .unwrap_or_else(|error| panic!("{layout}: {error}"));
+        assert_eq!(certificates.letters(pair.chain()), chain, "{layout}");
+        assert_eq!(certificates.letters(bundle.roots()), roots, "{layout}");
+        assert_eq!(*pair.chain().first().unwrap(), certificates.leaf, "{layout}: the leaf is first");
+    }
+}
+
+#[test]
+fn a_layout_that_nobody_could_check_is_refused() {
+    let certificates = Certificates::new();
+    let cases = [
+        ("", "no_root"),
+        ("L", "no_root"),
+        ("LI", "no_root"),
+        // The only root is another CA's.
+        ("L I S", "unchained"),
+        ("LI S", "unchained"),
+        // The intermediate is missing, or another CA's.
+        ("L R", "unchained"),
+        ("L T R", "unchained"),
+        // The leaf is not first.
+        ("I L R", "junk"),
+        ("R L I", "junk"),
+    ];
+    for (layout, label) in cases {
+        let answer = Answer::from_groups(certificates.groups(layout)).unwrap();
+        let key = certificates.key.to_private_key();
+        let error = answer.check(key, Some(&web()), certificates.now).unwrap_err();
+        assert_eq!(error.label(), label, "{layout}: {error}");
+    }
+}
+
+#[test]
+fn an_answer_is_bounded() {
+    let certificates = Certificates::new();
+    let many = |count: usize| vec![vec![certificates.of('L')], vec![certificates.of('R'); count - 1]];
+    assert_eq!(Answer::from_groups(many(64)).unwrap().roots.len(), 63);
+    assert_eq!(Answer::from_groups(many(65)), Err(InvalidResponse::TooLong(65)));
+    // However they are grouped.
+    let single = many(65).concat().into_iter().map(|one| vec![one]).collect();
+    assert_eq!(Answer::from_groups(single), Err(InvalidResponse::TooLong(65)));
+}
+
+#[test]
+fn what_is_no_certificate_is_refused_wherever_it_stands() {
+    let certificates = Certificates::new();
+    let junk = || CertificateDer::from(b"junk".to_vec());
+    let cut = || {
+        let whole = certificates.of('I');
+        CertificateDer::from(whole[..whole.len() - 1].to_vec())
+    };
+    let longer = || CertificateDer::from([&certificates.of('I')[..], b"!"].concat());
+    for bad in [junk(), cut(), longer()] {
+        for place in 0..3 {
+            let mut groups = certificates.groups("L I R");
+            groups[place] = vec![bad.clone()];
+            let error = Answer::from_groups(groups).unwrap_err();
+            assert_eq!(error.label(), "junk", "{place}: {error}");
+        }
+    }
+    // Where a provider sorts its answer itself, the check finds it.
+    let good = Answer::from_groups(certificates.groups("L I R")).unwrap();
+    for answer in [
+        Answer { chain: vec![junk()], ..good.clone() },
+        Answer { chain: vec![certificates.of('L'), junk()], ..good.clone() },
+        Answer { roots: vec![junk()], ..good.clone() },
+    ] {
+        let key = certificates.key.to_private_key();
+        let error = answer.check(key, Some(&web()), certificates.now).unwrap_err();
+        assert_eq!(error.label(), "junk", "{error}");
+    }
+}
+
+/// A CA whose leaves say what a test wants.
+struct OddCa {
+    root: CertificateDer<'static>,
+    issuer: Issuer<'static, SigningKey>,
+    now: SystemTime,
+}
+
+impl OddCa {
+    fn new(now: SystemTime) -> Self {
+        let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "odd");
+        (params.not_before, params.not_after) = ((now - DAY).into(), (now + 100 * DAY).into());
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let root = params.self_signed(&key).unwrap().der().clone();
+        Self { root, issuer: Issuer::new(params, key), now }
+    }
+
+    fn check(
+        &self,
+        names: &[&str],
+        valid: (SystemTime, SystemTime),
+        asked: Option<&SpiffeId>,
+    ) -> Result<(KeyPair, TrustBundle), InvalidResponse> {
+        let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+        let mut params = CertificateParams::default();
+        let name = |name: &&str| match name.contains("://") {
+            true => SanType::URI((*name).try_into().unwrap()),
+            false => SanType::DnsName((*name).try_into().unwrap()),
+        };
+        params.subject_alt_names = names.iter().map(name).collect();
+        (params.not_before, params.not_after) = (valid.0.into(), valid.1.into());
+        let leaf = params.signed_by(&key, &self.issuer).unwrap().der().clone();
+        let answer = Answer { chain: vec![leaf], roots: vec![self.root.clone()] };
+        answer.check(key.to_private_key(), asked, self.now)
+    }
+}
+
+#[test]
+fn the_certificate_must_name_who_was_asked_for() {
+    let now = UNIX_EPOCH + Duration::from_secs(1_782_000_000);
+    let ca = OddCa::new(now);
+    let (ours, other) =
+        ("spiffe://cluster.local/ns/default/sa/web", "spiffe://cluster.local/ns/default/sa/x");
+    // The names in it; whether an identity was asked for; what is wrong.
+    let cases: [(&[&str], bool, &str); 9] = [
+        (&[ours], true, "ok"),
+        (&[ours, "web.example"], true, "ok"),
+        (&[other], true, "wrong_identity"),
+        (&[other], false, "ok"),
+        // An X.509-SVID has exactly one URI name, and it is a SPIFFE ID.
+        (&[ours, other], true, "wrong_identity"),
+        (&["https://web.example/"], true, "wrong_identity"),
+        (&["web.example"], true, "wrong_identity"),
+        (&["web.example"], false, "wrong_identity"),
+        (&[], true, "wrong_identity"),
+    ];
+    for (names, is_asked, label) in cases {
+        let web = web();
+        let outcome = ca.check(names, (now - HOUR, now + DAY), is_asked.then_some(&web));
+        let got = outcome.as_ref().map_or_else(InvalidResponse::label, |_| "ok");
+        assert_eq!(got, label, "{names:?}: {outcome:?}");
+    }
+}
+
+#[test]
+fn the_certificate_must_be_valid_now() {
+    let now = UNIX_EPOCH + Duration::from_secs(1_782_000_000);
+    let ca = OddCa::new(now);
+    let second = Duration::from_secs(1);
+    let cases = [
+        (now - HOUR, now + HOUR, "ok"),
+        (now, now + second, "ok"),
+        (now + second, now + HOUR, "not_yet_valid"),
+        (now - HOUR, now, "expired"),
+        (now - HOUR, now - second, "expired"),
+    ];
+    for (from, until, label) in cases {
+        let outcome = ca.check(&["spiffe://td/web"], (from, until), None);
+        let got = outcome.as_ref().map_or_else(InvalidResponse::label, |_| "ok");
+        assert_eq!(got, label, "{outcome:?}");
+    }
+}

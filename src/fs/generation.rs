@@ -1,0 +1,327 @@
+//! One look at files that belong together: read until they stand still, and checked as exactly these bytes.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use zeroize::Zeroizing;
+
+use crate::base::clock::rfc3339;
+use crate::base::limits;
+use crate::fs::file;
+use crate::pki::certificate::Certificate;
+use crate::pki::key::{NotAKey, PrivateKey};
+use crate::pki::pem::{self, NotPem};
+use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle};
+
+/// The file of a certificate chain, wherever files lie together.
+pub const CHAIN_FILE: &str = "cert-chain.pem";
+/// The file of its private key.
+pub const KEY_FILE: &str = "key.pem";
+/// The file of the trust roots.
+pub const ROOT_FILE: &str = "root-cert.pem";
+/// All three.
+pub const NAMES: [&str; 3] = [CHAIN_FILE, KEY_FILE, ROOT_FILE];
+
+/// How often files are read again when they change while they are being read.
+const READS: usize = 5;
+
+/// Why files are not served.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    #[error("{path}: {source}")]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{}", absent(paths))]
+    Missing { paths: Vec<PathBuf> },
+    #[error("{present} is there, but {absent} is not")]
+    Half { present: PathBuf, absent: PathBuf },
+    #[error("{path}: {source}")]
+    Certificates { path: PathBuf, source: NotPem },
+    #[error("{path}: {source}")]
+    Key { path: PathBuf, source: NotAKey },
+    #[error("{chain} and {key}: {source}")]
+    Pair { chain: PathBuf, key: PathBuf, source: NotAKeyPair },
+    #[error("{path}: {source}")]
+    Bundle { path: PathBuf, source: NotATrustBundle },
+    #[error("{path}: it expired at {}", show(*at))]
+    Expired { path: PathBuf, at: SystemTime },
+    #[error("{path}: it is valid only from {}; is this machine's clock right?", show(*from))]
+    NotYetValid { path: PathBuf, from: SystemTime },
+    #[error("{} change faster than they can be read", display(paths))]
+    Restless { paths: Vec<PathBuf> },
+}
+
+impl FileError {
+    /// Whether it may be half of a change that somebody is making.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Half { .. }
+            | Self::Certificates { .. }
+            | Self::Key { .. }
+            | Self::Pair { .. }
+            | Self::Bundle { .. }
+            | Self::Restless { .. } => true,
+            Self::Unreadable { .. }
+            | Self::Missing { .. }
+            | Self::Expired { .. }
+            | Self::NotYetValid { .. } => false,
+        }
+    }
+
+    /// The one word for it in metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Unreadable { .. } => "unreadable",
+            Self::Missing { .. } => "missing",
+            Self::Half { .. } => "incomplete",
+            Self::Certificates { .. } | Self::Key { .. } | Self::Bundle { .. } => "not_parsed",
+            Self::Pair { .. } => "mismatch",
+            Self::Expired { .. } | Self::NotYetValid { .. } => "not_valid",
+            Self::Restless { .. } => "restless",
+        }
+    }
+}
+
+fn display(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn absent(paths: &[PathBuf]) -> String {
+    match paths {
+        [path] => format!("{} is not there", path.display()),
+        several => format!("there is none of {}", display(several)),
+    }
+}
+
+/// Files that give a key pair, a trust bundle, or both. They need not exist.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The files of the chain and of the key.
+    pub key_pair: Option<(PathBuf, PathBuf)>,
+    /// The file of the roots.
+    pub roots: Option<PathBuf>,
+}
+
+impl Place {
+    /// `folder` with files of these names.
+    pub fn folder(folder: &Path, [chain, key, roots]: [&str; 3]) -> Self {
+        Self { key_pair: Some((folder.join(chain), folder.join(key))), roots: Some(folder.join(roots)) }
+    }
+
+    /// Whether the files of a key pair are there, good or not.
+    pub fn holds_key_pair(&self) -> bool {
+        self.key_pair.as_ref().is_some_and(|(chain, key)| chain.exists() && key.exists())
+    }
+
+    /// The folder of its first file.
+    pub fn home(&self) -> Option<&Path> {
+        self.paths().next().and_then(|path| path.parent())
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+        self.key_pair.iter().flat_map(|(chain, key)| [chain, key]).chain(&self.roots)
+    }
+}
+
+/// Places in the order of their rank: each secret is served from the first that has its files.
+#[derive(Debug)]
+pub struct Places {
+    /// The places, the first in rank first.
+    pub ranked: Vec<Place>,
+    /// Where files must lie, after all links; anywhere if empty.
+    pub inside: Vec<PathBuf>,
+    /// Where the agent itself writes: what lies there, after all links, is not there.
+    pub own: Vec<PathBuf>,
+    /// A certificate among the roots that can't be read is left out. For those of operating systems, which hold odd ones.
+    pub is_lenient: bool,
+}
+
+/// One look at all places.
+#[derive(Debug)]
+pub struct Generation {
+    /// The key pair.
+    pub key_pair: Found<KeyPair>,
+    /// The trust bundle.
+    pub roots: Found<TrustBundle>,
+}
+
+/// What there is of one secret.
+#[derive(Debug)]
+pub struct Found<T> {
+    /// It is there and good, or not there, or not good.
+    pub secret: Result<Option<T>, FileError>,
+    /// The place that has it, good or not.
+    pub rank: usize,
+}
+
+impl<T> Found<T> {
+    /// The same of what is made of it.
+    pub fn map<U>(self, into: impl FnOnce(T) -> U) -> Found<U> {
+        Found { secret: self.secret.map(|secret| secret.map(into)), rank: self.rank }
+    }
+
+    /// When it will be good without any change.
+    pub fn starts(&self) -> Option<SystemTime> {
+        match &self.secret {
+            Err(FileError::NotYetValid { from, .. }) => Some(*from),
+            _ => None,
+        }
+    }
+
+    /// What is there and good.
+    pub fn good(&self) -> Option<&T> {
+        self.secret.as_ref().ok().and_then(Option::as_ref)
+    }
+}
+
+type Content = Result<Option<Zeroizing<Vec<u8>>>, FileError>;
+
+impl Places {
+    /// Files that may lie anywhere.
+    pub fn new(ranked: Vec<Place>) -> Self {
+        Self { ranked, inside: Vec::new(), own: Vec::new(), is_lenient: false }
+    }
+
+    /// Every file of every place.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.ranked.iter().flat_map(Place::paths).cloned().collect()
+    }
+
+    /// The place of this rank, for people: its folder, or the file if it is one file alone.
+    pub fn shown(&self, rank: usize) -> String {
+        let place = self.ranked.get(rank);
+        let shown = place.and_then(|place| match place {
+            Place { key_pair: None, roots: Some(file) } => Some(file.as_path()),
+            _ => place.home(),
+        });
+        shown.map(|path| path.display().to_string()).unwrap_or_default()
+    }
+
+    /// That there is no key pair, or that there are no roots.
+    pub fn missing(&self, key_pairs: bool) -> FileError {
+        let paths = self.ranked.iter().flat_map(|place| match key_pairs {
+            true => place.key_pair.iter().flat_map(|(chain, key)| [chain, key]).cloned().collect::<Vec<_>>(),
+            false => place.roots.iter().cloned().collect(),
+        });
+        FileError::Missing { paths: paths.collect() }
+    }
+
+    /// Reads all files together, and checks them as of `now`; again if any of them changed meanwhile.
+    pub fn look(&self, now: SystemTime) -> Generation {
+        let stamps = |paths: &[PathBuf]| -> Vec<_> {
+            paths.iter().map(|path| file::stamp(std::fs::metadata(path))).collect()
+        };
+        let paths = self.paths();
+        for _ in 0..READS {
+            let before = stamps(&paths);
+            let mut contents: Vec<Content> = paths.iter().map(|path| self.read(path)).collect();
+            if before == stamps(&paths) {
+                let mut next = contents.drain(..);
+                let mut next = || next.next().unwrap_or(Ok(None));
+                let (mut pairs, mut bundles) = (Vec::new(), Vec::new());
+                for place in &self.ranked {
+                    pairs.push(place.key_pair.as_ref().map(|(chain, key)| {
+                        let pair = parse_pair((chain, next()), (key, next()));
+                        pair.and_then(|pair| check_time(chain, pair, now))
+                    }));
+                    bundles.push(place.roots.as_ref().map(|path| self.parse_roots(path, next(), now)));
+                }
+                return Generation { key_pair: first(pairs), roots: first(bundles) };
+            }
+        }
+        let restless = || FileError::Restless { paths: paths.clone() };
+        Generation {
+            key_pair: Found { secret: Err(restless()), rank: 0 },
+            roots: Found { secret: Err(restless()), rank: 0 },
+        }
+    }
+
+    /// The content of a file; none where there is no file.
+    fn read(&self, path: &Path) -> Content {
+        if file::lies_in(path, &self.own) {
+            return Ok(None);
+        }
+        match file::read_inside(path, limits::FILE_BYTES, &self.inside) {
+            Ok(content) => Ok(Some(content)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(FileError::Unreadable { path: path.to_owned(), source }),
+        }
+    }
+
+    fn parse_roots(
+        &self,
+        path: &Path,
+        content: Content,
+        now: SystemTime,
+    ) -> Result<Option<TrustBundle>, FileError> {
+        let Some(content) = content? else { return Ok(None) };
+        let path = || path.to_owned();
+        let read = if self.is_lenient { pem::readable_certificates } else { pem::certificates };
+        let mut roots = read(&content).map_err(|source| FileError::Certificates { path: path(), source })?;
+        if self.is_lenient {
+            roots.retain(|root| Certificate::parse(root).is_ok());
+        }
+        let bundle = TrustBundle::new(roots).map_err(|source| FileError::Bundle { path: path(), source })?;
+        if bundle.not_after() <= now {
+            return Err(FileError::Expired { path: path(), at: bundle.not_after() });
+        }
+        Ok(Some(bundle))
+    }
+}
+
+/// What the first place has that has anything. One that has half of a pair is passed over for one that has a whole.
+fn first<T>(places: Vec<Option<Result<Option<T>, FileError>>>) -> Found<T> {
+    let mut half = None;
+    let mut last = 0;
+    for (rank, secret) in places.into_iter().enumerate() {
+        last = rank;
+        match secret {
+            None | Some(Ok(None)) => {}
+            Some(Err(error @ FileError::Half { .. })) => {
+                half.get_or_insert(Found { secret: Err(error), rank });
+            }
+            Some(secret) => return Found { secret, rank },
+        }
+    }
+    half.unwrap_or(Found { secret: Ok(None), rank: last })
+}
+
+fn show(moment: SystemTime) -> String {
+    rfc3339(moment).to_string()
+}
+
+fn check_time(path: &Path, pair: Option<KeyPair>, now: SystemTime) -> Result<Option<KeyPair>, FileError> {
+    let Some(pair) = pair else { return Ok(None) };
+    let path = path.to_owned();
+    if pair.not_after() <= now {
+        return Err(FileError::Expired { path, at: pair.not_after() });
+    }
+    if pair.leaf().not_before > now {
+        return Err(FileError::NotYetValid { path, from: pair.leaf().not_before });
+    }
+    Ok(Some(pair))
+}
+
+fn parse_pair(chain: (&Path, Content), key: (&Path, Content)) -> Result<Option<KeyPair>, FileError> {
+    let ((chain_path, chain), (key_path, key)) = (chain, key);
+    let half = |present: &Path, absent: &Path| FileError::Half {
+        present: present.to_owned(),
+        absent: absent.to_owned(),
+    };
+    let (chain, key) = match (chain?, key?) {
+        (None, None) => return Ok(None),
+        (Some(_), None) => return Err(half(chain_path, key_path)),
+        (None, Some(_)) => return Err(half(key_path, chain_path)),
+        (Some(chain), Some(key)) => (chain, key),
+    };
+    let chain = pem::certificates(&chain)
+        .map_err(|source| FileError::Certificates { path: chain_path.to_owned(), source })?;
+    let key =
+        PrivateKey::from_pem(&key).map_err(|source| FileError::Key { path: key_path.to_owned(), source })?;
+    let pair = KeyPair::new(chain, key).map_err(|source| FileError::Pair {
+        chain: chain_path.to_owned(),
+        key: key_path.to_owned(),
+        source,
+    })?;
+    Ok(Some(pair))
+}

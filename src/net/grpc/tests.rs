@@ -1,0 +1,129 @@
+use std::convert::Infallible;
+
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::metadata::MetadataMap;
+
+use super::*;
+use crate::net::endpoint::{CA_OPTIONS, Roots};
+use crate::proto::google::protobuf::{self, Any};
+
+/// Refuses every call.
+#[derive(Clone)]
+struct Refusing;
+
+impl Service<http::Request<Incoming>> for Refusing {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Request<Incoming>) -> Self::Future {
+        std::future::ready(Ok(Status::unimplemented("nothing is").into_http()))
+    }
+}
+
+async fn server() -> Endpoint {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    tokio::spawn(async move {
+        while let Ok((io, _)) = listener.accept().await {
+            tokio::spawn(http2::serve(io, Refusing, CancellationToken::new()));
+        }
+    });
+    Endpoint { address, roots: Roots::System, server_name: None, options: CA_OPTIONS }
+}
+
+/// Lets time pass, and those who sleep wake.
+async fn pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::resume();
+}
+
+#[tokio::test]
+async fn a_connection_waits_while_calls_are_near_each_other_and_no_longer() {
+    let endpoint = server().await;
+    let connections = Connections::new(Duration::from_secs(10));
+    let channel = async || connections.channel(&endpoint, None).await.unwrap();
+    let is_waiting = || connections.waiting.lock().unwrap().is_some();
+
+    connections.keep(channel().await);
+    assert!(!is_waiting(), "nobody knows of a second call");
+    pass(NEAR * 2).await;
+    connections.keep(channel().await);
+    assert!(!is_waiting(), "they are far apart");
+    connections.keep(channel().await);
+    assert!(is_waiting());
+    pass(NEAR / 2).await;
+    let again = channel().await;
+    assert!(again.is_reused);
+    pass(NEAR / 3).await;
+    connections.keep(again);
+    pass(NEAR / 2).await;
+    assert!(is_waiting(), "it was told to end when it began to wait for the call before");
+    pass(NEAR).await;
+    assert!(!is_waiting(), "the next call did not come");
+
+    // However near they are, once in a while it is another one.
+    connections.keep(channel().await);
+    connections.keep(channel().await);
+    let mut reused = 0;
+    for _ in 0..20 {
+        pass(NEAR * 2 / 3).await;
+        let next = channel().await;
+        if !next.is_reused {
+            break;
+        }
+        reused += 1;
+        connections.keep(next);
+    }
+    assert_eq!(reused, 14, "five minutes are over after the fifteenth");
+}
+
+#[test]
+fn a_server_may_say_when_to_come_back() {
+    const TYPE: &str = "type.googleapis.com/google.rpc.RetryInfo";
+    let delay = |seconds, nanos| RetryInfo { retry_delay: Some(protobuf::Duration { seconds, nanos }) };
+    let status = |details: Vec<(&str, Vec<u8>)>, pushback: Option<&'static str>| {
+        let details = details
+            .into_iter()
+            .map(|(type_url, value)| Any { type_url: type_url.to_owned(), value: value.into() });
+        let details = Details { code: 14, message: String::new(), details: details.collect() };
+        let mut metadata = MetadataMap::new();
+        if let Some(pushback) = pushback {
+            metadata.insert("grpc-retry-pushback-ms", pushback.parse().unwrap());
+        }
+        Status::with_details_and_metadata(Code::Unavailable, "", details.encode_to_vec().into(), metadata)
+    };
+    let said = |seconds, nanos| status(vec![(TYPE, delay(seconds, nanos).encode_to_vec())], None);
+    let cases = [
+        (said(3, 500_000_000), Some(Duration::from_millis(3500))),
+        (
+            said(i64::MAX, i32::MAX),
+            Some(Duration::from_secs(i64::MAX as u64) + Duration::from_nanos(i32::MAX as u64)),
+        ),
+        (said(-3, 0), None),
+        (said(3, -1), None),
+        (status(vec![(TYPE, vec![0xff; 9])], None), None),
+        (status(vec![("type.googleapis.com/google.rpc.Help", delay(3, 0).encode_to_vec())], None), None),
+        (
+            status(vec![("x", vec![]), (TYPE, delay(3, 0).encode_to_vec())], Some("10")),
+            Some(Duration::from_secs(3)),
+        ),
+        (status(vec![], Some("250")), Some(Duration::from_millis(250))),
+        (status(vec![], Some("-1")), None),
+        (status(vec![], Some("soon")), None),
+        (Status::with_details(Code::Unavailable, "", vec![0xff; 9].into()), None),
+        (Status::unavailable(""), None),
+    ];
+    for (status, expected) in cases {
+        assert_eq!(asked_delay(&status), expected, "{status:?}");
+    }
+}

@@ -1,0 +1,7 @@
+//! What people and probes see.
+
+pub mod admin;
+pub mod page;
+pub mod report;
+pub mod status;
+pub mod telemetry;

@@ -1,0 +1,206 @@
+//! The status page: what `attache status` shows, in a browser. There is nothing that can be asked of the agent here.
+//!
+//! | call | answer |
+//! |---|---|
+//! | `GET /` | the page; `/page.css` and `/page.js` belong to it |
+//! | `GET /v1/status` | the report (`docs/status.md`), as on the admin socket |
+
+use std::net::IpAddr;
+
+use http::uri::Authority;
+use http::{HeaderValue, Method, Request, StatusCode, header};
+use hyper::body::Incoming;
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+
+use crate::net::http1::{self, Answer, text};
+use crate::ops::report::Reporter;
+
+const HTML: &str = include_str!("page/page.html");
+const CSS: &str = include_str!("page/page.css");
+const JS: &str = include_str!("page/page.js");
+
+/// What a browser may do with the page: run its script, which asks this agent, and nothing else.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Answers browsers. Clones answer the same.
+#[derive(Clone, Debug)]
+pub struct Page {
+    /// What is told.
+    pub reporter: Reporter,
+    /// It is to be reached from this machine alone: a name that leads here from elsewhere is a trick on a browser.
+    pub is_local: bool,
+}
+
+impl Page {
+    /// Serves one connection until the client goes or the agent drains.
+    pub async fn serve(self, io: TcpStream, stop: CancellationToken) {
+        let answer = |request: Request<Incoming>| std::future::ready(self.answer(&request));
+        http1::serve(io, answer, stop).await;
+    }
+
+    fn answer<B>(&self, request: &Request<B>) -> Answer {
+        let mut answer = self.call(request);
+        let headers = [
+            (header::CONTENT_SECURITY_POLICY, POLICY),
+            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            (header::X_FRAME_OPTIONS, "DENY"),
+            (header::REFERRER_POLICY, "no-referrer"),
+            (header::CACHE_CONTROL, "no-store"),
+        ];
+        for (name, value) in headers {
+            answer.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        answer
+    }
+
+    fn call<B>(&self, request: &Request<B>) -> Answer {
+        if self.is_local && !names_this_machine(request) {
+            let words = "this page is for this machine alone: ask for it as localhost, 127.0.0.1 or [::1]\n";
+            return text(StatusCode::FORBIDDEN, words);
+        }
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here\n");
+        }
+        let found = |content_type, body: &str| http1::answer(StatusCode::OK, content_type, body.to_owned());
+        match request.uri().path() {
+            "/" => found("text/html; charset=utf-8", HTML),
+            "/page.css" => found("text/css; charset=utf-8", CSS),
+            "/page.js" => found("text/javascript; charset=utf-8", JS),
+            "/v1/status" => http1::json(StatusCode::OK, &self.reporter.report()),
+            _ => text(StatusCode::NOT_FOUND, "there are / and /v1/status\n"),
+        }
+    }
+}
+
+/// Whether a request that came over loopback was meant for it. The name in another site's address may lead here, too
+/// (DNS rebinding); a browser then takes this agent for that site, and lets its scripts read what the agent says.
+fn names_this_machine<B>(request: &Request<B>) -> bool {
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
+    let host = Authority::try_from(host.as_bytes());
+    // The request line may name one, too.
+    host.is_ok_and(|host| is_here(&host)) && request.uri().authority().is_none_or(is_here)
+}
+
+fn is_here(authority: &Authority) -> bool {
+    let host = authority.host();
+    let address = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+    host.eq_ignore_ascii_case("localhost")
+        || address.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+    use crate::base::clock::Clock;
+    use crate::metrics::Metrics;
+    use crate::ops::report::About;
+    use crate::store::Cache;
+    use crate::store::history::History;
+
+    fn page(is_local: bool) -> Page {
+        let about =
+            About { started: UNIX_EPOCH, socket: "/run/sds.sock".into(), provider: "none", cas: Vec::new() };
+        let (cache, metrics, history) = (Cache::default(), Metrics::default(), History::default());
+        let reporter = Reporter { cache, metrics, history, about, clock: Clock::starting_at(UNIX_EPOCH) };
+        Page { reporter, is_local }
+    }
+
+    fn ask(page: &Page, method: &str, uri: &str, hosts: &[&str]) -> Answer {
+        let mut request = Request::builder().method(method).uri(uri);
+        for host in hosts {
+            request = request.header(header::HOST, *host);
+        }
+        page.answer(&request.body(()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn on_loopback_only_the_names_of_this_machine_are_answered() {
+        let good = [
+            "localhost",
+            "LocalHost:8080",
+            "127.0.0.1",
+            "127.0.0.1:15056",
+            "127.1.2.3:1",
+            "[::1]",
+            "[::1]:15056",
+        ];
+        let bad = [
+            "",
+            "evil.example",
+            "evil.example:15056",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "evil.example@127.0.0.1.example",
+            "localhost/evil",
+            "10.0.0.1:15056",
+            "0.0.0.0:15056",
+            "[::]:15056",
+            "[fe80::1]",
+            "[::ffff:127.0.0.1]",
+            "\u{e9}",
+        ];
+        let status = |is_local, uri: &str, hosts: &[&str]| ask(&page(is_local), "GET", uri, hosts).status();
+        for host in good {
+            assert_eq!(status(true, "/", &[host]), StatusCode::OK, "{host}");
+        }
+        for host in bad {
+            assert_eq!(status(true, "/v1/status", &[host]), StatusCode::FORBIDDEN, "{host}");
+            assert_eq!(status(false, "/v1/status", &[host]), StatusCode::OK, "{host}");
+        }
+        assert_eq!(status(true, "/", &[]), StatusCode::FORBIDDEN);
+        assert_eq!(status(true, "/", &["localhost", "evil.example"]), StatusCode::FORBIDDEN);
+        assert_eq!(status(true, "http://evil.example/", &["localhost"]), StatusCode::FORBIDDEN);
+        assert_eq!(status(true, "http://localhost/", &["localhost"]), StatusCode::OK);
+    }
+
+    #[tokio::test]
+    async fn every_answer_forbids_all_that_the_page_does_not_need() {
+        let page = page(true);
+        let calls = [
+            ("GET", "/", "localhost", 200),
+            ("HEAD", "/", "localhost", 200),
+            ("GET", "/page.css", "localhost", 200),
+            ("GET", "/page.js", "localhost", 200),
+            ("GET", "/v1/status", "localhost", 200),
+            ("GET", "/v1/log", "localhost", 404),
+            ("GET", "/v1/renew", "localhost", 404),
+            ("GET", "/readyz", "localhost", 404),
+            ("POST", "/v1/renew", "localhost", 405),
+            ("PUT", "/v1/log?level=trace", "localhost", 405),
+            ("POST", "/v1/status", "localhost", 405),
+            ("OPTIONS", "/", "localhost", 405),
+            ("GET", "/", "evil.example", 403),
+        ];
+        for (method, uri, host, status) in calls {
+            let answer = ask(&page, method, uri, &[host]);
+            assert_eq!(answer.status(), status, "{method} {uri}");
+            let header = |name: &str| answer.headers().get(name).unwrap().to_str().unwrap();
+            let policy = header("content-security-policy");
+            assert!(policy.starts_with("default-src 'none';") && !policy.contains("unsafe"), "{policy}");
+            assert!(policy.contains("frame-ancestors 'none'"), "{policy}");
+            assert_eq!(header("x-content-type-options"), "nosniff");
+            assert_eq!(header("cache-control"), "no-store");
+            assert_eq!(header("referrer-policy"), "no-referrer");
+            assert_eq!(header("x-frame-options"), "DENY");
+            assert!(answer.headers().get("access-control-allow-origin").is_none());
+        }
+    }
+
+    #[test]
+    fn the_page_is_small_and_whole_in_itself() {
+        assert!(HTML.len() + CSS.len() + JS.len() < 16_000);
+        for part in [HTML, CSS, JS] {
+            let elsewhere = part.replace("http://www.w3.org/2000/svg", "");
+            assert!(!elsewhere.contains("://"), "something is not from this agent");
+        }
+        // Names and reasons come from outside.
+        for way in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
+            assert!(!JS.contains(way), "{way}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Everything that a person can see of a running agent, as JSON. Its shape is described in `docs/status.md`: fields may
+//! be added, and those that are there stay.
+
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use crate::base::clock::{Clock, rfc3339_millis};
+use crate::base::limits;
+use crate::metrics::{Health, Metrics};
+use crate::secret::{KeyPair, Secret, TrustBundle};
+use crate::store::health;
+use crate::store::history::{Event, History, What};
+use crate::store::{Cache, Good, Snapshot};
+
+/// The number of this shape.
+const SCHEMA: u32 = 1;
+
+/// What does not change while the agent runs.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// When it started.
+    pub started: SystemTime,
+    /// Where Envoy connects.
+    pub socket: std::path::PathBuf,
+    /// The provider's name, as `--ca` takes it.
+    pub provider: &'static str,
+    /// The CAs, in order.
+    pub cas: Vec<String>,
+}
+
+/// Where the report's facts come from. Clones tell the same.
+#[derive(Clone, Debug)]
+pub struct Reporter {
+    /// The secrets.
+    pub cache: Cache,
+    /// The output folder, among other things.
+    pub metrics: Metrics,
+    /// What happened.
+    pub history: History,
+    /// The rest.
+    pub about: About,
+    /// Now.
+    pub clock: Clock,
+}
+
+impl Reporter {
+    /// The state of everything at this moment.
+    pub fn report(&self) -> Value {
+        let now = self.clock.now();
+        let snapshots = self.cache.snapshot();
+        let output = self.metrics.output.borrow().clone();
+        let missing = health::missing(&snapshots, output.as_ref(), now);
+        let missing: Vec<_> =
+            missing.iter().map(|one| json!({ "name": one.name, "reason": one.reason })).collect();
+        let About { started, socket, provider, cas } = &self.about;
+        json!({
+            "schema": SCHEMA,
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "now": moment(now),
+            "started": moment(*started),
+            "socket": socket.display().to_string(),
+            "ca": { "provider": provider, "addresses": cas },
+            "ready": missing.is_empty(),
+            "missing": missing,
+            "secrets": snapshots.iter().map(|one| secret(one, now)).collect::<Vec<_>>(),
+            "refusal": *self.metrics.last_refusal.borrow(),
+            "crls": health(&self.metrics.crls),
+            "state": health(&self.metrics.state),
+            "output": output.as_ref().map(self::output),
+            "events": self.history.events().iter().map(event).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn moment(moment: SystemTime) -> String {
+    rfc3339_millis(moment).to_string()
+}
+
+fn secret(snapshot: &Snapshot, now: SystemTime) -> Value {
+    let Snapshot { key, entry, observed } = snapshot;
+    let good = entry.good.as_deref();
+    let holding = observed.holding();
+    let nodes = |version| {
+        let holders = observed.holders.keys().filter(|(held, _)| held == version);
+        let mut nodes: Vec<_> = holders.map(|(_, node)| &**node).collect();
+        nodes.sort_unstable();
+        nodes.truncate(limits::NODES_TOLD);
+        nodes
+    };
+    let holding = holding.iter().map(|(version, streams)| {
+        json!({ "version": version.as_str(), "streams": streams, "nodes": nodes(version) })
+    });
+    let rejection = observed.rejection.as_ref();
+    json!({
+        "name": key.name.as_str(),
+        "state": state(snapshot, now),
+        "origin": good.map(|good| good.origin.to_string()),
+        "version": good.map(|good| good.resource.version.as_str()),
+        "received": good.map(|good| moment(good.received)),
+        "not_after": good.map(|good| moment(good.secret.not_after())),
+        "renews": good.and_then(|good| good.renews).map(moment),
+        "key_pair": good.and_then(key_pair),
+        "trust_bundle": good.and_then(trust_bundle),
+        "error": entry.failure(),
+        "streams": observed.streams,
+        "holding": holding.collect::<Vec<_>>(),
+        "rejection": rejection.map(|it| {
+            json!({ "version": it.version.as_str(), "node": &*it.node, "reason": it.reason })
+        }),
+    })
+}
+
+/// The worst that is to be said of it, in one word.
+fn state(snapshot: &Snapshot, now: SystemTime) -> &'static str {
+    match &snapshot.entry.good {
+        None => "missing",
+        Some(good) if good.secret.not_after() <= now => "expired",
+        Some(_) if snapshot.observed.rejection.is_some() => "rejected",
+        Some(_) if snapshot.entry.failure().is_some() => "failing",
+        Some(_) => "ok",
+    }
+}
+
+fn key_pair(good: &Good) -> Option<Value> {
+    let Secret::KeyPair(pair) = &good.secret else { return None };
+    Some(json!({
+        "identity": pair.spiffe_id().map(|id| id.to_string()),
+        "names": pair.leaf().names(),
+        "serial": pair.leaf().serial,
+        "issuer": pair.leaf().issuer,
+        "key_type": pair.leaf().key_type,
+        "not_before": moment(pair.leaf().not_before),
+        "not_after": moment(KeyPair::not_after(pair)),
+        "chain": pair.chain().len(),
+    }))
+}
+
+fn trust_bundle(good: &Good) -> Option<Value> {
+    let Secret::TrustBundle(bundle) = &good.secret else { return None };
+    let roots = TrustBundle::facts(bundle).iter().map(|root| {
+        json!({
+            "subject": root.subject,
+            "serial": root.serial,
+            "key_type": root.key_type,
+            "not_before": moment(root.not_before),
+            "not_after": moment(root.not_after),
+        })
+    });
+    Some(json!({ "roots": roots.collect::<Vec<_>>(), "crls": bundle.crls().len() }))
+}
+
+fn health(health: &Health) -> Option<Value> {
+    let health = health.borrow();
+    health.as_ref().map(|health| json!({ "error": health.as_ref().err() }))
+}
+
+fn output(output: &health::Output) -> Value {
+    json!({
+        "not_after": output.not_after.map(moment),
+        "error": output.failure,
+        "hanging": output.is_hanging,
+        "hook_running": output.is_hook_running,
+        "hook_failing": output.is_hook_failing,
+    })
+}
+
+fn event(event: &Event) -> Value {
+    let (at, name) = (moment(event.at), event.name.as_str());
+    match &event.what {
+        What::Served { version, origin, text, not_before, not_after } => json!({
+            "at": at,
+            "name": name,
+            "what": "served",
+            "version": version.as_str(),
+            "origin": origin.to_string(),
+            "text": text,
+            "not_before": not_before.map(moment),
+            "not_after": moment(*not_after),
+        }),
+        What::Failing(reason) => json!({ "at": at, "name": name, "what": "failing", "text": reason }),
+        What::Recovered => json!({ "at": at, "name": name, "what": "recovered", "text": "" }),
+    }
+}

@@ -1,0 +1,84 @@
+//! Probes and metrics over HTTP: `/livez`, `/readyz`, `/metrics`.
+
+use std::fmt::Write as _;
+use std::time::SystemTime;
+
+use http::{Method, Request, StatusCode, header};
+use hyper::body::Incoming;
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+
+use crate::base::clock::Clock;
+use crate::fs::watch::Watcher;
+use crate::metrics::{Agent, Format, Metrics};
+use crate::net::http1::{self, Answer, text};
+use crate::store::Cache;
+use crate::store::health;
+
+/// Answers probes. Clones answer the same.
+#[derive(Clone, Debug)]
+pub struct Status {
+    cache: Cache,
+    metrics: Metrics,
+    clock: Clock,
+    started: SystemTime,
+    watcher: Watcher,
+    /// A draining agent is not ready.
+    draining: CancellationToken,
+}
+
+impl Status {
+    /// Answers from `cache`, `metrics` and `watcher`.
+    pub fn new(
+        cache: Cache,
+        metrics: Metrics,
+        clock: Clock,
+        watcher: Watcher,
+        draining: CancellationToken,
+    ) -> Self {
+        Self { cache, metrics, started: clock.now(), clock, watcher, draining }
+    }
+
+    /// Serves one connection until the client goes or the agent drains.
+    pub async fn serve(self, io: TcpStream) {
+        let answer = |request| std::future::ready(self.answer(&request));
+        http1::serve(io, answer, self.draining.clone()).await;
+    }
+
+    fn answer(&self, request: &Request<Incoming>) -> Answer {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here\n");
+        }
+        match request.uri().path() {
+            "/livez" => text(StatusCode::OK, "alive\n"),
+            "/readyz" => self.readiness(),
+            "/metrics" => self.metrics(request),
+            _ => text(StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics\n"),
+        }
+    }
+
+    fn metrics(&self, request: &Request<Incoming>) -> Answer {
+        let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+        let format = Format::accepted(accept.unwrap_or_default());
+        let (now, watched) = (self.clock.now(), self.watcher.count());
+        let body = self.metrics.encode(&self.cache, Agent { started: self.started, now, watched }, format);
+        http1::answer(StatusCode::OK, format.content_type(), body)
+    }
+
+    fn readiness(&self) -> Answer {
+        if self.draining.is_cancelled() {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n");
+        }
+        let output = self.metrics.output.borrow().clone();
+        let missing = health::missing(&self.cache.snapshot(), output.as_ref(), self.clock.now());
+        if missing.is_empty() {
+            return text(StatusCode::OK, "ready\n");
+        }
+        let mut body = String::new();
+        for one in missing {
+            // Writing to a String does not fail.
+            let _ = writeln!(body, "{one}");
+        }
+        text(StatusCode::SERVICE_UNAVAILABLE, &body)
+    }
+}

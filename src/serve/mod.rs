@@ -1,0 +1,5 @@
+//! What Envoy connects to.
+
+pub mod listener;
+pub mod peers;
+pub mod sds;

@@ -1,0 +1,219 @@
+//! The secret discovery service: what Envoy talks to.
+
+pub mod dialect;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+pub mod session;
+mod stream;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_stream::{StreamExt as _, StreamMap};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+use self::dialect::{Delta, StateOfTheWorld};
+use self::stream::SecretStream;
+use crate::base::clock::Clock;
+use crate::base::limits;
+use crate::metrics::{ByName, Metrics};
+use crate::proto::SECRET_TYPE_URL;
+use crate::proto::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DiscoveryRequest, DiscoveryResponse,
+};
+use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryService;
+use crate::secret::{Resource, SecretName};
+use crate::store::{Cache, Entry, Key, Workload};
+
+/// How long `FetchSecrets` waits for secrets that are not there yet, where the client sets no deadline.
+const FETCH_PATIENCE: Duration = Duration::from_secs(5);
+/// The most that it waits, whatever the client's deadline.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(600);
+/// How many of a request's problems are told; the client has to take them in a header.
+const TOLD: usize = 3;
+/// What is kept of a client's deadline for the answer's way back.
+const ANSWER_TIME: Duration = Duration::from_millis(100);
+
+/// Serves the secrets of one workload. Clones serve together.
+#[derive(Clone, Debug)]
+pub struct SecretDiscovery {
+    cache: Cache,
+    workload: Workload,
+    metrics: Metrics,
+    clock: Clock,
+    /// Ends every stream.
+    draining: CancellationToken,
+}
+
+impl SecretDiscovery {
+    /// Serves `workload`'s secrets from `cache` until `draining` is cancelled.
+    pub fn new(
+        cache: Cache,
+        workload: Workload,
+        metrics: Metrics,
+        clock: Clock,
+        draining: CancellationToken,
+    ) -> Self {
+        Self { cache, workload, metrics, clock, draining }
+    }
+
+    /// What can be sent of an entry: its good value, unless that has ended. Envoy takes an expired certificate without
+    /// a word and opens its listeners, where every peer then refuses it; without one it waits. From an Envoy that has
+    /// it, it is not taken away: that would close what is still open.
+    fn sendable<'a>(&self, entry: &'a Entry) -> Result<&'a Resource, String> {
+        entry.valid_at(self.clock.now()).map(|good| &good.resource)
+    }
+
+    fn key(&self, name: &SecretName) -> Key {
+        Key { workload: self.workload, name: name.clone() }
+    }
+
+    fn count_push(&self, name: &str) {
+        self.metrics.pushes.get_or_create(&ByName { name: name.to_owned() }).inc();
+    }
+
+    /// Answers with what is there; waits where nothing is, `patience` at most.
+    async fn fetch(&self, names: Vec<String>, patience: Duration) -> Result<DiscoveryResponse, Status> {
+        let mut waiting = StreamMap::new();
+        let mut subscriptions = Vec::new();
+        let mut problems = BTreeMap::new();
+        for text in names {
+            match text.parse::<SecretName>() {
+                Ok(name) => match self.cache.subscribe(&self.key(&name)) {
+                    Ok(subscription) => {
+                        problems.insert(text, "not there yet".to_owned());
+                        waiting.insert(name, subscription.changes());
+                        subscriptions.push(subscription);
+                    }
+                    Err(error) => {
+                        self.metrics.refuse(error.label(), &error);
+                        problems.insert(text, error.to_string());
+                    }
+                },
+                Err(unknown) => {
+                    self.metrics.refuse("unknown_name", &unknown);
+                    problems.insert(text, unknown.to_string());
+                }
+            }
+        }
+        let is_unknown = waiting.is_empty();
+        let mut found: HashMap<SecretName, Resource> = HashMap::new();
+        let deadline = Instant::now() + patience;
+        let mut undecided: BTreeSet<_> = waiting.keys().cloned().collect();
+        // Once something is there, a name that fails does not hold it back. Where nothing is, a CA may yet answer; that a
+        // file is mended meanwhile is not likely.
+        let may_come = |waiting: &StreamMap<SecretName, _>| !waiting.keys().all(SecretName::is_on_demand);
+        while !undecided.is_empty() || (found.is_empty() && may_come(&waiting)) {
+            let next = tokio::time::timeout_at(deadline, waiting.next()).await;
+            let Ok(Some((name, entry))) = next else { break };
+            match self.sendable(&entry) {
+                Ok(resource) => {
+                    problems.remove(name.as_str());
+                    undecided.remove(&name);
+                    waiting.remove(&name);
+                    found.insert(name, resource.clone());
+                }
+                Err(reason) => {
+                    if entry.good.is_some() || entry.failure().is_some() {
+                        undecided.remove(&name);
+                    }
+                    problems.insert(name.to_string(), reason);
+                }
+            }
+        }
+        if found.is_empty() {
+            let told = problems.iter().take(TOLD);
+            let mut told: Vec<_> = told.map(|(name, reason)| no_secret(name, reason)).collect();
+            if problems.len() > TOLD {
+                told.push(format!("and {} more", problems.len() - TOLD));
+            }
+            let message =
+                if told.is_empty() { "the request names no secret".to_owned() } else { told.join("; ") };
+            return Err(match (is_unknown, problems.is_empty()) {
+                (_, true) => Status::invalid_argument(message),
+                (true, _) => Status::not_found(message),
+                (false, _) => Status::unavailable(message),
+            });
+        }
+        let mut found: Vec<_> = found.into_iter().collect();
+        found.sort_by(|(one, _), (other, _)| one.cmp(other));
+        for (name, _) in &found {
+            self.count_push(name.as_str());
+        }
+        let versions = found.iter().map(|(name, resource)| (name.as_str(), &resource.version));
+        let version_info = dialect::combined(versions);
+        let resources = found.into_iter().map(|(_, resource)| resource.any).collect();
+        Ok(DiscoveryResponse {
+            version_info,
+            resources,
+            type_url: SECRET_TYPE_URL.to_owned(),
+            nonce: String::new(),
+            control_plane: dialect::control_plane(),
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl SecretDiscoveryService for SecretDiscovery {
+    type DeltaSecretsStream = SecretStream<Delta, Streaming<DeltaDiscoveryRequest>>;
+    type StreamSecretsStream = SecretStream<StateOfTheWorld, Streaming<DiscoveryRequest>>;
+
+    async fn delta_secrets(
+        &self,
+        request: Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<Response<Self::DeltaSecretsStream>, Status> {
+        Ok(Response::new(SecretStream::new(self.clone(), request.into_inner())))
+    }
+
+    async fn stream_secrets(
+        &self,
+        request: Request<Streaming<DiscoveryRequest>>,
+    ) -> Result<Response<Self::StreamSecretsStream>, Status> {
+        Ok(Response::new(SecretStream::new(self.clone(), request.into_inner())))
+    }
+
+    async fn fetch_secrets(
+        &self,
+        request: Request<DiscoveryRequest>,
+    ) -> Result<Response<DiscoveryResponse>, Status> {
+        let patience = client_timeout(request.metadata())
+            .map_or(FETCH_PATIENCE, |timeout| timeout.saturating_sub(ANSWER_TIME).min(LONGEST_PATIENCE));
+        let request = request.into_inner();
+        let refused = |refusal: dialect::Refusal| {
+            self.metrics.refuse(refusal.label(), &refusal);
+            Status::from(refusal)
+        };
+        dialect::check_type(&request.type_url).map_err(refused)?;
+        if request.resource_names.len() > limits::NAMES_PER_STREAM {
+            return Err(refused(dialect::Refusal::TooManyNames(request.resource_names.len())));
+        }
+        let draining = Status::unavailable("the agent is stopping");
+        tokio::select! {
+            answer = self.fetch(request.resource_names, patience) => answer.map(Response::new),
+            () = self.draining.cancelled() => Err(draining),
+        }
+    }
+}
+
+/// Short enough for a header, even if there are several.
+fn no_secret(name: &str, reason: &str) -> String {
+    format!("no secret {:?}: {}", limits::sanitize_for_log(name), limits::sanitize_for_log(reason))
+}
+
+/// The client's deadline, from the header that the gRPC protocol defines: digits and a unit.
+fn client_timeout(metadata: &tonic::metadata::MetadataMap) -> Option<Duration> {
+    let text = metadata.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let value: u64 = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(value.saturating_mul(3600))),
+        "M" => Some(Duration::from_secs(value.saturating_mul(60))),
+        "S" => Some(Duration::from_secs(value)),
+        "m" => Some(Duration::from_millis(value)),
+        "u" => Some(Duration::from_micros(value)),
+        "n" => Some(Duration::from_nanos(value)),
+        _ => None,
+    }
+}

@@ -1,0 +1,266 @@
+//! Any bytes at all, as the requests of a stream: what a fuzzer calls, and what a test calls with bytes that are nearly
+//! right. It is not part of the agent.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use prost::Message;
+
+use super::dialect::{Delta, Dialect, StateOfTheWorld};
+use super::session::Session;
+use crate::base::limits;
+use crate::proto::SECRET_TYPE_URL;
+use crate::proto::google::protobuf::Any;
+use crate::secret::{Resource, Version};
+
+/// Names that can be served.
+const SERVED: [&str; 3] = ["default", "ROOTCA", "a"];
+
+/// In the first byte of a chunk: what is there is sent after the request.
+const RESPOND: u8 = 0x10;
+/// In the first byte of a chunk: before the request there is a new value, of the name and with the content that the
+/// lower four bits say.
+const OFFER: u8 = 0x20;
+
+/// What came of it, in one dialect.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Requests that were taken.
+    pub received: usize,
+    /// Requests that held a verdict.
+    pub verdicts: usize,
+    /// Requests that ended their stream; with it ends the story.
+    pub refused: usize,
+    /// Responses.
+    pub responses: usize,
+    /// Names that were told to be removed.
+    pub removed: usize,
+}
+
+/// Plays `bytes` against a session of each dialect, and panics where that does something that it must never do.
+///
+/// They are chunks of a byte that says what happens, the length of a request in two bytes, the highest first, and
+/// that many bytes, fewer at the end. What is not a request is skipped.
+pub fn requests(bytes: &[u8]) -> [Outcome; 2] {
+    [play::<StateOfTheWorld>(bytes), play::<Delta>(bytes)]
+}
+
+fn play<D>(mut bytes: &[u8]) -> Outcome
+where
+    D: Dialect<Request: Message + Default, Response: Message>,
+{
+    let mut stream = Stream::<D>::default();
+    while let [control, high, low, rest @ ..] = bytes {
+        let length = usize::from(u16::from_be_bytes([*high, *low])).min(rest.len());
+        let (request, rest) = rest.split_at(length);
+        bytes = rest;
+        if control & OFFER != 0 {
+            stream.offer(usize::from(control & 3), control >> 2 & 3);
+        }
+        if let Ok(request) = D::Request::decode(request)
+            && !stream.receive(request)
+        {
+            break;
+        }
+        if control & RESPOND != 0 {
+            stream.respond();
+        }
+    }
+    stream.respond();
+    stream.outcome
+}
+
+/// A stream, and what an onlooker knows of it.
+#[derive(Default)]
+struct Stream<D> {
+    dialect: D,
+    session: Session,
+    resources: HashMap<String, Resource>,
+    /// What there is, whether or not somebody asks for it.
+    world: BTreeMap<&'static str, Resource>,
+    subscribed: BTreeSet<String>,
+    nonces: BTreeSet<String>,
+    /// What was sent and had no verdict.
+    waiting: Vec<Vec<(String, Version)>>,
+    outcome: Outcome,
+}
+
+impl<D> Stream<D>
+where
+    D: Dialect<Request: Message, Response: Message>,
+{
+    fn offer(&mut self, name: usize, value: u8) {
+        let Some(name) = SERVED.get(name) else { return };
+        let value = format!("{name} {value}").into_bytes();
+        let version = Version::of(&value);
+        let any = Any { type_url: SECRET_TYPE_URL.to_owned(), value: value.into() };
+        self.world.insert(name, Resource { version, any });
+        self.tell(name);
+    }
+
+    fn tell(&mut self, name: &str) {
+        if let Some(resource) = self.world.get(name).filter(|_| self.subscribed.contains(name)) {
+            self.session.offer(name, resource.version.clone());
+            self.resources.insert(name.to_owned(), resource.clone());
+        }
+    }
+
+    /// False if it ends the stream.
+    fn receive(&mut self, request: D::Request) -> bool {
+        let received = match self.dialect.receive(&mut self.session, request) {
+            Ok(received) => received,
+            Err(refusal) => {
+                let status = tonic::Status::from(refusal);
+                let is_fit = !status.message().is_empty() && status.message().len() < 5_000;
+                assert!(is_fit && !status.message().contains('\n'), "{}", status.message());
+                self.outcome.refused += 1;
+                return false;
+            }
+        };
+        self.outcome.received += 1;
+        assert!(!self.dialect.node_id().is_empty(), "a stream of nobody");
+        if let Some(verdict) = received.verdict {
+            let at = self.waiting.iter().position(|items| *items == verdict.items);
+            assert!(at.is_some(), "a verdict on what was not sent");
+            at.map(|at| self.waiting.swap_remove(at));
+            let reason = verdict.rejection.unwrap_or_default();
+            assert!(reason.chars().count() <= limits::FOREIGN_TEXT, "a reason of {} bytes", reason.len());
+            self.outcome.verdicts += 1;
+        }
+        for name in received.removed {
+            assert!(self.subscribed.remove(&name), "{name:?} was not subscribed");
+            self.resources.remove(&name);
+        }
+        for name in received.added {
+            assert!(self.subscribed.insert(name.clone()), "{name:?} was subscribed");
+            if SERVED.contains(&name.as_str()) {
+                self.tell(&name);
+            } else {
+                self.dialect.refuse(&mut self.session, &name);
+            }
+        }
+        assert!(self.session.names().eq(&self.subscribed), "it wants other names than it said");
+        assert!(self.subscribed.len() <= limits::NAMES_PER_STREAM);
+        assert!(self.subscribed.iter().map(String::len).sum::<usize>() <= limits::NAME_BYTES_PER_STREAM);
+        true
+    }
+
+    fn respond(&mut self) {
+        let Some((push, response)) = self.dialect.respond(&mut self.session, &self.resources) else { return };
+        assert!(self.nonces.insert(push.nonce), "a nonce is used twice");
+        assert!(!push.items.is_empty() || !push.removed.is_empty(), "an empty response");
+        assert!(push.items.len() <= SERVED.len());
+        for (name, version) in &push.items {
+            assert!(self.subscribed.contains(name), "{name:?} is not subscribed");
+            let newest = self.world.get(name.as_str()).map(|resource| &resource.version);
+            assert_eq!(newest, Some(version), "{name:?} has a newer value");
+        }
+        for name in &push.removed {
+            assert!(self.subscribed.contains(name), "{name:?} is not subscribed");
+            assert!(!SERVED.contains(&name.as_str()), "{name:?} can be served");
+        }
+        assert!(response.encoded_len() < 2 * limits::NAME_BYTES_PER_STREAM);
+        self.outcome.responses += 1;
+        self.outcome.removed += push.removed.len();
+        self.waiting.push(push.items);
+        assert!(self.dialect.respond(&mut self.session, &self.resources).is_none(), "not everything at once");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::sds::dialect::client::{Wire, Words};
+
+    fn chunk(control: u8, request: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(request.len()).unwrap().to_be_bytes();
+        [&[control], length.as_slice(), request].concat()
+    }
+
+    fn some(random: &mut fastrand::Rng, texts: &[&str]) -> Vec<String> {
+        texts.iter().filter(|_| random.u8(0..3) == 0).map(|text| (*text).to_owned()).collect()
+    }
+
+    /// A request such as a client may send.
+    fn request<D: Wire<Request: Message>>(random: &mut fastrand::Rng, is_first: bool) -> Vec<u8> {
+        let names = ["default", "ROOTCA", "a", "nobody", "*", "", "default"];
+        let nonces = ["", "1", "2", "3", "4", "5", "6", "77"];
+        let version = Version::of(format!("a {}", random.u8(0..4)).as_bytes()).to_string();
+        let words = Words {
+            node: Words::node().filter(|_| is_first),
+            type_url: random.choice(["", SECRET_TYPE_URL]).unwrap().to_owned(),
+            nonce: (*random.choice(&nonces).unwrap()).to_owned(),
+            rejection: (random.u8(0..3) == 0).then(|| "no\nway".repeat(random.usize(0..99))),
+            names: some(random, &names),
+            version: version.clone(),
+            subscribe: some(random, &names),
+            unsubscribe: some(random, &names),
+            held: some(random, &names).into_iter().map(|name| (name, version.clone())).collect(),
+        };
+        D::request(words).encode_to_vec()
+    }
+
+    /// Changes some bytes, or their number.
+    fn spoil(random: &mut fastrand::Rng, bytes: &mut Vec<u8>) {
+        for _ in 0..random.usize(1..4) {
+            let at = random.usize(..=bytes.len());
+            match random.u8(0..5) {
+                0 => bytes.truncate(at),
+                1 => bytes.insert(at, random.u8(..)),
+                2 => drop(bytes.drain(at..(at + random.usize(0..9)).min(bytes.len()))),
+                3 => bytes.extend_from_within(at..),
+                _ => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << random.u8(0..8)),
+            }
+        }
+    }
+
+    fn story<D: Wire<Request: Message>>(random: &mut fastrand::Rng) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for at in 0..random.usize(1..20) {
+            let mut request = request::<D>(random, at == 0);
+            if random.u8(0..4) == 0 {
+                spoil(random, &mut request);
+            }
+            bytes.extend(chunk(random.u8(..), &request));
+        }
+        if random.u8(0..4) == 0 {
+            spoil(random, &mut bytes);
+        }
+        bytes
+    }
+
+    #[test]
+    fn bytes_that_are_nearly_requests_do_no_harm() {
+        let mut sums = [Outcome::default(), Outcome::default()];
+        for seed in 0..3_000 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let is_delta = seed % 2 == 1;
+            let bytes =
+                if is_delta { story::<Delta>(&mut random) } else { story::<StateOfTheWorld>(&mut random) };
+            let told = std::panic::catch_unwind(|| requests(&bytes));
+            assert!(told.is_ok(), "seed {seed}: {}", bytes.escape_ascii());
+            let [sotw, delta] = told.unwrap();
+            // The other dialect reads them too, but most of it is no request there.
+            let outcome = if is_delta { delta } else { sotw };
+            let sum = &mut sums[usize::from(is_delta)];
+            sum.received += outcome.received;
+            sum.verdicts += outcome.verdicts;
+            sum.refused += outcome.refused;
+            sum.responses += outcome.responses;
+            sum.removed += outcome.removed;
+        }
+        // All of it was reached, and often.
+        for (is_delta, sum) in [false, true].into_iter().zip(sums) {
+            let least = [sum.received, sum.verdicts, sum.refused, sum.responses].into_iter().min();
+            assert!(least > Some(100) && (sum.removed > 100) == is_delta, "{sum:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_nothing_do_no_harm() {
+        for seed in 0..1_000 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let bytes: Vec<_> = (0..random.usize(0..300)).map(|_| random.u8(..)).collect();
+            requests(&bytes);
+        }
+    }
+}

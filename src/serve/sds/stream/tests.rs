@@ -1,0 +1,365 @@
+//! The loop between a client that is a channel and a cache that is real.
+
+use std::collections::HashMap;
+use std::time::{Duration, UNIX_EPOCH};
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::metrics::{ByReason, Metrics};
+use crate::pki::key::{KeyType, SigningKey};
+use crate::secret::{Secret, TrustBundle, Version};
+use crate::serve::sds::dialect::client::{Answer, Wire, Words};
+use crate::store::{Cache, Key, Observed, Origin, Published, Publisher, Workload};
+
+const ROOTS: Key = Key { workload: Workload(0), name: SecretName::Roots };
+const KEY_PAIR: Key = Key { workload: Workload(0), name: SecretName::Workload };
+
+/// An agent's inside: a cache with one source, and the service on it.
+struct Agent {
+    cache: Cache,
+    metrics: Metrics,
+    draining: CancellationToken,
+    roots: Publisher,
+    _key_pair: Publisher,
+}
+
+/// The client's end of one stream.
+struct Client<D: Wire> {
+    requests: Requests<D>,
+    responses: SecretStream<D, ReceiverStream<Result<D::Request, Status>>>,
+}
+
+type Requests<D> = mpsc::Sender<Result<<D as Dialect>::Request, Status>>;
+
+impl Agent {
+    fn new() -> Self {
+        let cache = Cache::default();
+        let roots = cache.publisher(ROOTS, Origin::Ca);
+        let key_pair = cache.publisher(KEY_PAIR, Origin::Ca);
+        let (metrics, draining) = (Metrics::default(), CancellationToken::new());
+        Self { cache, metrics, draining, roots, _key_pair: key_pair }
+    }
+
+    /// Makes a new bundle the one that is served.
+    fn renew(&self) -> Version {
+        let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+        let root = rcgen::CertificateParams::default().self_signed(&key).unwrap();
+        let bundle = Secret::TrustBundle(TrustBundle::new(vec![root.der().clone()]).unwrap());
+        assert_eq!(self.roots.publish(bundle, UNIX_EPOCH, None), Published::Changed);
+        self.roots.entry().good.unwrap().resource.version.clone()
+    }
+
+    fn connect<D: Wire>(&self) -> Client<D> {
+        let (requests, inbound) = mpsc::channel(16);
+        let service = SecretDiscovery::new(
+            self.cache.clone(),
+            Workload(0),
+            self.metrics.clone(),
+            crate::base::clock::Clock::system(),
+            self.draining.clone(),
+        );
+        Client { requests, responses: SecretStream::new(service, ReceiverStream::new(inbound)) }
+    }
+
+    fn observed(&self) -> Observed {
+        let mut all = self.cache.snapshot().into_iter();
+        all.find(|one| one.key == ROOTS).unwrap().observed
+    }
+
+    fn counts(&self) -> (u64, u64, u64) {
+        let name = ByName { name: "ROOTCA".to_owned() };
+        let count = |family: &prometheus_client::metrics::family::Family<ByName, _>| {
+            let counter: prometheus_client::metrics::counter::Counter = family.get_or_create_owned(&name);
+            counter.get()
+        };
+        (count(&self.metrics.pushes), count(&self.metrics.acks), count(&self.metrics.nacks))
+    }
+}
+
+impl<D: Wire> Client<D> {
+    async fn say(&self, words: Words) {
+        self.requests.send(Ok(D::request(words))).await.unwrap();
+    }
+
+    async fn open(&self, names: &[&str]) {
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        self.say(Words { node: Words::node(), subscribe: names.clone(), names, ..Words::default() }).await;
+    }
+
+    async fn answer(&self, answer: &Answer, rejection: Option<&str>) {
+        let names = vec!["ROOTCA".to_owned()];
+        let (nonce, rejection) = (answer.nonce.clone(), rejection.map(str::to_owned));
+        self.say(Words { names, nonce, rejection, ..Words::default() }).await;
+    }
+
+    async fn next(&mut self) -> Answer {
+        self.outcome().await.expect("a response").expect("no error")
+    }
+
+    /// What the stream gives next. It must come by itself, not only when somebody looks again later.
+    async fn outcome(&mut self) -> Option<Result<Answer, Status>> {
+        let started = Instant::now();
+        let outcome = tokio::time::timeout(Duration::from_secs(60), self.responses.next()).await;
+        assert_eq!(started.elapsed(), Duration::ZERO, "nothing woke the stream");
+        outcome.expect("an outcome").map(|outcome| outcome.map(D::answer))
+    }
+
+    /// Lets the stream take in what was sent to it. True if it has no response to it.
+    async fn is_silent(&mut self) -> bool {
+        std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut self.responses).poll_next(cx).is_pending())).await
+    }
+}
+
+/// A test that is told once and runs in each dialect.
+macro_rules! in_both_dialects {
+    ($($name:ident)*) => {
+        mod sotw {
+            $(#[tokio::test(start_paused = true)]
+            async fn $name() { super::$name::<crate::serve::sds::dialect::StateOfTheWorld>().await; })*
+        }
+        mod delta {
+            $(#[tokio::test(start_paused = true)]
+            async fn $name() { super::$name::<crate::serve::sds::dialect::Delta>().await; })*
+        }
+    };
+}
+
+in_both_dialects! {
+    what_is_there_is_sent_and_a_change_is_pushed
+    a_secret_that_is_not_there_yet_is_sent_when_it_comes
+    a_slow_reader_gets_the_newest_version_alone
+    a_client_that_closes_its_half_gets_what_is_ready_and_then_the_end
+    an_error_of_the_transport_ends_the_stream
+    a_request_that_is_refused_ends_the_stream_and_is_counted
+    draining_ends_every_stream_with_unavailable
+    verdicts_are_counted_and_seen_in_the_cache
+    a_stream_that_ends_is_no_longer_counted
+    new_streams_get_the_last_good_value_after_a_failed_renewal
+    a_restarted_client_is_sent_only_what_is_newer
+    a_name_that_is_given_up_and_asked_for_anew_is_sent_again
+}
+
+async fn what_is_there_is_sent_and_a_change_is_pushed<D: Wire>() {
+    let agent = Agent::new();
+    let first = agent.renew();
+    let mut client = agent.connect::<D>();
+    client.open(&["ROOTCA"]).await;
+    let response = client.next().await;
+    assert_eq!((response.version.as_str(), response.resources.len()), (first.as_str(), 1));
+    client.answer(&response, None).await;
+    assert!(client.is_silent().await);
+    // The client waits, and is woken by the change.
+    let (response, second) = tokio::join!(client.next(), async { agent.renew() });
+    assert_eq!(response.version, second.as_str());
+    assert_eq!(agent.counts(), (2, 1, 0));
+}
+
+async fn a_secret_that_is_not_there_yet_is_sent_when_it_comes<D: Wire>() {
+    let agent = Agent::new();
+    let mut client = agent.connect::<D>();
+    client.open(&["default", "ROOTCA", "nobody"]).await;
+    // One that can never be there is told, where there are words for it.
+    if D::IS_DELTA {
+        let answer = client.next().await;
+        assert_eq!((answer.resources, answer.removed), (Vec::new(), vec!["nobody".to_owned()]));
+        client.say(Words { nonce: answer.nonce, ..Words::default() }).await;
+    }
+    assert!(client.is_silent().await);
+    let (response, version) = tokio::join!(client.next(), async { agent.renew() });
+    assert_eq!((response.version.as_str(), response.resources.len()), (version.as_str(), 1));
+    assert_eq!(response.removed, Vec::<String>::new());
+    let unknown = agent.metrics.refusals.get_or_create_owned(&ByReason { reason: "unknown_name" });
+    assert_eq!(unknown.get(), 1);
+}
+
+async fn a_slow_reader_gets_the_newest_version_alone<D: Wire>() {
+    let agent = Agent::new();
+    let mut client = agent.connect::<D>();
+    agent.renew();
+    client.open(&["ROOTCA"]).await;
+    client.next().await;
+    for _ in 0..4 {
+        agent.renew();
+    }
+    let newest = agent.renew();
+    let response = client.next().await;
+    assert_eq!(response.version, newest.as_str());
+    assert!(client.is_silent().await, "there is no queue behind it");
+    assert_eq!(agent.counts(), (2, 0, 0));
+}
+
+async fn a_client_that_closes_its_half_gets_what_is_ready_and_then_the_end<D: Wire>() {
+    let agent = Agent::new();
+    let version = agent.renew();
+    let client = agent.connect::<D>();
+    client.open(&["ROOTCA"]).await;
+    let Client { requests, mut responses } = client;
+    drop(requests);
+    let response = D::answer(responses.next().await.unwrap().unwrap());
+    assert_eq!(response.version, version.as_str());
+    assert!(responses.next().await.is_none());
+    agent.renew();
+    assert!(responses.next().await.is_none(), "the end is the end");
+    // Where nothing is ready, the end comes at once.
+    let Client { requests, mut responses } = agent.connect::<D>();
+    drop(requests);
+    assert!(responses.next().await.is_none());
+}
+
+async fn an_error_of_the_transport_ends_the_stream<D: Wire>() {
+    let agent = Agent::new();
+    agent.renew();
+    let mut client = agent.connect::<D>();
+    client.open(&["ROOTCA"]).await;
+    client.next().await;
+    client.requests.send(Err(Status::cancelled("gone"))).await.unwrap();
+    let status = client.outcome().await.unwrap().unwrap_err();
+    assert_eq!(status.code(), tonic::Code::Cancelled);
+    assert!(client.outcome().await.is_none());
+}
+
+async fn a_request_that_is_refused_ends_the_stream_and_is_counted<D: Wire>() {
+    let agent = Agent::new();
+    let mut client = agent.connect::<D>();
+    client.say(Words::default()).await;
+    let status = client.outcome().await.unwrap().unwrap_err();
+    assert_eq!(status.code(), tonic::Code::InvalidArgument);
+    assert!(client.outcome().await.is_none());
+    let refused = agent.metrics.refusals.get_or_create_owned(&ByReason { reason: "no_node" });
+    assert_eq!(refused.get(), 1);
+}
+
+async fn draining_ends_every_stream_with_unavailable<D: Wire>() {
+    let agent = Agent::new();
+    agent.renew();
+    let (mut idle, mut waiting) = (agent.connect::<D>(), agent.connect::<D>());
+    waiting.open(&["ROOTCA"]).await;
+    waiting.next().await;
+    // Both wait, and are woken by it.
+    let drain = async { agent.draining.cancel() };
+    let (waiting_end, idle_end, ()) = tokio::join!(waiting.outcome(), idle.outcome(), drain);
+    for end in [waiting_end, idle_end] {
+        assert_eq!(end.unwrap().unwrap_err().code(), tonic::Code::Unavailable);
+    }
+    assert!(waiting.outcome().await.is_none());
+}
+
+async fn verdicts_are_counted_and_seen_in_the_cache<D: Wire>() {
+    let agent = Agent::new();
+    let good = agent.renew();
+    let mut client = agent.connect::<D>();
+    client.open(&["ROOTCA"]).await;
+    let response = client.next().await;
+    client.answer(&response, None).await;
+    assert!(client.is_silent().await);
+    assert_eq!(agent.observed().holding(), HashMap::from([(good.clone(), 1)]));
+
+    let bad = agent.renew();
+    let response = client.next().await;
+    client.answer(&response, Some("not a root")).await;
+    assert!(client.is_silent().await, "a rejected version is not sent again");
+    let observed = agent.observed();
+    assert_eq!(observed.holding(), HashMap::from([(good, 1)]), "the client keeps what it had");
+    let rejection = observed.rejection.unwrap();
+    assert_eq!((rejection.version, rejection.reason.as_str()), (bad, "not a root"));
+
+    let mended = agent.renew();
+    let response = client.next().await;
+    client.answer(&response, None).await;
+    assert!(client.is_silent().await);
+    let observed = agent.observed();
+    assert_eq!((observed.holding(), observed.rejection), (HashMap::from([(mended, 1)]), None));
+    assert_eq!(agent.counts(), (3, 2, 1));
+}
+
+async fn a_stream_that_ends_is_no_longer_counted<D: Wire>() {
+    let agent = Agent::new();
+    agent.renew();
+    let mut clients: Vec<_> = (0..3).map(|_| agent.connect::<D>()).collect();
+    for client in &mut clients {
+        client.open(&["ROOTCA"]).await;
+        let response = client.next().await;
+        client.answer(&response, None).await;
+        assert!(client.is_silent().await);
+    }
+    assert_eq!(agent.observed().streams, 3);
+    drop(clients.pop());
+    assert_eq!(agent.observed().streams, 2);
+    // A name that is no longer wanted counts no longer either.
+    clients[0].say(Words { unsubscribe: vec!["ROOTCA".to_owned()], ..Words::default() }).await;
+    assert!(clients[0].is_silent().await);
+    assert_eq!(agent.observed().streams, 1);
+    drop(clients);
+    let observed = agent.observed();
+    assert_eq!((observed.streams, observed.holding()), (0, HashMap::new()));
+}
+
+async fn new_streams_get_the_last_good_value_after_a_failed_renewal<D: Wire>() {
+    let agent = Agent::new();
+    let good = agent.renew();
+    agent.roots.fail("the CA is down".to_owned());
+    let mut client = agent.connect::<D>();
+    client.open(&["ROOTCA"]).await;
+    assert_eq!(client.next().await.version, good.as_str());
+    agent.roots.fail("the CA is still down".to_owned());
+    assert!(client.is_silent().await, "a failure is nothing to send");
+}
+
+async fn a_restarted_client_is_sent_only_what_is_newer<D: Wire>() {
+    let agent = Agent::new();
+    let version = agent.renew().to_string();
+    let mut client = agent.connect::<D>();
+    let names = vec!["ROOTCA".to_owned()];
+    let (subscribe, held) = (names.clone(), vec![("ROOTCA".to_owned(), version.clone())]);
+    client.say(Words { node: Words::node(), names, subscribe, version, held, ..Words::default() }).await;
+    assert!(client.is_silent().await);
+    let (response, newer) = tokio::join!(client.next(), async { agent.renew() });
+    assert_eq!(response.version, newer.as_str());
+    assert_eq!(agent.counts(), (1, 0, 0));
+}
+
+async fn a_name_that_is_given_up_and_asked_for_anew_is_sent_again<D: Wire>() {
+    let agent = Agent::new();
+    agent.renew();
+    let mut client = agent.connect::<D>();
+    client.open(&["ROOTCA"]).await;
+    let first = client.next().await;
+    let names = || vec!["ROOTCA".to_owned()];
+    client.say(Words { nonce: first.nonce.clone(), unsubscribe: names(), ..Words::default() }).await;
+    assert!(client.is_silent().await);
+    let given_up = agent.renew();
+    assert!(client.is_silent().await);
+    let words = Words { nonce: first.nonce.clone(), names: names(), subscribe: names(), ..Words::default() };
+    client.say(words).await;
+    let response = client.next().await;
+    assert_eq!(response.version, given_up.as_str());
+    assert_ne!(response.nonce, first.nonce);
+    assert!(client.is_silent().await);
+    assert_eq!(agent.observed().streams, 1);
+}
+
+/// Delta alone: a name asked for again is answered, in one request with its end or without.
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_asked_for_again_is_sent_again() {
+    let agent = Agent::new();
+    let version = agent.renew();
+    let mut client = agent.connect::<crate::serve::sds::dialect::Delta>();
+    client.open(&["ROOTCA"]).await;
+    client.next().await;
+    let names = || vec!["ROOTCA".to_owned()];
+    for unsubscribe in [Vec::new(), names()] {
+        client.say(Words { subscribe: names(), unsubscribe, ..Words::default() }).await;
+        let answer = client.next().await;
+        assert_eq!(answer.version, version.as_str());
+        client.answer(&answer, None).await;
+        assert!(client.is_silent().await);
+        assert_eq!(agent.observed().holding(), HashMap::from([(version.clone(), 1)]));
+    }
+    assert_eq!(agent.counts(), (3, 2, 0));
+    assert_eq!(agent.observed().streams, 1);
+}

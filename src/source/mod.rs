@@ -1,0 +1,5 @@
+//! What produces secrets.
+
+pub mod crl;
+pub mod files;
+pub mod issuer;
