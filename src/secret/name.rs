@@ -22,6 +22,13 @@ pub enum SecretName {
     SystemRoots,
 }
 
+/// The kinds of names on demand. Demand for a name goes to the source of its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NameKind {
+    /// Mounted files, and the roots of the operating system.
+    File,
+}
+
 /// A checked `file-cert:CHAIN~KEY`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PairName(Arc<str>);
@@ -93,9 +100,17 @@ impl SecretName {
         }
     }
 
-    /// Whether it is served once somebody asks for it: nobody can list these beforehand.
+    /// The kind of a name on demand; none for the workload's own names, whose sources need no demand.
+    pub fn kind(&self) -> Option<NameKind> {
+        match self {
+            Self::Workload | Self::Roots => None,
+            Self::FileKeyPair(_) | Self::FileRoots(_) | Self::SystemRoots => Some(NameKind::File),
+        }
+    }
+
+    /// Whether a source serves it only once a stream asks for it: such names can't be listed beforehand.
     pub fn is_on_demand(&self) -> bool {
-        !matches!(self, Self::Workload | Self::Roots)
+        self.kind().is_some()
     }
 }
 

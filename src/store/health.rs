@@ -1,35 +1,100 @@
-//! Ready means: the workload's own secrets are there and valid, and so are the files that are written of them, where
-//! there are to be any. What streams ask for by name has no part in it: anybody can ask for what is not there.
+//! Health: what is missing or expired, and what fails.
+//!
+//! Ready means: each workload's own secrets are there and valid, and so are the files written for other programs, where
+//! there are to be any. Names on demand have no part in it: any stream can ask for one that does not exist.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use tokio::sync::watch;
-use tokio_stream::wrappers::WatchStream;
-use tokio_stream::{StreamExt as _, StreamMap};
 
+use super::cache::Cache;
+use super::entry::Snapshot;
+use super::workload::Workload;
 use crate::base::clock::{Clock, rfc3339};
-use crate::store::{Cache, Snapshot};
 
-/// What keeps the agent from being ready.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing {
-    /// The secret's name, or `output`.
-    pub name: String,
-    /// Why, for people.
-    pub reason: String,
+/// A component that works, or fails for a reason; none where it is not used.
+pub type ComponentHealth = Option<Result<(), String>>;
+
+/// What the components report of one workload: each writes its own part; readiness, status, the page and metrics read
+/// all of them. Clones share the parts.
+#[derive(Clone, Debug)]
+pub struct Components {
+    /// Files for other programs; none where none are configured.
+    output: watch::Sender<Option<OutputHealth>>,
+    /// Writing the state directory.
+    state: watch::Sender<ComponentHealth>,
+    /// Reading the mounted CRLs, and serving them.
+    crls: watch::Sender<ComponentHealth>,
+    /// The newest refusal of a connection, a request or a name, for people.
+    refusal: watch::Sender<Option<String>>,
+    /// Rounds since the last certificate in which no CA has signed.
+    failed_rounds: watch::Sender<u32>,
+    /// Of the cache.
+    changes: watch::Sender<()>,
 }
 
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.name, self.reason)
+impl Components {
+    pub(super) fn new(changes: watch::Sender<()>) -> Self {
+        Self {
+            output: watch::Sender::default(),
+            state: watch::Sender::default(),
+            crls: watch::Sender::default(),
+            refusal: watch::Sender::default(),
+            failed_rounds: watch::Sender::default(),
+            changes,
+        }
+    }
+
+    pub fn output(&self) -> Option<OutputHealth> {
+        self.output.borrow().clone()
+    }
+
+    /// Changes what is reported of the output. The first report says that there is to be one.
+    pub fn report_output(&self, change: impl FnOnce(&mut OutputHealth)) {
+        self.output.send_modify(|output| change(output.get_or_insert_default()));
+        self.changes.send_replace(());
+    }
+
+    pub fn state(&self) -> ComponentHealth {
+        self.state.borrow().clone()
+    }
+
+    pub fn report_state(&self, health: Result<(), String>) {
+        self.state.send_replace(Some(health));
+    }
+
+    pub fn crls(&self) -> ComponentHealth {
+        self.crls.borrow().clone()
+    }
+
+    pub fn report_crls(&self, health: ComponentHealth) {
+        self.crls.send_replace(health);
+    }
+
+    pub fn refusal(&self) -> Option<String> {
+        self.refusal.borrow().clone()
+    }
+
+    pub fn report_refusal(&self, reason: &dyn fmt::Display) {
+        self.refusal.send_replace(Some(reason.to_string()));
+    }
+
+    pub fn failed_rounds(&self) -> u32 {
+        *self.failed_rounds.borrow()
+    }
+
+    pub fn report_failed_rounds(&self, rounds: u32) {
+        self.failed_rounds.send_replace(rounds);
     }
 }
 
-/// How it stands with the files for other programs.
+/// Health of the files for other programs.
 #[derive(Clone, Debug, Default)]
-pub struct Output {
-    /// When what lies there ends; none as long as nothing is known to lie there.
+pub struct OutputHealth {
+    /// When the files in the directory expire; none as long as none are known to be there.
     pub not_after: Option<SystemTime>,
     /// Why nothing newer can be written.
     pub failure: Option<String>,
@@ -37,117 +102,163 @@ pub struct Output {
     pub is_hanging: bool,
     /// The hook has not succeeded since it failed.
     pub is_hook_failing: bool,
-    /// The hook is at work.
     pub is_hook_running: bool,
 }
 
-impl Output {
-    fn missing(&self, now: SystemTime) -> Option<Missing> {
+impl OutputHealth {
+    fn missing(&self, now: SystemTime) -> Option<String> {
         let hangs = || self.is_hanging.then_some("the disk does not answer");
         let why = self.failure.as_deref().or_else(hangs).unwrap_or("there was nothing to write");
-        let reason = match self.not_after {
-            Some(at) if at > now => return None,
-            Some(at) => format!("expired at {}; {why}", rfc3339(at)),
-            None => format!("not written yet: {why}"),
-        };
-        Some(Missing { name: "output".to_owned(), reason })
+        match self.not_after {
+            Some(at) if at > now => None,
+            Some(at) => Some(format!("expired at {}; {why}", rfc3339(at))),
+            None => Some(format!("not written yet: {why}")),
+        }
     }
 }
 
-/// What is missing or expired at `now`.
-pub fn missing(snapshots: &[Snapshot], output: Option<&Output>, now: SystemTime) -> Vec<Missing> {
-    let check = |one: &Snapshot| {
-        let reason = one.entry.valid_at(now).err()?;
-        Some(Missing { name: one.key.name.to_string(), reason })
-    };
-    let secrets = snapshots.iter().filter(|one| !one.key.name.is_on_demand()).filter_map(check);
-    secrets.chain(output.and_then(|output| output.missing(now))).collect()
-}
-
-/// All of `these` in one line.
-pub fn told(these: &[Missing]) -> String {
-    these.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-}
-
-/// How it stands with all that the agent is there for.
+/// Something that is missing, expired or failing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
-    /// What keeps it from being ready.
-    pub missing: Vec<Missing>,
-    /// What is there, and can't be renewed at present.
-    pub failing: Vec<Missing>,
+pub struct Problem {
+    /// The workload's name; empty for a sidecar's only one.
+    pub workload: Arc<str>,
+    /// The secret's name, or `output`.
+    pub name: String,
+    /// For people.
+    pub reason: String,
 }
 
-impl Standing {
-    /// Before anybody has looked: not ready.
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.workload.is_empty() {
+            write!(f, "{} ", self.workload)?;
+        }
+        write!(f, "{}: {}", self.name, self.reason)
+    }
+}
+
+/// All `problems` in one line.
+pub fn listed(problems: &[Problem]) -> String {
+    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Overall health.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// What keeps the agent from being ready: missing or expired.
+    pub missing: Vec<Problem>,
+    /// What is served and can't be renewed at present.
+    pub failing: Vec<Problem>,
+}
+
+impl Health {
+    /// Health before the first look: not ready.
     pub fn unknown() -> Self {
-        let first = Missing { name: "default".to_owned(), reason: "not there yet".to_owned() };
+        let first = Problem {
+            workload: "".into(),
+            name: "default".to_owned(),
+            reason: "not available yet".to_owned(),
+        };
         Self { missing: vec![first], failing: Vec::new() }
     }
 
-    /// How it stands at `now`.
-    fn at(now: SystemTime, snapshots: &[Snapshot], output: Option<&Output>) -> Self {
-        let missing = missing(snapshots, output, now);
-        let secrets = snapshots.iter().filter_map(|one| Some((one.key.name.as_str(), one.entry.failure()?)));
-        let files = output.and_then(|output| Some(("output", output.failure.clone()?)));
-        let is_there = |name: &str| missing.iter().all(|one| one.name != name);
-        let failing = secrets.chain(files).filter(|(name, _)| is_there(name));
-        let failing = failing.map(|(name, reason)| Missing { name: name.to_owned(), reason }).collect();
-        Self { missing, failing }
-    }
-
-    /// Whether nothing is missing.
     pub fn is_ready(&self) -> bool {
         self.missing.is_empty()
     }
+
+    /// Adds a workload's part at `now`.
+    fn add(&mut self, workload: &Arc<str>, own: &[&Snapshot], output: Option<&OutputHealth>, now: SystemTime) {
+        let problem = |name: &str, reason| Problem { workload: Arc::clone(workload), name: name.to_owned(), reason };
+        for one in own {
+            let name = one.key.name.as_str();
+            match (one.entry.valid_at(now), one.entry.failure()) {
+                (Err(reason), _) => self.missing.push(problem(name, reason)),
+                (Ok(_), Some(reason)) => self.failing.push(problem(name, reason)),
+                (Ok(_), None) => {}
+            }
+        }
+        let Some(output) = output else { return };
+        match (output.missing(now), &output.failure) {
+            (Some(reason), _) => self.missing.push(problem("output", reason)),
+            (None, Some(reason)) => self.failing.push(problem("output", reason.clone())),
+            (None, None) => {}
+        }
+    }
 }
 
-/// Follows how it stands.
-#[derive(Debug)]
-pub struct Follower {
-    cache: Cache,
-    output: watch::Receiver<Option<Output>>,
-    clock: Clock,
-    told: Option<Standing>,
-}
-
-impl Follower {
-    /// Follows what `cache` holds by now, and `output`.
-    pub fn new(cache: Cache, output: watch::Receiver<Option<Output>>, clock: Clock) -> Self {
-        Self { cache, output, clock, told: None }
+impl Cache {
+    /// Health of every workload at `now`.
+    pub fn health(&self, now: SystemTime) -> Health {
+        let snapshots = self.snapshot_if(|key| !key.name.is_on_demand());
+        self.health_from(&snapshots, self.workloads(), now).0
     }
 
-    /// How it stands, as soon as that is not what was returned last.
-    pub async fn next(&mut self) -> Standing {
-        let Self { cache, output, clock, told } = self;
+    /// Health of `workload` at `now`.
+    pub fn health_of(&self, workload: Workload, now: SystemTime) -> Health {
+        let snapshots = self.snapshot_if(|key| key.workload == workload && !key.name.is_on_demand());
+        self.health_from(&snapshots, vec![(workload, self.name_of(workload))], now).0
+    }
+
+    /// The health, and when something valid expires next.
+    fn health_from(
+        &self,
+        snapshots: &[Snapshot],
+        workloads: Vec<(Workload, Arc<str>)>,
+        now: SystemTime,
+    ) -> (Health, Option<SystemTime>) {
+        let mut health = Health::default();
+        let mut expirations = Vec::new();
+        let mut by_workload: HashMap<_, Vec<_>> = HashMap::new();
+        for one in snapshots {
+            by_workload.entry(one.key.workload).or_default().push(one);
+        }
+        for (workload, name) in workloads {
+            let own = by_workload.remove(&workload).unwrap_or_default();
+            let output = self.components(workload).output();
+            health.add(&name, &own, output.as_ref(), now);
+            expirations.extend(own.iter().filter_map(|one| one.entry.not_after()));
+            expirations.extend(output.and_then(|output| output.not_after));
+        }
+        (health, expirations.into_iter().filter(|at| *at > now).min())
+    }
+}
+
+/// Follows the overall health.
+#[derive(Debug)]
+pub struct HealthWatcher {
+    cache: Cache,
+    changes: watch::Receiver<()>,
+    clock: Clock,
+    last: Option<Health>,
+}
+
+impl HealthWatcher {
+    pub fn new(cache: Cache, clock: Clock) -> Self {
+        Self { changes: cache.changes(), cache, clock, last: None }
+    }
+
+    /// Returns the health as soon as it differs from what was returned last.
+    pub async fn next(&mut self) -> Health {
         loop {
-            let own = || cache.snapshot().into_iter().filter(|one| !one.key.name.is_on_demand());
-            let changes = |one: Snapshot| {
-                Some((one.key.name.clone(), WatchStream::from_changes(cache.watch(&one.key)?)))
-            };
-            // Watched before it is looked at: what comes between the two is not missed.
-            let mut changes: StreamMap<_, _> = own().filter_map(changes).collect();
-            let (snapshots, files) = (own().collect::<Vec<_>>(), output.borrow_and_update().clone());
-            let now = clock.now();
-            let standing = Standing::at(now, &snapshots, files.as_ref());
-            if told.as_ref() != Some(&standing) {
-                *told = Some(standing.clone());
-                return standing;
+            // Marked before the look: a change in between is not missed.
+            self.changes.mark_unchanged();
+            let now = self.clock.now();
+            let snapshots = self.cache.snapshot_if(|key| !key.name.is_on_demand());
+            let (health, expires) = self.cache.health_from(&snapshots, self.cache.workloads(), now);
+            if self.last.as_ref() != Some(&health) {
+                self.last = Some(health.clone());
+                return health;
             }
-            let ends = snapshots.iter().filter_map(|one| Some(one.entry.good.as_ref()?.secret.not_after()));
-            let ends = ends.chain(files.and_then(|files| files.not_after));
-            // What has ended is told already.
-            let end = ends.filter(|end| *end > now).min();
-            let at_the_end = async {
-                match end {
-                    Some(end) => clock.sleep_until(end).await,
+            let expired = async {
+                match expires {
+                    Some(moment) => self.clock.sleep_until(moment).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
-                () = at_the_end => {}
-                Some(_) = changes.next() => {}
-                Ok(()) = output.changed() => {}
+                () = expired => {}
+                // The sender lives in the cache.
+                _ = self.changes.changed() => {}
             }
         }
     }

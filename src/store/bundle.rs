@@ -1,0 +1,60 @@
+//! CRLs in a trust bundle: whoever publishes the roots, roots and CRLs become one value under one lock.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::cache::{Cache, Slot, lock};
+use super::entry::{Good, Key};
+use crate::pki::crl::Crl;
+use crate::secret::{Resource, Revocation, Secret, SecretName, Uncovered};
+
+/// How the CRLs of a trust bundle stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CrlCoverage {
+    /// How many CRLs the bundle is served with, or why it is served without.
+    pub covered: Result<usize, Uncovered>,
+    /// When that may change.
+    pub next_change: Option<SystemTime>,
+}
+
+impl Cache {
+    /// Puts `crls` into the trust bundle of `key`, and into its successors, as long as they cover the bundle: new roots
+    /// are never served with CRLs that don't cover them. None where there is no trust bundle yet.
+    pub fn set_crls(&self, key: &Key, crls: &[Arc<Crl>], now: SystemTime) -> Option<CrlCoverage> {
+        self.slot_of(key).set_revocation(&key.name, now, |revocation| {
+            revocation.set_crls(crls);
+            true
+        })
+    }
+}
+
+impl Slot {
+    /// Applies `change` to what revokes certificates; if it returns true, the trust bundle follows.
+    pub(super) fn set_revocation(
+        &self,
+        name: &SecretName,
+        now: SystemTime,
+        change: impl FnOnce(&mut Revocation) -> bool,
+    ) -> Option<CrlCoverage> {
+        let mut revocation = lock(&self.revocation);
+        if !change(&mut revocation) {
+            return None;
+        }
+        let mut coverage = None;
+        self.modify(|entry| {
+            let Some(good) = &entry.good else { return false };
+            let Secret::TrustBundle(before) = &good.secret else { return false };
+            let (bundle, covered) = before.with_revocation(&revocation, now);
+            coverage = Some(CrlCoverage { covered, next_change: revocation.next_change(before.facts(), now) });
+            let is_new = bundle.crls() != before.crls();
+            if is_new {
+                let secret = Secret::TrustBundle(bundle);
+                let resource = Resource::encode(name, &secret);
+                let Good { origin, received, renews, .. } = **good;
+                entry.good = Some(Arc::new(Good { secret, resource, origin, received, renews }));
+            }
+            is_new
+        });
+        coverage
+    }
+}

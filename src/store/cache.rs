@@ -1,0 +1,222 @@
+//! The cache: its entries, its workloads.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use tokio::sync::{Notify, watch};
+
+use super::demand::{NotServed, Routes};
+use super::entry::{Entry, Key, Origin, Snapshot};
+use super::health::Components;
+use super::publisher::Publisher;
+use super::renewal::RenewalDesk;
+use super::subscription::Observed;
+use super::workload::Workload;
+use crate::base::limits;
+use crate::secret::Revocation;
+
+/// All entries of all workloads. Clones are the same cache.
+#[derive(Clone, Debug, Default)]
+pub struct Cache(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    slots: Mutex<Slots>,
+    /// Wakes those who follow what readiness depends on: the workloads' own entries, the components' health, and which
+    /// workloads there are.
+    changes: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    pub(super) by_key: BTreeMap<Key, Arc<Slot>>,
+    workloads: BTreeMap<Workload, Member>,
+    next_workload: u32,
+    /// How many entries exist because a stream asked for them.
+    on_demand: usize,
+    pub(super) routes: Routes,
+}
+
+/// What the cache knows of a workload beside its entries.
+#[derive(Debug)]
+struct Member {
+    name: Arc<str>,
+    health: Components,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    pub(super) entry: watch::Sender<Entry>,
+    pub(super) observed: Mutex<Observed>,
+    /// The CRLs that go into trust bundles, whichever source publishes the roots. Locked while the entry is written.
+    pub(super) revocation: Mutex<Revocation>,
+    /// Notified when the last stream leaves.
+    pub(super) deserted: Notify,
+    /// Notified when a stream gives a verdict or leaves.
+    pub(super) verdict: Notify,
+    /// Set by the source that can renew on request.
+    pub(super) renewal: OnceLock<RenewalDesk>,
+    /// Of [`Inner`], where readiness depends on the entry.
+    changes: Option<watch::Sender<()>>,
+}
+
+/// No code panics while it holds one of these locks, and their data is consistent between any two statements.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Cache {
+    /// A cache with one workload, and its handle.
+    pub fn with_workload(name: &str) -> (Self, Workload) {
+        let cache = Self::default();
+        let workload = cache.add_workload(name);
+        (cache, workload)
+    }
+
+    /// Adds a workload. `name` is for people and metrics; empty for a sidecar's only one.
+    pub fn add_workload(&self, name: &str) -> Workload {
+        let mut slots = self.lock();
+        let workload = Workload(slots.next_workload);
+        slots.next_workload += 1;
+        let health = Components::new(self.0.changes.clone());
+        slots.workloads.insert(workload, Member { name: name.into(), health });
+        drop(slots);
+        self.0.changes.send_replace(());
+        workload
+    }
+
+    /// Removes a workload with its entries and the sources registered for it alone. Its secrets are dropped at once,
+    /// whoever still holds a publisher or a subscription; what these do from now on has no effect.
+    pub fn remove_workload(&self, workload: Workload) {
+        let mut slots = self.lock();
+        slots.workloads.remove(&workload);
+        slots.routes.forget(workload);
+        let keys: Vec<_> = slots.by_key.keys().filter(|key| key.workload == workload).cloned().collect();
+        for key in keys {
+            slots.on_demand -= usize::from(key.name.is_on_demand());
+            if let Some(slot) = slots.by_key.remove(&key) {
+                slot.entry.send_replace(Entry { is_removed: true, ..Entry::default() });
+            }
+        }
+        drop(slots);
+        self.0.changes.send_replace(());
+    }
+
+    /// The workloads and their names.
+    pub fn workloads(&self) -> Vec<(Workload, Arc<str>)> {
+        let slots = self.lock();
+        slots.workloads.iter().map(|(workload, member)| (*workload, Arc::clone(&member.name))).collect()
+    }
+
+    /// The name of `workload`; empty for a sidecar's only one, and for one that was removed.
+    pub fn name_of(&self, workload: Workload) -> Arc<str> {
+        self.lock().workloads.get(&workload).map_or_else(|| "".into(), |member| Arc::clone(&member.name))
+    }
+
+    /// What the components report of `workload`.
+    pub fn components(&self, workload: Workload) -> Components {
+        let member = self.lock().workloads.get(&workload).map(|member| member.health.clone());
+        member.unwrap_or_else(|| Components::new(watch::Sender::default()))
+    }
+
+    /// The right to write the entry of `key` as `origin`. Makes the entry.
+    pub fn publisher(&self, key: Key, origin: Origin) -> Publisher {
+        Publisher::new(self.clone(), self.slot_of(&key), key, origin)
+    }
+
+    /// Drops the entry of a name on demand, unless a stream has come back. True if the entry is gone.
+    pub fn retire(&self, key: &Key) -> bool {
+        let mut slots = self.lock();
+        let is_deserted = slots.by_key.get(key).is_none_or(|slot| lock(&slot.observed).streams == 0);
+        if is_deserted && key.name.is_on_demand() && slots.by_key.remove(key).is_some() {
+            slots.on_demand -= 1;
+        }
+        is_deserted
+    }
+
+    /// Follows the entry of `key` without counting as a stream.
+    pub fn watch(&self, key: &Key) -> Option<watch::Receiver<Entry>> {
+        Some(self.slot(key)?.entry.subscribe())
+    }
+
+    /// Follows the entry of `key`, and makes it if there is none: readers and sources may start in any order.
+    pub fn follow(&self, key: Key) -> watch::Receiver<Entry> {
+        self.slot_of(&key).entry.subscribe()
+    }
+
+    /// Every entry as it is now.
+    pub fn snapshot(&self) -> Vec<Snapshot> {
+        self.snapshot_if(|_| true)
+    }
+
+    /// The entries of `workload` as they are now.
+    pub fn snapshot_of(&self, workload: Workload) -> Vec<Snapshot> {
+        self.snapshot_if(|key| key.workload == workload)
+    }
+
+    /// The entries that `wanted` selects, as they are now.
+    pub(super) fn snapshot_if(&self, wanted: impl Fn(&Key) -> bool) -> Vec<Snapshot> {
+        let slots = self.lock();
+        let wanted = slots.by_key.iter().filter(|(key, _)| wanted(key));
+        let view = |(key, slot): (&Key, &Arc<Slot>)| Snapshot {
+            key: key.clone(),
+            workload: slots.workloads.get(&key.workload).map_or_else(|| "".into(), |it| Arc::clone(&it.name)),
+            entry: slot.entry.borrow().clone(),
+            observed: lock(&slot.observed).clone(),
+        };
+        wanted.map(view).collect()
+    }
+
+    /// Wakes at each change that readiness may depend on.
+    pub(super) fn changes(&self) -> watch::Receiver<()> {
+        self.0.changes.subscribe()
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Slots> {
+        lock(&self.0.slots)
+    }
+
+    /// The slot of `key`, made if there is none. For a workload that was removed, a slot that takes no value.
+    pub(super) fn slot_of(&self, key: &Key) -> Arc<Slot> {
+        let mut slots = self.lock();
+        if !slots.workloads.contains_key(&key.workload) {
+            let entry = watch::Sender::new(Entry { is_removed: true, ..Entry::default() });
+            return Arc::new(Slot { entry, ..Slot::default() });
+        }
+        let changes = (!key.name.is_on_demand()).then(|| self.0.changes.clone());
+        let slot = slots.by_key.entry(key.clone());
+        Arc::clone(slot.or_insert_with(|| Arc::new(Slot { changes, ..Slot::default() })))
+    }
+
+    pub(super) fn slot(&self, key: &Key) -> Option<Arc<Slot>> {
+        self.lock().by_key.get(key).cloned()
+    }
+}
+
+impl Slots {
+    /// Makes the entry of a name on demand, and passes the demand on to its source.
+    pub(super) fn demand(&mut self, key: &Key) -> Result<Arc<Slot>, NotServed> {
+        if !self.workloads.contains_key(&key.workload) || !key.name.is_on_demand() {
+            return Err(NotServed::NoSource);
+        }
+        if self.on_demand == limits::NAMES_ON_DEMAND {
+            return Err(NotServed::TooMany);
+        }
+        self.routes.send(key)?;
+        self.on_demand += 1;
+        Ok(Arc::clone(self.by_key.entry(key.clone()).or_default()))
+    }
+}
+
+impl Slot {
+    /// Changes the entry, and wakes its readers if `change` returns true. An entry of a removed workload stays empty.
+    pub(super) fn modify(&self, change: impl FnOnce(&mut Entry) -> bool) {
+        let is_changed = self.entry.send_if_modified(|entry| !entry.is_removed && change(entry));
+        if let Some(changes) = self.changes.as_ref().filter(|_| is_changed) {
+            changes.send_replace(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+use std::time::UNIX_EPOCH;
+
+use super::super::publisher::LINGER;
+use super::super::{Cache, Key, NotServed, Origin, Scope, Workload};
+use super::*;
+use crate::pki::key::{KeyType, SigningKey};
+use crate::secret::{Secret, TrustBundle};
+
+fn named(workload: Workload, index: usize) -> Key {
+    Key { workload, name: format!("file-root:{index}").parse().unwrap() }
+}
+
+fn bundle() -> Secret {
+    let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+    let root = rcgen::CertificateParams::default().self_signed(&key).unwrap();
+    Secret::TrustBundle(TrustBundle::new(vec![root.der().clone()]).unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_on_demand_lives_as_long_as_its_streams_and_five_minutes_longer_with_a_good_value() {
+    let (cache, workload) = Cache::with_workload("");
+    let key = named(workload, 0);
+    assert_eq!(cache.subscribe(&key).unwrap_err(), NotServed::NoSource, "no source takes demand yet");
+    let mut demand = cache.demand(NameKind::File, Scope::Every).unwrap();
+    let stream = cache.subscribe(&key).unwrap();
+    let second = cache.subscribe(&key).unwrap();
+    assert_eq!(demand.next().await, Some(key.clone()));
+    assert_eq!(demand.try_next(), None, "demand is passed on once");
+    let files = cache.publisher(key.clone(), Origin::FILES);
+    drop(stream);
+    assert!(!cache.retire(&key), "a stream is left");
+    drop(second);
+    files.deserted().await;
+    assert!(cache.retire(&key));
+    assert!(cache.snapshot().is_empty());
+
+    let stream = cache.subscribe(&key).unwrap();
+    assert_eq!(demand.next().await, Some(key.clone()), "a new entry is new demand");
+    let files = cache.publisher(key, Origin::FILES);
+    files.publish(bundle(), UNIX_EPOCH, None);
+    drop(stream);
+    let deserted = tokio::time::timeout(LINGER / 2, files.deserted()).await;
+    assert!(deserted.is_err(), "a good value is kept for an Envoy that reconnects");
+    tokio::time::timeout(2 * LINGER, files.deserted()).await.unwrap();
+}
+
+#[test]
+fn the_number_of_names_on_demand_is_bounded() {
+    let (cache, workload) = Cache::with_workload("");
+    let _demand = cache.demand(NameKind::File, Scope::Every).unwrap();
+    let max = limits::NAMES_ON_DEMAND;
+    let streams: Vec<_> = (0..max).map(|index| cache.subscribe(&named(workload, index)).unwrap()).collect();
+    let one_more = named(workload, max);
+    assert_eq!(cache.subscribe(&one_more).unwrap_err(), NotServed::TooMany);
+    assert!(cache.subscribe(&named(workload, 0)).is_ok(), "existing entries are served");
+    drop(streams);
+    assert!(cache.retire(&named(workload, 1)));
+    assert!(cache.subscribe(&one_more).is_ok());
+}
+
+#[test]
+fn a_second_source_does_not_replace_the_first() {
+    let (cache, workload) = Cache::with_workload("");
+    let mut first = cache.demand(NameKind::File, Scope::Every).unwrap();
+    assert_eq!(cache.demand(NameKind::File, Scope::Every).unwrap_err(), AlreadyTaken(NameKind::File));
+    let _stream = cache.subscribe(&named(workload, 0)).unwrap();
+    assert_eq!(first.try_next(), Some(named(workload, 0)));
+    drop(first);
+    assert_eq!(cache.subscribe(&named(workload, 1)).unwrap_err(), NotServed::NoSource);
+    let mut second = cache.demand(NameKind::File, Scope::Every).unwrap();
+    let _stream = cache.subscribe(&named(workload, 1)).unwrap();
+    assert_eq!(second.try_next(), Some(named(workload, 1)));
+}
+
+#[test]
+fn a_workloads_own_source_comes_before_the_one_for_every_workload() {
+    let (cache, one) = Cache::with_workload("one");
+    let other = cache.add_workload("other");
+    let mut every = cache.demand(NameKind::File, Scope::Every).unwrap();
+    let mut own = cache.demand(NameKind::File, Scope::Workload(one)).unwrap();
+    let _streams = [one, other].map(|workload| cache.subscribe(&named(workload, 0)).unwrap());
+    assert_eq!((own.try_next(), own.try_next()), (Some(named(one, 0)), None));
+    assert_eq!((every.try_next(), every.try_next()), (Some(named(other, 0)), None));
+}
+
+#[test]
+fn the_workloads_own_names_are_no_demand() {
+    let (cache, workload) = Cache::with_workload("");
+    let _demand = cache.demand(NameKind::File, Scope::Every).unwrap();
+    let key = Key { workload, name: crate::secret::SecretName::Roots };
+    assert_eq!(cache.subscribe(&key).unwrap_err(), NotServed::NoSource);
+}

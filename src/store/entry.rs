@@ -1,0 +1,116 @@
+//! One entry of the cache: the last good value and the current failures.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::subscription::Observed;
+use super::workload::Workload;
+use crate::base::clock::rfc3339;
+use crate::secret::{Resource, Secret, SecretName};
+
+/// Key of a cache entry.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    pub workload: Workload,
+    pub name: SecretName,
+}
+
+/// Where a value comes from. A source of higher rank keeps those of lower rank from writing an entry it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Origin {
+    /// Compared first. Ranks leave gaps, so that a source fits in between.
+    rank: u8,
+    name: &'static str,
+}
+
+impl Origin {
+    /// Signed by a CA for a key made here.
+    pub const CA: Self = Self { rank: 10, name: "ca" };
+    /// Read from mounted files.
+    pub const FILES: Self = Self { rank: 20, name: "files" };
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// The state of one secret: the last good value and the current failures, independent of each other.
+#[derive(Clone, Debug, Default)]
+pub struct Entry {
+    /// The newest value that passed every check.
+    pub good: Option<Arc<Good>>,
+    /// Why each source can't deliver a newer value.
+    pub(super) failures: BTreeMap<Origin, Arc<Failure>>,
+    /// The source that holds the entry: sources of lower rank can't publish, and need not try.
+    pub holder: Option<Origin>,
+    /// The workload was removed: nothing is published any more.
+    pub(super) is_removed: bool,
+}
+
+impl Entry {
+    /// The good value if it is valid at `now`, else the reason there is none, for people.
+    pub fn valid_at(&self, now: SystemTime) -> Result<&Good, String> {
+        match &self.good {
+            Some(good) if good.secret.not_after() > now => Ok(good),
+            Some(good) => {
+                let at = rfc3339(good.secret.not_after());
+                Err(format!("expired at {at}; {}", self.failure().as_deref().unwrap_or("no newer one arrived")))
+            }
+            None => Err(self.failure().unwrap_or_else(|| "not available yet".to_owned())),
+        }
+    }
+
+    /// Why its sources can't deliver a newer value, for people; the source of the highest rank first.
+    pub fn failure(&self) -> Option<String> {
+        let reasons: Vec<_> = self.failures.values().rev().map(|failure| failure.reason.as_str()).collect();
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+
+    /// Ends the failure of `origin`, and those of lower ranks: while `origin` holds the entry they don't matter. True
+    /// if there was one.
+    pub(super) fn clear_failures(&mut self, origin: Origin) -> bool {
+        let before = self.failures.len();
+        self.failures.retain(|of, failure| *of > origin && !failure.is_absence);
+        self.failures.len() < before
+    }
+
+    /// When the good value expires.
+    pub fn not_after(&self) -> Option<SystemTime> {
+        self.good.as_ref().map(|good| good.secret.not_after())
+    }
+}
+
+/// A value that passed every check.
+#[derive(Debug)]
+pub struct Good {
+    pub secret: Secret,
+    /// The value on the wire.
+    pub resource: Resource,
+    pub origin: Origin,
+    pub received: SystemTime,
+    /// When its source means to replace it; none where the source can't know.
+    pub renews: Option<SystemTime>,
+}
+
+/// Why a source can't deliver a value.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    /// For people.
+    pub(super) reason: String,
+    /// The source has nothing to deliver: the failure is over as soon as any source has a value.
+    pub(super) is_absence: bool,
+}
+
+/// One entry at one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    pub key: Key,
+    /// The name of the key's workload; empty for a sidecar's only one.
+    pub workload: Arc<str>,
+    pub entry: Entry,
+    pub observed: Observed,
+}

@@ -1,0 +1,21 @@
+//! The workloads that the agent serves. A sidecar has one; a node's agent adds and removes them at run time.
+
+use std::fmt;
+
+/// The agent's own handle on one workload. [`Cache::add_workload`](super::Cache::add_workload) gives it out and never
+/// gives the same one out twice. The SPIFFE ID is part of the workload's secrets, since it may be unknown until a
+/// credential appears.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Workload(pub(super) u32);
+
+impl fmt::Debug for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Workload({})", self.0)
+    }
+}
+
+#[cfg(test)]
+impl Workload {
+    /// The first workload of a cache, for tests' constants.
+    pub(crate) const FIRST: Self = Self(0);
+}
