@@ -1,20 +1,24 @@
-//! Counters that components keep, and the text of `/metrics`. What each metric means is in `docs/metrics.md`.
+//! Counters that components keep, and the text of `/metrics`. `docs/metrics.md` says what each metric means.
 //!
-//! What the cache knows (expiry, streams, readiness), and what the kernel knows of the process, is read when somebody
-//! asks, not kept twice.
+//! Metrics observe: nothing in the agent decides by them. What the store knows (expiry, streams, health) and what the
+//! kernel knows of the process is read at each scrape, not kept twice.
 
 mod process;
 mod secrets;
 mod text;
 
-use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use self::process::Process;
+use self::secrets::Secrets;
+pub use self::text::Format;
+use crate::store::{Cache, Key};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, EncodeMetric, MetricEncoder,
+    DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, EncodeMetric, LabelSetEncoder, MetricEncoder,
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
@@ -23,25 +27,41 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use tokio::sync::watch;
 
-use self::process::Process;
-use self::secrets::Secrets;
-pub use self::text::Format;
-use crate::store::Cache;
-use crate::store::health;
-
-/// The label of everything that is counted for each secret.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+/// The labels of what is counted for each secret.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ByName {
+    /// The workload's name; empty for a sidecar's only one.
+    pub workload: Arc<str>,
     /// The resource name.
     pub name: String,
+}
+
+impl ByName {
+    pub fn of(cache: &Cache, key: &Key) -> Self {
+        Self { workload: cache.name_of(key.workload), name: key.name.to_string() }
+    }
+}
+
+impl EncodeLabelSet for ByName {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
+        (Of(&self.workload), [("name", self.name.as_str())]).encode(encoder)
+    }
+}
+
+/// The label that names a workload. A sidecar's only one has no name, and its samples have no such label.
+#[derive(Clone, Copy, Debug)]
+struct Of<'a>(&'a str);
+
+impl EncodeLabelSet for Of<'_> {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
+        if self.0.is_empty() { Ok(()) } else { [("workload", self.0)].encode(encoder) }
+    }
 }
 
 /// The label of refusals.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ByReason {
-    /// One word.
     pub reason: &'static str,
 }
 
@@ -50,7 +70,7 @@ pub struct ByReason {
 pub struct ByOutcome {
     /// The CA client's name.
     pub provider: &'static str,
-    /// `ok`, or one word for what went wrong.
+    /// `ok`, or one word for the cause of the failure.
     pub outcome: &'static str,
 }
 
@@ -59,62 +79,49 @@ pub struct ByOutcome {
 pub struct BySource {
     /// `files` or `crl`.
     pub source: &'static str,
-    /// One word for what went wrong.
+    /// One word for the cause.
     pub reason: &'static str,
 }
 
-/// The label of what is done for the output folder.
+/// The label of writes and hook runs for the output directory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ByResult {
-    /// `ok`, or one word for what went wrong.
+    /// `ok`, or one word for the cause of the failure.
     pub outcome: &'static str,
 }
 
-/// Every reason for which something is refused.
+/// Every reason for a refusal.
 const REFUSALS: [&str; 7] =
     ["peer", "connections", "no_node", "foreign_type", "too_many_names", "unknown_name", "no_source"];
-
-/// Something that works, or fails for a reason; none where it is not used.
-pub type Health = watch::Sender<Option<Result<(), String>>>;
 
 /// Every counter. Clones count together.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     /// Secrets sent on streams.
     pub pushes: Family<ByName, Counter>,
-    /// Secrets that a client accepted.
+    /// Secrets that a client acknowledged.
     pub acks: Family<ByName, Counter>,
     /// Secrets that a client rejected.
     pub nacks: Family<ByName, Counter>,
-    /// Connections of Envoys that are open.
+    /// Open connections of Envoys.
     pub connections: Gauge,
-    /// Requests that ended their stream, and names that are not served.
+    /// Connections, requests and names that were refused.
     pub refusals: Family<ByReason, Counter>,
-    /// The words of the last one.
-    pub last_refusal: watch::Sender<Option<String>>,
     /// Calls to the CA.
     pub ca_requests: Family<ByOutcome, Counter>,
-    /// How long they took.
+    /// How long the calls took.
     pub ca_durations: Family<ByOutcome, Histogram, fn() -> Histogram>,
-    /// When the last of them ended.
+    /// When the last of the calls ended.
     pub ca_last: Family<ByOutcome, Gauge<f64, AtomicU64>>,
-    /// Rounds of CAs in which nobody has signed, since somebody did.
-    pub failed_rounds: Gauge,
-    /// How the last write to the state folder ended.
-    pub state: Health,
-    /// Whether mounted CRLs can be read, and be served.
-    pub crls: Health,
     /// Mounted files that could not be used.
     pub source_failures: Family<BySource, Counter>,
-    /// Generations written to the output folder.
+    /// Generations written to the output directory.
     pub output_writes: Family<ByResult, Counter>,
     /// Runs of the output hook.
     pub output_hooks: Family<ByResult, Counter>,
-    /// How it stands with the output folder; none where there is none.
-    pub output: watch::Sender<Option<health::Output>>,
 }
 
-/// Durations of CA calls: from a CA in the next process to one that is nearly given up.
+/// Buckets for CA calls: from a CA in the next process to one that nearly times out.
 fn duration_histogram() -> Histogram {
     Histogram::new([0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0])
 }
@@ -124,7 +131,7 @@ impl Default for Metrics {
     fn default() -> Self {
         let refusals = Family::default();
         for reason in REFUSALS {
-            // A counter that appears at 1 has not increased, as Prometheus sees it.
+            // Prometheus sees no increase in a counter that first appears at 1.
             drop(refusals.get_or_create(&ByReason { reason }));
         }
         Self {
@@ -133,38 +140,31 @@ impl Default for Metrics {
             nacks: Family::default(),
             connections: Gauge::default(),
             refusals,
-            last_refusal: watch::Sender::default(),
             ca_requests: Family::default(),
             ca_durations: Family::new_with_constructor(duration_histogram),
             ca_last: Family::default(),
-            failed_rounds: Gauge::default(),
-            state: Health::default(),
-            crls: Health::default(),
             source_failures: Family::default(),
             output_writes: Family::default(),
             output_hooks: Family::default(),
-            output: watch::Sender::default(),
         }
     }
 }
 
 impl Metrics {
-    /// Drops what was counted of a secret that is no longer served.
-    pub fn forget(&self, name: &str) {
-        let label = ByName { name: name.to_owned() };
+    /// Drops what was counted for a secret that is no longer served.
+    pub fn forget(&self, label: &ByName) {
         for counters in [&self.pushes, &self.acks, &self.nacks] {
-            counters.remove(&label);
+            counters.remove(label);
         }
     }
 
-    /// Notes something that is not served, for this reason; `words` are for people.
-    pub fn refuse(&self, reason: &'static str, words: &dyn fmt::Display) {
+    /// Counts a refusal.
+    pub fn refuse(&self, reason: &'static str) {
         debug_assert!(REFUSALS.contains(&reason), "{reason}");
         self.refusals.get_or_create(&ByReason { reason }).inc();
-        self.last_refusal.send_replace(Some(words.to_string()));
     }
 
-    /// Notes a call to the CA of `provider` that has ended `at`, and how.
+    /// Counts a call to the CA of `provider` that ended at `at` with `outcome`.
     pub fn count_call(&self, provider: &'static str, outcome: &'static str, took: Duration, at: SystemTime) {
         let label = ByOutcome { provider, outcome };
         self.ca_requests.get_or_create(&label).inc();
@@ -172,10 +172,9 @@ impl Metrics {
         self.ca_last.get_or_create(&label).set(seconds(at));
     }
 
-    /// Everything, in this format.
+    /// The text of `/metrics` in `format`.
     pub fn encode(&self, cache: &Cache, agent: Agent, format: Format) -> String {
-        let output = self.output.borrow().clone();
-        let secrets = Secrets { snapshots: cache.snapshot(), output, now: agent.now };
+        let secrets = Secrets::new(cache, agent.now);
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Process { started: agent.started }));
         let own = registry.sub_registry_with_prefix("attache");
@@ -188,12 +187,10 @@ impl Metrics {
     }
 }
 
-/// What is known of the agent at the moment of a scrape.
+/// The agent at the moment of a scrape.
 #[derive(Clone, Copy, Debug)]
 pub struct Agent {
-    /// When it started.
     pub started: SystemTime,
-    /// The moment.
     pub now: SystemTime,
     /// How it notices that files change.
     pub watched: Watched,
@@ -208,7 +205,7 @@ pub struct Watched {
     pub by_polling: usize,
 }
 
-/// What is counted. Each metric is described also where nothing is counted yet.
+/// The counters. Each metric is described even before its first sample.
 #[derive(Debug)]
 struct Counted {
     metrics: Metrics,
@@ -219,28 +216,27 @@ impl Collector for Counted {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let Self { metrics, watched } = self;
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        let metrics: [(&str, &str, &dyn EncodeMetric); 11] = [
-            ("build", "The version that runs", &build),
-            ("connections", "Connections to the SDS socket that are open", &metrics.connections),
+        let metrics: [(&str, &str, &dyn EncodeMetric); 10] = [
+            ("build", "Version of the agent", &build),
+            ("connections", "Open connections to the SDS socket", &metrics.connections),
             ("pushes", "Secrets sent on streams", &metrics.pushes),
-            ("acks", "Secrets that a client accepted", &metrics.acks),
+            ("acks", "Secrets that a client acknowledged", &metrics.acks),
             ("nacks", "Secrets that a client rejected", &metrics.nacks),
-            ("refusals", "Connections, requests and names that are not served", &metrics.refusals),
+            ("refusals", "Refused connections, requests and names", &metrics.refusals),
             ("ca_requests", "Calls to the CA by outcome", &metrics.ca_requests),
-            (
-                "renewal_consecutive_failures",
-                "Times that no CA has signed, since one did",
-                &metrics.failed_rounds,
-            ),
             ("source_failures", "Times that mounted files could not be used", &metrics.source_failures),
-            ("output_writes", "Generations written to the output folder by outcome", &metrics.output_writes),
+            (
+                "output_writes",
+                "Generations written to the output directory by outcome",
+                &metrics.output_writes,
+            ),
             ("output_hooks", "Runs of the output hook by outcome", &metrics.output_hooks),
         ];
         for (name, help, metric) in metrics {
             describe(&mut encoder, name, help, None, metric)?;
         }
         let in_seconds: [(&str, &str, &dyn EncodeMetric); 2] = [
-            ("ca_request_duration", "How long calls to the CA took by outcome", &self.metrics.ca_durations),
+            ("ca_request_duration", "Duration of calls to the CA by outcome", &self.metrics.ca_durations),
             (
                 "ca_last_request_timestamp",
                 "When the last call to the CA with this outcome ended",
@@ -250,18 +246,12 @@ impl Collector for Counted {
         for (name, help, metric) in in_seconds {
             describe(&mut encoder, name, help, Some(&Unit::Seconds), metric)?;
         }
-        let help = "Folders with files that are followed, by how changes are noticed";
+        let help = "Watched directories, by how changes are noticed";
         let mut family = encoder.encode_descriptor("watched_folders", help, None, MetricType::Gauge)?;
         for (mode, folders) in [("inotify", watched.by_kernel), ("polling", watched.by_polling)] {
             ConstGauge::new(whole(folders)).encode(family.encode_family(&[("mode", mode)])?)?;
         }
-        let mut failing = |name: &str, help: &str, health: &Health| {
-            let is_failing = health.borrow().as_ref().map(|health| i64::from(health.is_err()));
-            describe(&mut encoder, name, help, None, &Known(is_failing))
-        };
-        let help = "1 while mounted CRLs can't be read, or are left out of the trust bundle";
-        failing("crls_failing", help, &self.metrics.crls)?;
-        failing("state_failing", "1 while the state folder can't be written", &self.metrics.state)
+        Ok(())
     }
 }
 
@@ -278,7 +268,7 @@ impl<N: EncodeGaugeValue + Copy> EncodeMetric for Known<N> {
     }
 }
 
-/// One metric, whatever it holds.
+/// Encodes one metric, whatever it holds.
 fn describe(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,

@@ -1,87 +1,65 @@
-//! What the cache knows, as metrics.
+//! The store's contents as metrics: secrets, streams and health.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Unit;
 
-use super::{Known, describe, seconds, whole};
+use super::{Of, describe, seconds, whole};
 use crate::pki::crl::Crl;
 use crate::secret::{Secret, SecretName, TrustBundle};
-use crate::store::Snapshot;
-use crate::store::health;
+use crate::store::health::{ComponentHealth, Components};
+use crate::store::{Cache, Snapshot};
 
-/// What the cache knows, at one moment.
+/// What the store holds at one moment.
 #[derive(Debug)]
 pub(super) struct Secrets {
-    pub(super) snapshots: Vec<Snapshot>,
-    pub(super) output: Option<health::Output>,
-    pub(super) now: SystemTime,
+    snapshots: Vec<Snapshot>,
+    /// By the workload's name.
+    components: Vec<(Arc<str>, Components)>,
+    is_ready: bool,
+}
+
+impl Secrets {
+    pub(super) fn new(cache: &Cache, now: SystemTime) -> Self {
+        let components = |(workload, name)| (name, cache.components(workload));
+        Self {
+            snapshots: cache.snapshot(),
+            components: cache.workloads().into_iter().map(components).collect(),
+            is_ready: cache.health(now).is_ready(),
+        }
+    }
 }
 
 impl Collector for Secrets {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         self.infos(&mut encoder)?;
-        self.moments(
-            &mut encoder,
-            "secret_not_before",
-            "From when the certificate that is served is valid",
-            |one| match &one.entry.good.as_ref()?.secret {
-                Secret::KeyPair(pair) => Some(pair.leaf().not_before),
-                Secret::TrustBundle(_) => None,
-            },
-        )?;
-        self.moments(&mut encoder, "secret_not_after", "When the secret that is served ends", |one| {
-            one.entry.good.as_ref().map(|good| good.secret.not_after())
-        })?;
-        self.moments(&mut encoder, "secret_received", "When the secret that is served came", |one| {
-            one.entry.good.as_ref().map(|good| good.received)
-        })?;
-        self.moments(
-            &mut encoder,
-            "secret_renewal",
-            "When the secret that is served is to be renewed",
-            |one| one.entry.good.as_ref().and_then(|good| good.renews),
-        )?;
-        self.moments(
-            &mut encoder,
-            "crl_next_update",
-            "When the first of its CRLs is to be replaced",
-            |one| first_to_end(one)?.next_update,
-        )?;
-        self.moments(&mut encoder, "crl_this_update", "When that CRL was made", |one| {
-            Some(first_to_end(one)?.this_update)
-        })?;
+        self.all_timestamps(&mut encoder)?;
         self.roots(&mut encoder)?;
-        self.gauges(&mut encoder, "crls", "CRLs that are served with the trust bundle", |one| {
+        self.gauges(&mut encoder, "crls", "CRLs served with the trust bundle", |one| {
             Some(whole(crls(one)?.len()))
         })?;
-        self.gauges(&mut encoder, "secret_failing", "1 while its source can't give a newer secret", |one| {
-            Some(i64::from(one.entry.failure().is_some()))
-        })?;
+        self.gauges(
+            &mut encoder,
+            "secret_failing",
+            "1 while its source can't deliver a newer secret",
+            |one| Some(i64::from(one.entry.failure().is_some())),
+        )?;
         self.gauges(&mut encoder, "secret_rejected", "1 while a client rejects the newest secret", |one| {
             Some(i64::from(one.observed.rejection.is_some()))
         })?;
         self.gauges(&mut encoder, "streams", "Streams subscribed to the secret", |one| {
             Some(whole(one.observed.streams))
         })?;
-        let output = self.output.as_ref();
-        let is_failing =
-            output.map(|it| it.failure.is_some() || it.is_hanging || it.is_hook_failing).map(i64::from);
-        let help = "1 while the output folder can't be written, or the hook fails";
-        describe(&mut encoder, "output_failing", help, None, &Known(is_failing))?;
-        let end = output.and_then(|output| output.not_after).map(seconds);
-        let (name, help) = ("output_not_after_timestamp", "When what lies in the output folder ends");
-        describe(&mut encoder, name, help, Some(&Unit::Seconds), &Known(end))?;
-        let missing = health::missing(&self.snapshots, output, self.now);
-        let help = "1 while every secret and file that is to be there is there and valid";
-        describe(&mut encoder, "ready", help, None, &ConstGauge::new(i64::from(missing.is_empty())))
+        self.all_components(&mut encoder)?;
+        let help = "1 while every required secret and file is there and valid";
+        describe(&mut encoder, "ready", help, None, &ConstGauge::new(i64::from(self.is_ready)))
     }
 }
 
@@ -98,16 +76,21 @@ fn crls(one: &Snapshot) -> Option<&[Arc<Crl>]> {
     trust_bundle(one).map(TrustBundle::crls)
 }
 
-/// Of these the one that ends first.
-fn first_to_end(one: &Snapshot) -> Option<&Crl> {
-    let ending = crls(one)?.iter().filter_map(|crl| Some((crl.next_update?, crl)));
-    ending.min_by_key(|(end, _)| *end).map(|(_, crl)| &**crl)
+/// The CRL that expires first.
+fn first_to_expire(one: &Snapshot) -> Option<&Crl> {
+    let expiring = crls(one)?.iter().filter_map(|crl| Some((crl.next_update?, crl)));
+    expiring.min_by_key(|(at, _)| *at).map(|(_, crl)| &**crl)
+}
+
+/// The labels of a secret.
+fn labels(one: &Snapshot) -> (Of<'_>, [(&'static str, &str); 1]) {
+    (Of(&one.workload), [("name", one.key.name.as_str())])
 }
 
 impl Secrets {
-    /// Serial numbers are not in it: each renewal would begin another series.
+    /// Serial numbers are not among the labels: each renewal would start a new series.
     fn infos(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let help = "Where the secret that is served comes from, and whose it is";
+        let help = "Origin and identity of the secret that is served";
         let mut family = encoder.encode_descriptor("secret", help, None, MetricType::Info)?;
         for one in &self.snapshots {
             let Some(good) = &one.entry.good else { continue };
@@ -115,14 +98,44 @@ impl Secrets {
                 Secret::KeyPair(pair) => pair.spiffe_id().map(|id| id.to_string()),
                 Secret::TrustBundle(_) => None,
             };
-            let labels = [("name", one.key.name.as_str().to_owned()), ("origin", good.origin.to_string())];
+            let labels = (labels(one), [("origin", good.origin.to_string())]);
             let identity = Info::new([("identity", identity.unwrap_or_default())]);
             identity.encode(family.encode_family(&labels)?)?;
         }
         Ok(())
     }
 
-    fn moments(
+    fn all_timestamps(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        self.timestamps(
+            encoder,
+            "secret_not_before",
+            "Start of validity of the certificate that is served",
+            |one| match &one.entry.good.as_ref()?.secret {
+                Secret::KeyPair(pair) => Some(pair.leaf().not_before),
+                Secret::TrustBundle(_) => None,
+            },
+        )?;
+        self.timestamps(encoder, "secret_not_after", "Expiry of the secret that is served", |one| {
+            one.entry.not_after()
+        })?;
+        self.timestamps(encoder, "secret_received", "When the secret that is served was received", |one| {
+            one.entry.good.as_ref().map(|good| good.received)
+        })?;
+        self.timestamps(
+            encoder,
+            "secret_renewal",
+            "When the secret that is served is due for renewal",
+            |one| one.entry.good.as_ref().and_then(|good| good.renews),
+        )?;
+        self.timestamps(encoder, "crl_next_update", "Expiry of the CRL that expires first", |one| {
+            first_to_expire(one)?.next_update
+        })?;
+        self.timestamps(encoder, "crl_this_update", "When that CRL was issued", |one| {
+            Some(first_to_expire(one)?.this_update)
+        })
+    }
+
+    fn timestamps(
         &self,
         encoder: &mut DescriptorEncoder<'_>,
         name: &str,
@@ -133,25 +146,28 @@ impl Secrets {
         let mut family = encoder.encode_descriptor(&name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
         for one in &self.snapshots {
             if let Some(moment) = moment(one) {
-                let labels = [("name", one.key.name.as_str())];
-                ConstGauge::new(seconds(moment)).encode(family.encode_family(&labels)?)?;
+                ConstGauge::new(seconds(moment)).encode(family.encode_family(&labels(one))?)?;
             }
         }
         Ok(())
     }
 
-    /// A sample for each root, so that one can see who has a new one already, and who has an old one still.
+    /// A sample for each root, which shows which agents have a new root already, and which have an old one still.
     fn roots(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let (name, help) = ("trust_root_not_after_timestamp", "When a root of the trust bundle ends");
+        let (name, help) = ("trust_root_not_after_timestamp", "Expiry of a root of the trust bundle");
         let mut family = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
-        // Roots of two CAs may have one serial number, and samples may not.
-        let mut ends = BTreeMap::new();
-        for root in self.snapshots.iter().filter_map(trust_bundle).flat_map(TrustBundle::facts) {
-            let end = ends.entry(root.serial.as_str()).or_insert(root.not_after);
-            *end = root.not_after.min(*end);
+        // Roots of two CAs may have one serial number, and two samples may not.
+        let mut expiry = BTreeMap::new();
+        let bundles = self.snapshots.iter().filter_map(|one| Some((&*one.workload, trust_bundle(one)?)));
+        for (workload, root) in
+            bundles.flat_map(|(workload, it)| it.facts().iter().map(move |root| (workload, root)))
+        {
+            let at = expiry.entry((workload, root.serial.as_str())).or_insert(root.not_after);
+            *at = root.not_after.min(*at);
         }
-        for (serial, end) in ends {
-            ConstGauge::new(seconds(end)).encode(family.encode_family(&[("serial", serial)])?)?;
+        for ((workload, serial), at) in expiry {
+            let labels = (Of(workload), [("serial", serial)]);
+            ConstGauge::new(seconds(at)).encode(family.encode_family(&labels)?)?;
         }
         Ok(())
     }
@@ -166,10 +182,53 @@ impl Secrets {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for one in &self.snapshots {
             if let Some(value) = value(one) {
-                let labels = [("name", one.key.name.as_str())];
-                ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+                ConstGauge::new(value).encode(family.encode_family(&labels(one))?)?;
             }
         }
         Ok(())
+    }
+
+    fn all_components(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let is_failing = |health: ComponentHealth| health.map(|health| i64::from(health.is_err()));
+        let help = "Rounds in which no CA has signed, since the last certificate";
+        self.components(encoder, "renewal_consecutive_failures", help, None, |it| {
+            Some(i64::from(it.failed_rounds()))
+        })?;
+        let help = "1 while mounted CRLs can't be read, or are left out of the trust bundle";
+        self.components(encoder, "crls_failing", help, None, |it| is_failing(it.crls()))?;
+        let help = "1 while the state directory can't be written";
+        self.components(encoder, "state_failing", help, None, |it| is_failing(it.state()))?;
+        let help = "1 while the output directory can't be written, or the hook fails";
+        self.components(encoder, "output_failing", help, None, |it| {
+            let output = it.output()?;
+            Some(i64::from(output.failure.is_some() || output.is_hanging || output.is_hook_failing))
+        })?;
+        let help = "Expiry of the files in the output directory";
+        let unit = Some(&Unit::Seconds);
+        self.components(encoder, "output_not_after_timestamp", help, unit, |it| {
+            it.output()?.not_after.map(seconds)
+        })
+    }
+
+    /// A sample for each workload that has a value.
+    fn components<N: EncodeGaugeValue>(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        value: impl Fn(&Components) -> Option<N>,
+    ) -> Result<(), std::fmt::Error> {
+        let mut family = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+        let mut without_label = None;
+        for (workload, components) in &self.components {
+            let Some(value) = value(components).map(ConstGauge::new) else { continue };
+            if workload.is_empty() {
+                without_label = Some(value);
+            } else {
+                value.encode(family.encode_family(&Of(workload))?)?;
+            }
+        }
+        without_label.map_or(Ok(()), |value| value.encode(family))
     }
 }

@@ -1,12 +1,11 @@
-//! The admin socket: what `attache status`, `renew` and `log` speak with, JSON over HTTP/1.1. Only this agent's user
-//! can connect.
+//! The admin socket, which `attache status`, `renew` and `log` use: JSON over HTTP/1.1. Only this agent's user can connect.
 //!
 //! | call | answer |
 //! |---|---|
 //! | `GET /v1/status` | the report (`docs/status.md`) |
-//! | `POST /v1/renew` | 200 when there is a new certificate, 502 with `error` when the CA gave none |
+//! | `POST /v1/renew` | 200 with the report after a renewal, 502 with `error` where no CA issued a certificate |
 //! | `GET /v1/log` | `level` |
-//! | `PUT /v1/log?level=LEVEL` | `level`, which counts from now on |
+//! | `PUT /v1/log?level=LEVEL` | the new `level` |
 
 use std::time::Duration;
 
@@ -20,24 +19,21 @@ use crate::net::http1::{self, Answer};
 use crate::ops::report::Reporter;
 use crate::ops::telemetry::LogLevel;
 use crate::secret::SecretName;
-use crate::store::{Cache, Key, NotRenewed, Workload};
+use crate::store::{Key, NotRenewed};
 
-/// How long somebody waits for a renewal: several CAs may each take their time.
+/// How long a call waits for a renewal: several CAs may each take their time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Answers calls on the admin socket. Clones answer the same.
 #[derive(Clone, Debug)]
 pub struct Admin {
-    /// What is told.
+    /// Its workload is the one that is renewed.
     pub reporter: Reporter,
-    /// Whose sources are asked to renew.
-    pub workload: Workload,
-    /// What can be set.
     pub log: LogLevel,
 }
 
 impl Admin {
-    /// Serves one connection until the client goes or the agent drains.
+    /// Serves one connection until the client closes it or the agent drains.
     pub async fn serve(self, io: UnixStream, stop: CancellationToken) {
         http1::serve(io, |request| self.answer(request), stop).await;
     }
@@ -55,23 +51,23 @@ impl Admin {
             (&Method::PUT, "/v1/log") => match self.log.set(parameter(request, "level")) {
                 Ok(()) => {
                     let level = self.log.get();
-                    tracing::warn!(level, "the log level is set");
+                    tracing::warn!(level, "log level set");
                     (StatusCode::OK, json!({ "level": level }))
                 }
                 Err(error) => (StatusCode::BAD_REQUEST, json!({ "error": error })),
             },
             (method, path) => (
                 StatusCode::NOT_FOUND,
-                json!({ "error": format!("there is no {method} {path} on this agent's admin socket") }),
+                json!({ "error": format!("unknown call {method} {path}: this agent's admin socket does not have it") }),
             ),
         }
     }
 
     async fn renew(&self) -> (StatusCode, Value) {
-        let cache: &Cache = &self.reporter.cache;
+        let Reporter { cache, workload, .. } = &self.reporter;
         // The roots come with it.
-        let key = Key { workload: self.workload, name: SecretName::Workload };
-        tracing::info!("somebody asks for a renewal");
+        let key = Key { workload: *workload, name: SecretName::Workload };
+        tracing::info!("renewal requested");
         match tokio::time::timeout(PATIENCE, cache.renew(&key)).await {
             Ok(Ok(())) => (StatusCode::OK, self.reporter.report()),
             Ok(Err(error)) => {
@@ -82,15 +78,14 @@ impl Admin {
                 (status, json!({ "error": error.to_string() }))
             }
             Err(_) => {
-                let error =
-                    format!("the CA has not answered within {PATIENCE:?}; it is asked again and again");
+                let error = format!("the CA has not answered within {PATIENCE:?}; the agent keeps retrying");
                 (StatusCode::GATEWAY_TIMEOUT, json!({ "error": error }))
             }
         }
     }
 }
 
-/// A parameter of the query, as it stands there: log levels need no escapes.
+/// A parameter of the query, unescaped: log levels need no escapes.
 fn parameter<'a>(request: &'a Request<Incoming>, name: &str) -> &'a str {
     let pairs = request.uri().query().unwrap_or_default().split('&');
     let mut found = pairs.filter_map(|pair| pair.split_once('=')).filter(|(key, _)| *key == name);

@@ -1,5 +1,5 @@
-//! Everything that a person can see of a running agent, as JSON. Its shape is described in `docs/status.md`: fields may
-//! be added, and those that are there stay.
+//! Everything a person can see of a workload in a running agent, as JSON. `docs/status.md` describes its shape: fields may
+//! be added, existing ones stay.
 
 use std::time::SystemTime;
 
@@ -7,70 +7,67 @@ use serde_json::{Value, json};
 
 use crate::base::clock::{Clock, rfc3339_millis};
 use crate::base::limits;
-use crate::metrics::{Health, Metrics};
 use crate::secret::{KeyPair, Secret, TrustBundle};
-use crate::store::health;
-use crate::store::history::{Event, History, What};
-use crate::store::{Cache, Good, Snapshot};
+use crate::store::health::{ComponentHealth, OutputHealth};
+use crate::store::history::{Change, Event, History};
+use crate::store::{Cache, Good, Snapshot, Workload};
 
-/// The number of this shape.
+/// Version of this shape.
 const SCHEMA: u32 = 1;
 
 /// What does not change while the agent runs.
 #[derive(Clone, Debug)]
 pub struct About {
-    /// When it started.
     pub started: SystemTime,
-    /// Where Envoy connects.
+    /// The workload's SDS socket.
     pub socket: std::path::PathBuf,
     /// The provider's name, as `--ca` takes it.
     pub provider: &'static str,
-    /// The CAs, in order.
+    /// The CAs' addresses, in order.
     pub cas: Vec<String>,
 }
 
-/// Where the report's facts come from. Clones tell the same.
+/// Reports the state of one workload. Clones report the same.
 #[derive(Clone, Debug)]
 pub struct Reporter {
-    /// The secrets.
     pub cache: Cache,
-    /// The output folder, among other things.
-    pub metrics: Metrics,
-    /// What happened.
+    pub workload: Workload,
     pub history: History,
-    /// The rest.
     pub about: About,
-    /// Now.
     pub clock: Clock,
 }
 
 impl Reporter {
-    /// The state of everything at this moment.
+    /// The state at this moment.
     pub fn report(&self) -> Value {
-        let now = self.clock.now();
-        let snapshots = self.cache.snapshot();
-        let output = self.metrics.output.borrow().clone();
-        let missing = health::missing(&snapshots, output.as_ref(), now);
+        let Self { cache, workload, history, about, clock } = self;
+        let now = clock.now();
+        let missing = cache.health_of(*workload, now).missing;
         let missing: Vec<_> =
             missing.iter().map(|one| json!({ "name": one.name, "reason": one.reason })).collect();
-        let About { started, socket, provider, cas } = &self.about;
-        json!({
+        let components = cache.components(*workload);
+        let mut report = json!({
             "schema": SCHEMA,
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
             "now": moment(now),
-            "started": moment(*started),
-            "socket": socket.display().to_string(),
-            "ca": { "provider": provider, "addresses": cas },
+            "started": moment(about.started),
+            "socket": about.socket.display().to_string(),
+            "ca": { "provider": about.provider, "addresses": about.cas },
             "ready": missing.is_empty(),
             "missing": missing,
-            "secrets": snapshots.iter().map(|one| secret(one, now)).collect::<Vec<_>>(),
-            "refusal": *self.metrics.last_refusal.borrow(),
-            "crls": health(&self.metrics.crls),
-            "state": health(&self.metrics.state),
-            "output": output.as_ref().map(self::output),
-            "events": self.history.events().iter().map(event).collect::<Vec<_>>(),
-        })
+            "secrets": cache.snapshot_of(*workload).iter().map(|one| secret(one, now)).collect::<Vec<_>>(),
+            "refusal": components.refusal(),
+            "crls": health(components.crls()),
+            "state": health(components.state()),
+            "output": components.output().as_ref().map(output),
+            "events": history.events(*workload).iter().map(event).collect::<Vec<_>>(),
+        });
+        let name = cache.name_of(*workload);
+        if !name.is_empty() {
+            report["workload"] = json!(&*name);
+        }
+        report
     }
 }
 
@@ -79,11 +76,11 @@ fn moment(moment: SystemTime) -> String {
 }
 
 fn secret(snapshot: &Snapshot, now: SystemTime) -> Value {
-    let Snapshot { key, entry, observed } = snapshot;
+    let Snapshot { key, entry, observed, .. } = snapshot;
     let good = entry.good.as_deref();
-    let holding = observed.holding();
+    let holding = observed.acknowledged();
     let nodes = |version| {
-        let holders = observed.holders.keys().filter(|(held, _)| held == version);
+        let holders = observed.acked_by.keys().filter(|(held, _)| held == version);
         let mut nodes: Vec<_> = holders.map(|(_, node)| &**node).collect();
         nodes.sort_unstable();
         nodes.truncate(limits::NODES_TOLD);
@@ -112,7 +109,7 @@ fn secret(snapshot: &Snapshot, now: SystemTime) -> Value {
     })
 }
 
-/// The worst that is to be said of it, in one word.
+/// The worst of its states, in one word.
 fn state(snapshot: &Snapshot, now: SystemTime) -> &'static str {
     match &snapshot.entry.good {
         None => "missing",
@@ -151,12 +148,11 @@ fn trust_bundle(good: &Good) -> Option<Value> {
     Some(json!({ "roots": roots.collect::<Vec<_>>(), "crls": bundle.crls().len() }))
 }
 
-fn health(health: &Health) -> Option<Value> {
-    let health = health.borrow();
-    health.as_ref().map(|health| json!({ "error": health.as_ref().err() }))
+fn health(health: ComponentHealth) -> Option<Value> {
+    health.map(|health| json!({ "error": health.err() }))
 }
 
-fn output(output: &health::Output) -> Value {
+fn output(output: &OutputHealth) -> Value {
     json!({
         "not_after": output.not_after.map(moment),
         "error": output.failure,
@@ -168,8 +164,8 @@ fn output(output: &health::Output) -> Value {
 
 fn event(event: &Event) -> Value {
     let (at, name) = (moment(event.at), event.name.as_str());
-    match &event.what {
-        What::Served { version, origin, text, not_before, not_after } => json!({
+    match &event.change {
+        Change::Served { version, origin, text, not_before, not_after } => json!({
             "at": at,
             "name": name,
             "what": "served",
@@ -179,7 +175,7 @@ fn event(event: &Event) -> Value {
             "not_before": not_before.map(moment),
             "not_after": moment(*not_after),
         }),
-        What::Failing(reason) => json!({ "at": at, "name": name, "what": "failing", "text": reason }),
-        What::Recovered => json!({ "at": at, "name": name, "what": "recovered", "text": "" }),
+        Change::Failing(reason) => json!({ "at": at, "name": name, "what": "failing", "text": reason }),
+        Change::Recovered => json!({ "at": at, "name": name, "what": "recovered", "text": "" }),
     }
 }

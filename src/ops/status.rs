@@ -13,7 +13,6 @@ use crate::fs::watch::Watcher;
 use crate::metrics::{Agent, Format, Metrics};
 use crate::net::http1::{self, Answer, text};
 use crate::store::Cache;
-use crate::store::health;
 
 /// Answers probes. Clones answer the same.
 #[derive(Clone, Debug)]
@@ -28,7 +27,6 @@ pub struct Status {
 }
 
 impl Status {
-    /// Answers from `cache`, `metrics` and `watcher`.
     pub fn new(
         cache: Cache,
         metrics: Metrics,
@@ -39,7 +37,7 @@ impl Status {
         Self { cache, metrics, started: clock.now(), clock, watcher, draining }
     }
 
-    /// Serves one connection until the client goes or the agent drains.
+    /// Serves one connection until the client closes it or the agent drains.
     pub async fn serve(self, io: TcpStream) {
         let answer = |request| std::future::ready(self.answer(&request));
         http1::serve(io, answer, self.draining.clone()).await;
@@ -47,13 +45,13 @@ impl Status {
 
     fn answer(&self, request: &Request<Incoming>) -> Answer {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here\n");
+            return text(StatusCode::METHOD_NOT_ALLOWED, "this address serves GET only\n");
         }
         match request.uri().path() {
             "/livez" => text(StatusCode::OK, "alive\n"),
             "/readyz" => self.readiness(),
             "/metrics" => self.metrics(request),
-            _ => text(StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics\n"),
+            _ => text(StatusCode::NOT_FOUND, "not found: this address serves /livez, /readyz and /metrics\n"),
         }
     }
 
@@ -69,8 +67,7 @@ impl Status {
         if self.draining.is_cancelled() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n");
         }
-        let output = self.metrics.output.borrow().clone();
-        let missing = health::missing(&self.cache.snapshot(), output.as_ref(), self.clock.now());
+        let missing = self.cache.health(self.clock.now()).missing;
         if missing.is_empty() {
             return text(StatusCode::OK, "ready\n");
         }

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use webpki::{EndEntityCert, KeyUsage};
 
-pub use self::name::{BadName, PairName, RootsName, SecretName};
+pub use self::name::{BadName, NameKind, PairName, RootsName, SecretName};
 pub use self::revocation::{Gap, Revocation, Uncovered};
 pub use self::wire::{Resource, Version};
 use crate::base::limits;

@@ -7,6 +7,8 @@ pub mod session;
 mod stream;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -25,6 +27,7 @@ use crate::proto::envoy::service::discovery::v3::{
 };
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryService;
 use crate::secret::{Resource, SecretName};
+use crate::store::health::Components;
 use crate::store::{Cache, Entry, Key, Workload};
 
 /// How long `FetchSecrets` waits for secrets that are not there yet, where the client sets no deadline.
@@ -41,14 +44,17 @@ const ANSWER_TIME: Duration = Duration::from_millis(100);
 pub struct SecretDiscovery {
     cache: Cache,
     workload: Workload,
+    /// The workload's name, for metrics.
+    workload_name: Arc<str>,
+    components: Components,
     metrics: Metrics,
     clock: Clock,
-    /// Ends every stream.
+    /// Ends every stream: the agent stops, or the workload was removed.
     draining: CancellationToken,
 }
 
 impl SecretDiscovery {
-    /// Serves `workload`'s secrets from `cache` until `draining` is cancelled.
+    /// Serves the secrets of `workload` from `cache` until `draining` is cancelled.
     pub fn new(
         cache: Cache,
         workload: Workload,
@@ -56,7 +62,8 @@ impl SecretDiscovery {
         clock: Clock,
         draining: CancellationToken,
     ) -> Self {
-        Self { cache, workload, metrics, clock, draining }
+        let (workload_name, components) = (cache.name_of(workload), cache.components(workload));
+        Self { cache, workload, workload_name, components, metrics, clock, draining }
     }
 
     /// What can be sent of an entry: its good value, unless that has ended. Envoy takes an expired certificate without
@@ -70,8 +77,23 @@ impl SecretDiscovery {
         Key { workload: self.workload, name: name.clone() }
     }
 
-    fn count_push(&self, name: &str) {
-        self.metrics.pushes.get_or_create(&ByName { name: name.to_owned() }).inc();
+    fn label(&self, name: &str) -> ByName {
+        ByName { workload: Arc::clone(&self.workload_name), name: name.to_owned() }
+    }
+
+    /// Counts and reports a refusal.
+    fn refuse(&self, label: &'static str, reason: &dyn fmt::Display) {
+        self.metrics.refuse(label);
+        self.components.report_refusal(reason);
+    }
+
+    /// The status that streams end with when `draining` is cancelled.
+    fn stopping(&self) -> Status {
+        Status::unavailable(if self.cache.has(self.workload) {
+            "the agent is stopping"
+        } else {
+            "the agent no longer serves this workload"
+        })
     }
 
     /// Answers with what is there; waits where nothing is, `patience` at most.
@@ -88,12 +110,12 @@ impl SecretDiscovery {
                         subscriptions.push(subscription);
                     }
                     Err(error) => {
-                        self.metrics.refuse(error.label(), &error);
+                        self.refuse(error.label(), &error);
                         problems.insert(text, error.to_string());
                     }
                 },
                 Err(unknown) => {
-                    self.metrics.refuse("unknown_name", &unknown);
+                    self.refuse("unknown_name", &unknown);
                     problems.insert(text, unknown.to_string());
                 }
             }
@@ -140,7 +162,7 @@ impl SecretDiscovery {
         let mut found: Vec<_> = found.into_iter().collect();
         found.sort_by(|(one, _), (other, _)| one.cmp(other));
         for (name, _) in &found {
-            self.count_push(name.as_str());
+            self.metrics.pushes.get_or_create(&self.label(name.as_str())).inc();
         }
         let versions = found.iter().map(|(name, resource)| (name.as_str(), &resource.version));
         let version_info = dialect::combined(versions);
@@ -182,17 +204,16 @@ impl SecretDiscoveryService for SecretDiscovery {
             .map_or(FETCH_PATIENCE, |timeout| timeout.saturating_sub(ANSWER_TIME).min(LONGEST_PATIENCE));
         let request = request.into_inner();
         let refused = |refusal: dialect::Refusal| {
-            self.metrics.refuse(refusal.label(), &refusal);
+            self.refuse(refusal.label(), &refusal);
             Status::from(refusal)
         };
         dialect::check_type(&request.type_url).map_err(refused)?;
         if request.resource_names.len() > limits::NAMES_PER_STREAM {
             return Err(refused(dialect::Refusal::TooManyNames(request.resource_names.len())));
         }
-        let draining = Status::unavailable("the agent is stopping");
         tokio::select! {
             answer = self.fetch(request.resource_names, patience) => answer.map(Response::new),
-            () = self.draining.cancelled() => Err(draining),
+            () = self.draining.cancelled() => Err(self.stopping()),
         }
     }
 }

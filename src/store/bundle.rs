@@ -45,7 +45,8 @@ impl Slot {
             let Some(good) = &entry.good else { return false };
             let Secret::TrustBundle(before) = &good.secret else { return false };
             let (bundle, covered) = before.with_revocation(&revocation, now);
-            coverage = Some(CrlCoverage { covered, next_change: revocation.next_change(before.facts(), now) });
+            coverage =
+                Some(CrlCoverage { covered, next_change: revocation.next_change(before.facts(), now) });
             let is_new = bundle.crls() != before.crls();
             if is_new {
                 let secret = Secret::TrustBundle(bundle);

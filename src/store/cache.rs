@@ -108,6 +108,11 @@ impl Cache {
         slots.workloads.iter().map(|(workload, member)| (*workload, Arc::clone(&member.name))).collect()
     }
 
+    /// Whether `workload` has been added and not removed.
+    pub fn has(&self, workload: Workload) -> bool {
+        self.lock().workloads.contains_key(&workload)
+    }
+
     /// The name of `workload`; empty for a sidecar's only one, and for one that was removed.
     pub fn name_of(&self, workload: Workload) -> Arc<str> {
         self.lock().workloads.get(&workload).map_or_else(|| "".into(), |member| Arc::clone(&member.name))

@@ -58,7 +58,10 @@ impl Entry {
             Some(good) if good.secret.not_after() > now => Ok(good),
             Some(good) => {
                 let at = rfc3339(good.secret.not_after());
-                Err(format!("expired at {at}; {}", self.failure().as_deref().unwrap_or("no newer one arrived")))
+                Err(format!(
+                    "expired at {at}; {}",
+                    self.failure().as_deref().unwrap_or("no newer one arrived")
+                ))
             }
             None => Err(self.failure().unwrap_or_else(|| "not available yet".to_owned())),
         }

@@ -167,8 +167,15 @@ impl Health {
     }
 
     /// Adds a workload's part at `now`.
-    fn add(&mut self, workload: &Arc<str>, own: &[&Snapshot], output: Option<&OutputHealth>, now: SystemTime) {
-        let problem = |name: &str, reason| Problem { workload: Arc::clone(workload), name: name.to_owned(), reason };
+    fn add(
+        &mut self,
+        workload: &Arc<str>,
+        own: &[&Snapshot],
+        output: Option<&OutputHealth>,
+        now: SystemTime,
+    ) {
+        let problem =
+            |name: &str, reason| Problem { workload: Arc::clone(workload), name: name.to_owned(), reason };
         for one in own {
             let name = one.key.name.as_str();
             match (one.entry.valid_at(now), one.entry.failure()) {

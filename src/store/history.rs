@@ -153,6 +153,8 @@ mod tests {
             seen().await;
         }
         let all = seen().await;
-        assert!(all.len() == limits::EVENTS && all.iter().all(|change| matches!(change, Change::Served { .. })));
+        assert!(
+            all.len() == limits::EVENTS && all.iter().all(|change| matches!(change, Change::Served { .. }))
+        );
     }
 }

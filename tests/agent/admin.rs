@@ -73,7 +73,7 @@ async fn status_renew_and_log_tell_and_do_what_they_say() {
 
     assert_eq!(succeeds(&[&["log"], &at[..]].concat()).await, "info\n");
     assert_eq!(succeeds(&[&["log", "debug"], &at[..]].concat()).await, "debug\n");
-    agent.process.wait_log("the log level is set").await;
+    agent.process.wait_log("log level set").await;
     let (code, error) = failure(&[&["log", "loud"], &at[..]].concat()).await;
     assert!(code == 2 && error.contains("not a log level"), "{error}");
 }

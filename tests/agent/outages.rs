@@ -81,7 +81,7 @@ async fn outlives_its_certificate<P: Provider>() {
         site.set(Behaviour::Cut);
         let known = tries(&site).len();
 
-        let (expired, line) = site.agent.process.wait_log("not ready any more").await;
+        let (expired, line) = site.agent.process.wait_log("no longer ready").await;
         for words in
             ["ERROR", "missing=\"default: expired at ", "the connection to the CA at https://127.0.0.1"]
         {

@@ -74,7 +74,7 @@ async fn the_ready_file_is_there_while_the_agent_is_ready() {
     assert!(error.contains("--ready-file") && ready.exists(), "{error}");
 
     ca.set(Mood::Refuse(Code::Unavailable));
-    agent.process.wait_log("not ready any more").await;
+    agent.process.wait_log("no longer ready").await;
     wait_until("the file is gone", || !ready.exists()).await;
     ca.set(Mood::Good);
     renew(&socket).await;

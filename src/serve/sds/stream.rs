@@ -17,7 +17,6 @@ use super::SecretDiscovery;
 use super::dialect::{Dialect, Received, Verdict};
 use super::session::Session;
 use crate::base::limits;
-use crate::metrics::ByName;
 use crate::secret::{Resource, SecretName};
 use crate::store::{Entry, Subscription};
 
@@ -71,7 +70,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
 
     fn receive(&mut self, request: D::Request) -> Result<(), Status> {
         let received = self.dialect.receive(&mut self.session, request).map_err(|refusal| {
-            self.service.metrics.refuse(refusal.label(), &refusal);
+            self.service.refuse(refusal.label(), &refusal);
             tracing::warn!(reason = %refusal, "a stream was refused");
             Status::from(refusal)
         })?;
@@ -114,7 +113,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
                     let subscription = subscription.named(node);
                     self.changes.insert(text.clone(), subscription.changes());
                     // Found once: each is a lookup by a label that would have to be made for it.
-                    let label = ByName { name: text.clone() };
+                    let label = self.service.label(&text);
                     let pushes = self.service.metrics.pushes.get_or_create_owned(&label);
                     let acks = self.service.metrics.acks.get_or_create_owned(&label);
                     // From zero on, so that the first one is seen as an increase.
@@ -126,7 +125,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
             },
             Err(unknown) => ("unknown_name", unknown.to_string()),
         };
-        self.service.metrics.refuse(label, &reason);
+        self.service.refuse(label, &reason);
         self.dialect.refuse(&mut self.session, &text);
         Err(reason)
     }
@@ -143,8 +142,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
                     subscription.accepted(version);
                 }
                 Some(reason) => {
-                    let label = ByName { name: name.clone() };
-                    self.service.metrics.nacks.get_or_create(&label).inc();
+                    self.service.metrics.nacks.get_or_create(&self.service.label(&name)).inc();
                     if subscription.rejected(version.clone(), reason) {
                         let node = &*self.dialect.node_id();
                         tracing::warn!(
@@ -193,7 +191,7 @@ where
         }
         if this.draining.as_mut().poll(cx).is_ready() {
             this.phase = Phase::Ended;
-            return Poll::Ready(Some(Err(Status::unavailable("the agent is stopping"))));
+            return Poll::Ready(Some(Err(this.service.stopping())));
         }
         // Requests first: what they say of the last response decides the next one.
         while this.phase == Phase::Open {

@@ -1,10 +1,10 @@
 use std::collections::HashMap;
 use std::time::UNIX_EPOCH;
 
-use super::super::{Cache, Entry, Key, NotServed, Origin, Published, Scope, Workload};
-use crate::secret::{NameKind, Secret, SecretName, Version};
+use super::super::{Cache, Key, NotServed, Origin, Published, Scope, Workload};
 use crate::pki::key::{KeyType, SigningKey};
 use crate::secret::TrustBundle;
+use crate::secret::{NameKind, Secret, SecretName, Version};
 
 const ROOTS: Key = Key { workload: Workload::FIRST, name: SecretName::Roots };
 
@@ -91,9 +91,6 @@ fn each_source_has_its_own_failure() {
     ca.publish(bundle(), UNIX_EPOCH, None);
     assert_eq!(ca.entry().failure(), None);
 }
-
-
-
 
 #[test]
 fn verdicts_count_streams_by_the_version_they_acknowledged() {

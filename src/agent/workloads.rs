@@ -1,0 +1,169 @@
+//! The workloads that the agent serves, added and removed while it runs.
+
+use std::collections::HashMap;
+use std::future::Future;
+
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::base::clock::Clock;
+use crate::ca::failover::Failover;
+use crate::export::output::{self, Output};
+use crate::fs::watch::Watcher;
+use crate::metrics::{ByName, Metrics};
+use crate::serve::sds::SecretDiscovery;
+use crate::source::crl::{CrlFile, CrlSource};
+use crate::source::files::{self, FileSource};
+use crate::source::issuer::{Settings as IssuerSettings, WorkloadSource};
+use crate::store::history::History;
+use crate::store::{Cache, Workload};
+
+/// What all workloads share. Clones share the same.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    pub cache: Cache,
+    pub metrics: Metrics,
+    pub history: History,
+    pub watcher: Watcher,
+    pub clock: Clock,
+    /// Work that is waited for when the agent stops.
+    pub calls: TaskTracker,
+    pub stop: CancellationToken,
+}
+
+impl Shared {
+    pub fn new(clock: Clock) -> Self {
+        Self {
+            cache: Cache::default(),
+            metrics: Metrics::default(),
+            history: History::default(),
+            watcher: Watcher::new(),
+            clock,
+            calls: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        }
+    }
+}
+
+/// What makes up one workload.
+#[derive(Debug)]
+pub struct Plan {
+    pub files: files::Settings,
+    pub crl: CrlFile,
+    /// The CAs that sign; empty where mounted files are the only source.
+    pub cas: Failover,
+    pub issuer: IssuerSettings,
+    pub output: Option<output::Settings>,
+}
+
+/// A workload that runs.
+#[derive(Clone, Debug)]
+pub struct Running {
+    pub workload: Workload,
+    /// Cancelled when the workload is removed or the agent stops. Ends the workload's tasks and streams.
+    pub ended: CancellationToken,
+}
+
+/// The workloads and their tasks.
+#[derive(Debug)]
+pub struct Workloads {
+    shared: Shared,
+    running: HashMap<Workload, CancellationToken>,
+    /// None: the workload was removed. Some: the task ended by itself, which none should.
+    tasks: JoinSet<Option<()>>,
+}
+
+impl Workloads {
+    pub fn new(shared: Shared) -> Self {
+        Self { shared, running: HashMap::new(), tasks: JoinSet::new() }
+    }
+
+    /// Adds a workload, which has no secrets yet. `name` is for people and metrics; empty for a sidecar's only one.
+    pub fn add(&mut self, name: &str) -> Running {
+        let workload = self.shared.cache.add_workload(name);
+        let ended = self.shared.stop.child_token();
+        self.running.insert(workload, ended.clone());
+        Running { workload, ended }
+    }
+
+    /// Starts the sources and exports of a workload. What is mounted, or kept from an earlier run, is published before
+    /// this returns.
+    pub async fn start(&mut self, running: &Running, plan: Plan) {
+        let Running { workload, ended } = running;
+        let Shared { cache, metrics, history, watcher, clock, calls, .. } = self.shared.clone();
+        let debounce = plan.files.debounce;
+        let mut crls =
+            CrlSource::new(plan.crl, debounce, &cache, *workload, &watcher, clock.clone(), metrics.clone());
+        crls.amend_once().await;
+        let mut files =
+            FileSource::new(plan.files, &cache, *workload, watcher.clone(), clock.clone(), metrics.clone());
+        files.publish_once();
+        self.spawn(ended, files.run());
+        self.spawn(ended, crls.run());
+        self.spawn(ended, history.follow(cache.clone(), *workload, clock.clone()));
+        if !plan.cas.is_empty() {
+            let mut issuer =
+                WorkloadSource::new(plan.cas, plan.issuer, &cache, *workload, clock.clone(), metrics.clone());
+            issuer.restore().await;
+            self.spawn(ended, issuer.run());
+        }
+        if let Some(settings) = plan.output {
+            // After the sources, whose entries it follows.
+            let output = Output::new(settings, &cache, *workload, &watcher, clock, metrics);
+            // Not cut off: a hook that runs may finish.
+            self.tasks.spawn(calls.track_future(output_until(ended.clone(), output)));
+        }
+    }
+
+    /// The service that serves a workload's secrets.
+    pub fn service(&self, running: &Running) -> SecretDiscovery {
+        let Shared { cache, metrics, clock, .. } = self.shared.clone();
+        SecretDiscovery::new(cache, running.workload, metrics, clock, running.ended.clone())
+    }
+
+    /// Runs `task` until the workload is removed or the agent stops.
+    pub fn spawn(&mut self, ended: &CancellationToken, task: impl Future<Output = ()> + Send + 'static) {
+        let ended = ended.clone();
+        self.tasks.spawn(async move {
+            // The token first: a source of a removed workload finds its secrets missing, and must not request new ones.
+            tokio::select! {
+                biased;
+                () = ended.cancelled() => None,
+                () = task => Some(()),
+            }
+        });
+    }
+
+    /// Removes a workload: its secrets are dropped, its streams end, its tasks stop, its metrics disappear.
+    pub fn remove(&mut self, workload: Workload) {
+        let Shared { cache, metrics, history, .. } = &self.shared;
+        let Some(ended) = self.running.remove(&workload) else { return };
+        for one in cache.snapshot_of(workload) {
+            metrics.forget(&ByName::of(cache, &one.key));
+        }
+        cache.remove_workload(workload);
+        ended.cancel();
+        history.forget(workload);
+    }
+
+    /// Returns when a task has panicked, or ended although its workload still exists.
+    pub async fn failed(&mut self) -> Result<(), JoinError> {
+        loop {
+            match self.tasks.join_next().await {
+                Some(Ok(None)) => {}
+                Some(Ok(Some(()))) => return Ok(()),
+                Some(Err(error)) => return Err(error),
+                None => std::future::pending().await,
+            }
+        }
+    }
+}
+
+async fn output_until(ended: CancellationToken, output: Output) -> Option<()> {
+    output.run(ended).await;
+    None
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Streaming};
+
+use super::*;
+use crate::ca::embedded::{DevelopmentCa, Embedded};
+use crate::ca::failover::Member;
+use crate::metrics::{Agent, Format};
+use crate::net::http2;
+use crate::pki::certificate::Certificate;
+use crate::pki::key::{KeyFormat, KeyType};
+use crate::pki::pem;
+use crate::proto::SECRET_TYPE_URL;
+use crate::proto::envoy::config::core::v3::{Node, data_source::Specifier};
+use crate::proto::envoy::extensions::transport_sockets::tls::v3::{Secret, secret::Type};
+use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
+use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
+use crate::source::issuer::{Grace, IdentitySource};
+
+fn plan(account: &str, ca: &Path) -> Plan {
+    let identity = format!("spiffe://cluster.local/ns/default/sa/{account}").parse().unwrap();
+    let debounce = Duration::from_millis(100);
+    Plan {
+        files: files::Settings {
+            mounted: Vec::new(),
+            is_alone: false,
+            debounce,
+            own: Vec::new(),
+            prefixes: Vec::new(),
+            system_roots: None,
+        },
+        crl: CrlFile { path: "/nowhere/crl.pem".into(), is_named: false },
+        cas: Failover::new(vec![Member::new(
+            "embedded",
+            Embedded(DevelopmentCa::open(ca, Clock::system()).unwrap()),
+        )]),
+        issuer: IssuerSettings {
+            identity: IdentitySource::Fixed(identity),
+            key_type: KeyType::EcdsaP256,
+            key_format: KeyFormat::Pkcs8,
+            ttl: Duration::from_secs(3600),
+            grace: Grace { ratio: 0.5, jitter: 0.0 },
+            timeout: Duration::from_secs(10),
+            drops_old_roots: false,
+            state: None,
+        },
+        output: None,
+    }
+}
+
+/// A stream for `default`. It stays open as long as the sender exists.
+async fn subscribe(
+    workloads: &Workloads,
+    running: &Running,
+) -> (mpsc::Sender<DiscoveryRequest>, Streaming<DiscoveryResponse>) {
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let service = SecretDiscoveryServiceServer::new(workloads.service(running));
+    tokio::spawn(http2::serve(far, service, running.ended.clone()));
+    let (requests, outgoing) = mpsc::channel(4);
+    let first = DiscoveryRequest {
+        node: Some(Node { id: "envoy".to_owned(), ..Node::default() }),
+        resource_names: vec!["default".to_owned()],
+        type_url: SECRET_TYPE_URL.to_owned(),
+        ..DiscoveryRequest::default()
+    };
+    requests.send(first).await.unwrap();
+    let (opened, stream) = tokio::sync::oneshot::channel();
+    tokio::spawn(http2::with_connection(near, async |connection| {
+        let origin = http::Uri::from_static("http://attache");
+        let mut client = SecretDiscoveryServiceClient::with_origin(connection, origin);
+        let responses = client.stream_secrets(ReceiverStream::new(outgoing)).await.unwrap().into_inner();
+        let _ = opened.send(responses);
+        std::future::pending::<()>().await;
+    }));
+    (requests, stream.await.unwrap())
+}
+
+/// The identity in the next response.
+async fn identity(responses: &mut Streaming<DiscoveryResponse>) -> String {
+    let response = responses.message().await.unwrap().unwrap();
+    let secret: Secret = prost::Message::decode(&*response.resources[0].value).unwrap();
+    let Some(Type::TlsCertificate(certificate)) = secret.r#type else { panic!("no key pair") };
+    let Some(Specifier::InlineBytes(chain)) = certificate.certificate_chain.unwrap().specifier else {
+        panic!("no inline bytes")
+    };
+    let chain = pem::certificates(&chain).unwrap();
+    Certificate::parse(&chain[0]).unwrap().names().to_string()
+}
+
+fn metrics(shared: &Shared) -> String {
+    let agent = Agent { started: UNIX_EPOCH, now: SystemTime::now(), watched: shared.watcher.count() };
+    shared.metrics.encode(&shared.cache, agent, Format::accepted(""))
+}
+
+#[tokio::test]
+async fn workloads_come_and_go_while_others_are_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca = directory.path();
+    let shared = Shared::new(Clock::system());
+    let mut workloads = Workloads::new(shared.clone());
+    let [web, api] = ["web", "api"].map(|name| workloads.add(name));
+    workloads.start(&web, plan("web", ca)).await;
+    workloads.start(&api, plan("api", ca)).await;
+    let (_web_requests, mut web_stream) = subscribe(&workloads, &web).await;
+    let (_api_requests, mut api_stream) = subscribe(&workloads, &api).await;
+    assert!(identity(&mut web_stream).await.ends_with("/sa/web"));
+    assert!(identity(&mut api_stream).await.ends_with("/sa/api"));
+    let text = metrics(&shared);
+    for name in ["web", "api"] {
+        let sample = format!("attache_pushes_total{{workload=\"{name}\",name=\"default\"}} 1");
+        assert!(text.contains(&sample), "{sample} in {text}");
+        let sample = format!("attache_streams{{workload=\"{name}\",name=\"default\"}} 1");
+        assert!(text.contains(&sample), "{sample} in {text}");
+    }
+
+    workloads.remove(web.workload);
+    let status = web_stream.message().await.unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::Unavailable, "the agent no longer serves this workload")
+    );
+    assert!(!metrics(&shared).contains("\"web\""), "{}", metrics(&shared));
+    assert!(shared.cache.snapshot_of(web.workload).is_empty());
+    assert!(shared.history.events(web.workload).is_empty());
+
+    // The other one is still served, on its stream and on new ones, and one that comes later is too.
+    let key = crate::store::Key { workload: api.workload, name: crate::secret::SecretName::Workload };
+    shared.cache.renew(&key).await.unwrap();
+    assert!(identity(&mut api_stream).await.ends_with("/sa/api"));
+    let late = workloads.add("web");
+    workloads.start(&late, plan("late", ca)).await;
+    let (_late_requests, mut late_stream) = subscribe(&workloads, &late).await;
+    assert!(identity(&mut late_stream).await.ends_with("/sa/late"));
+    let is_failed = tokio::time::timeout(Duration::ZERO, workloads.failed()).await;
+    assert!(is_failed.is_err(), "the tasks of a removed workload have not failed");
+
+    shared.stop.cancel();
+    let status = api_stream.message().await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::Unavailable, "the agent is stopping"));
+}
