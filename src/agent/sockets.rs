@@ -1,4 +1,4 @@
-//! What the agent listens on, and who is served there.
+//! The sockets and addresses that the agent listens on, and the accept loops.
 
 use std::future::Future;
 use std::io;
@@ -24,7 +24,7 @@ use crate::serve::listener::{Listener, Passed};
 use crate::serve::peers::Peers;
 use crate::serve::sds::SecretDiscovery;
 
-/// Everything that can be taken by somebody else.
+/// Everything that another process may hold already.
 pub(super) struct Sockets {
     pub(super) sds: Listener,
     pub(super) admin: Option<Listener>,
@@ -34,7 +34,7 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Opens what `config` names, and was not passed to us.
+    /// Opens what `config` names, except for the sockets that were passed to the agent.
     pub(super) async fn open(
         config: &Config,
         sds: Option<Passed>,
@@ -53,27 +53,27 @@ impl Sockets {
         };
         let status = bind_http(config.status_address, "--status-address", "probes and metrics").await?;
         let page = bind_http(config.admin_address, "--admin-address", "the status page").await?;
-        // Nobody may take a dead agent's word for ours. That of one that lives stays, and so it does where we don't start.
+        // A dead agent's ready file must not pass for ours. A live agent's stays, also where this agent doesn't start.
         let ready_file = config.ready_file.clone().map(ReadyFile::claim).transpose()?;
         Ok(Self { sds, admin, status, page, ready_file })
     }
 }
 
-/// The admin socket, beside the SDS socket unless somebody wants it elsewhere. Two agents may have their SDS sockets in
-/// one folder: there the second one goes without, unless somebody wants it.
+/// The admin socket: beside the SDS socket, unless an option names another path. Two agents may have their SDS sockets in
+/// one directory: the second one starts without an admin socket, unless the option names one.
 fn bind_admin(socket: &AdminSocket, sds: &Path) -> anyhow::Result<Option<Listener>> {
     let path = if socket.is_named { &socket.path } else { &sds.with_file_name(ADMIN_SOCKET) };
     match Listener::bind(path, 0o600, "--admin-socket") {
         Ok(listener) => Ok(Some(listener)),
         Err(error) if socket.is_named => Err(error.into()),
         Err(error) => {
-            tracing::info!(reason = %error, "there is no admin socket: attache status, renew and log can't be used");
+            tracing::info!(reason = %error, "no admin socket: attache status, renew and log are unavailable");
             Ok(None)
         }
     }
 }
 
-/// A listener for `purpose`, where `option` names an address.
+/// A listener for `purpose` on the address that `option` names.
 async fn bind_http(
     address: Option<SocketAddr>,
     option: &str,
@@ -85,12 +85,12 @@ async fn bind_http(
     listener.map(Some).with_context(failed)
 }
 
-/// Where it is, now that it is bound.
+/// The address that the listener is bound to.
 pub(super) fn address_of(listener: &Option<TcpListener>) -> Option<SocketAddr> {
     listener.as_ref()?.local_addr().ok()
 }
 
-/// Returns when the client has said something, or has gone. It stays to be read.
+/// Returns when the client has sent something or closed the connection. What it sent stays to be read.
 async fn first_byte(io: &UnixStream) -> io::Result<()> {
     let look = || {
         let read = recv(io, &mut [0_u8], RecvFlags::PEEK);
@@ -99,7 +99,7 @@ async fn first_byte(io: &UnixStream) -> io::Result<()> {
     io.async_io(Interest::READABLE, look).await
 }
 
-/// Serves connections, which are tracked, until it is stopped.
+/// Serves connections, which are tracked, until `stop` is cancelled.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
     pub(super) calls: TaskTracker,
@@ -107,7 +107,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Envoys.
+    /// Serves SDS.
     pub(super) async fn sds(
         self,
         socket: UnixListener,
@@ -118,7 +118,7 @@ impl Server {
             let Some(place) = peers.admit(&io) else { return };
             let (service, stop) = (service.clone(), self.stop.clone());
             self.calls.spawn(async move {
-                // Who has not said a word yet is not waited for at the end.
+                // A client that has sent nothing yet is not waited for when the agent stops.
                 let has_begun = tokio::select! {
                     begun = first_byte(&io) => begun.is_ok(),
                     () = stop.cancelled() => false,
@@ -132,13 +132,13 @@ impl Server {
         http2::accept("the SDS socket", |cx| socket.poll_accept(cx), serve, &self.stop).await;
     }
 
-    /// People's commands.
+    /// Serves the admin socket.
     pub(super) async fn admin(self, socket: UnixListener, admin: Admin) {
         let serve = |io| drop(self.calls.spawn(admin.clone().serve(io, self.stop.clone())));
         http2::accept("the admin socket", |cx| socket.poll_accept(cx), serve, &self.stop).await;
     }
 
-    /// Probes and browsers, who come to `listener`, which is `what`.
+    /// Serves probes or browsers on `listener`, which logs call `what`.
     pub(super) async fn http<F>(
         self,
         what: &'static str,
@@ -148,7 +148,7 @@ impl Server {
         F: Future<Output = ()> + Send + 'static,
     {
         let places = Arc::new(Semaphore::new(limits::STATUS_CONNECTIONS));
-        // Whoever comes when all places are taken is turned away, so that probes can't take what Envoy needs.
+        // A connection beyond the limit is closed, so that probes can't take the descriptors that Envoy needs.
         let serve = |io| {
             if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
                 let served = serve(io);

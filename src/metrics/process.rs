@@ -1,4 +1,4 @@
-//! What the kernel knows of this process, under the names that Prometheus' own clients give it.
+//! The kernel's figures for this process, under the names that Prometheus' own clients use.
 
 use std::fs;
 use std::time::SystemTime;
@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::{Known, describe, seconds};
 
-/// This process. What can't be read, where there is no `/proc`, is left out.
+/// This process. Figures that can't be read, where there is no `/proc`, are left out.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) started: SystemTime,
@@ -32,7 +32,7 @@ impl Collector for Process {
         gauge("process_threads", "Threads", None, of_status(&status, "Threads:"))?;
         gauge("process_open_fds", "Open file descriptors", None, open_files())?;
         let most = getrlimit(Resource::Nofile).current;
-        gauge("process_max_fds", "The most file descriptors that may be open", None, most)?;
+        gauge("process_max_fds", "Limit of open file descriptors", None, most)?;
         let cpu = clock_gettime(ClockId::ProcessCPUTime);
         let cpu = ConstCounter::new(cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9);
         describe(&mut encoder, "process_cpu", "CPU time used", Some(&Unit::Seconds), &cpu)?;
@@ -49,6 +49,6 @@ fn of_status(status: &str, field: &str) -> Option<u64> {
 
 fn open_files() -> Option<u64> {
     let open = fs::read_dir("/proc/self/fd").ok()?.count();
-    // One of them is the folder that is read.
+    // One of them is the directory that is read.
     u64::try_from(open.saturating_sub(1)).ok()
 }

@@ -7,12 +7,12 @@ use std::fmt::Write as _;
 pub enum Format {
     /// OpenMetrics 1.0.0, which Prometheus asks for.
     OpenMetrics,
-    /// Prometheus' own of old, for everybody else.
+    /// Prometheus' older text format, for all other clients.
     Prometheus,
 }
 
 impl Format {
-    /// What a client that sends this `Accept` header gets.
+    /// The format for a client that sends this `Accept` header.
     pub fn accepted(accept: &str) -> Self {
         let is_asked_for = accept.split(',').any(|range| {
             let mut parts = range.split(';').map(str::trim);
@@ -22,7 +22,6 @@ impl Format {
         if is_asked_for { Self::OpenMetrics } else { Self::Prometheus }
     }
 
-    /// The content type.
     pub fn content_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -30,7 +29,7 @@ impl Format {
         }
     }
 
-    /// `text` is OpenMetrics.
+    /// Converts `text`, which is in OpenMetrics.
     pub(super) fn of_open_metrics(self, text: String) -> String {
         match self {
             Self::OpenMetrics => text,
@@ -39,15 +38,15 @@ impl Format {
     }
 }
 
-/// `q=0` says: anything but this.
+/// `q=0` means: anything but this format.
 fn is_weight_of_zero(parameter: &str) -> bool {
     parameter.split_once('=').is_some_and(|(name, value)| {
         name.trim().eq_ignore_ascii_case("q") && value.trim().parse().is_ok_and(|weight: f32| weight <= 0.0)
     })
 }
 
-/// The two differ in how a metric is announced: in the older format by the name of its samples, and it knows neither
-/// units nor infos nor an end.
+/// The formats differ in how they announce a metric: the older one uses the name of its samples, and has no units, no
+/// infos and no end mark.
 fn prometheus(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut lines = text.lines().peekable();
@@ -89,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_open_metrics_gets_it() {
+    fn a_client_that_accepts_open_metrics_gets_it() {
         let prometheus =
             "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         let cases = [

@@ -7,7 +7,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 
-/// What is logged, and how.
+/// Level and format of the log.
 #[derive(Clone, Debug)]
 pub struct LogConfig {
     /// Levels by target.
@@ -16,7 +16,7 @@ pub struct LogConfig {
     pub json: bool,
 }
 
-/// What is logged, to be changed while the agent runs. Clones are the same.
+/// The log level, which can be changed while the agent runs. Clones are the same level.
 #[derive(Clone)]
 pub struct LogLevel {
     current: Arc<Mutex<Targets>>,
@@ -54,12 +54,12 @@ pub fn init(config: &LogConfig) -> LogLevel {
 }
 
 impl LogLevel {
-    /// What is logged now, as `--log-level` takes it.
+    /// The current level, as `--log-level` takes it.
     pub fn get(&self) -> String {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).to_string()
     }
 
-    /// Logs `level` from now on.
+    /// Sets the level.
     pub fn set(&self, level: &str) -> Result<(), String> {
         let filter = parse_filter(level)?;
         (self.reload)(filter.clone()).map_err(|error| error.to_string())?;

@@ -49,6 +49,7 @@ mod outages;
 mod output;
 mod page;
 mod readiness;
+mod rooms;
 mod root_switch;
 mod scale;
 mod start_stop;
