@@ -1,4 +1,4 @@
-//! CRLs in a trust bundle: whoever publishes the roots, roots and CRLs become one value under one lock.
+//! CRLs in a trust bundle: whichever source publishes the roots, roots and CRLs become one value under one lock.
 
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -86,7 +86,7 @@ impl Cache {
     }
 
     /// Removes a workload with its entries and the sources registered for it alone. Its secrets are dropped at once,
-    /// whoever still holds a publisher or a subscription; what these do from now on has no effect.
+    /// although publishers and subscriptions may still exist; what these do from now on has no effect.
     pub fn remove_workload(&self, workload: Workload) {
         let mut slots = self.lock();
         slots.workloads.remove(&workload);

@@ -45,7 +45,7 @@ pub enum Scope {
 
 /// The names of one kind that streams ask for and no source publishes yet. A source that takes one makes its publisher
 /// and drops the entry with [`Cache::retire`] once it is [deserted](super::Publisher::deserted). When the source drops
-/// this, the kind has no source any more.
+/// this, the kind no longer has a source.
 #[derive(Debug)]
 pub struct Demand(mpsc::UnboundedReceiver<Key>);
 

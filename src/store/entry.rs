@@ -47,7 +47,7 @@ pub struct Entry {
     pub(super) failures: BTreeMap<Origin, Arc<Failure>>,
     /// The source that holds the entry: sources of lower rank can't publish, and need not try.
     pub holder: Option<Origin>,
-    /// The workload was removed: nothing is published any more.
+    /// The workload was removed: nothing more is published.
     pub(super) is_removed: bool,
 }
 

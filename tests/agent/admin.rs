@@ -91,7 +91,7 @@ async fn who_is_not_ready_or_not_there_says_so() {
 
     // Another agent in the same folder goes without, unless it is told where.
     let mut other = Agent::start(folder.path(), "other", &strs(&ca.client(folder.path())));
-    other.process.wait_log("there is no admin socket").await;
+    other.process.wait_log("no admin socket: attache status").await;
     let named = folder.path().join("other.admin");
     let named = named.to_str().unwrap();
     let options = [ca.client(folder.path()), vec!["--admin-socket".to_owned(), named.to_owned()]].concat();
