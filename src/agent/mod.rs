@@ -1,5 +1,6 @@
 //! Puts the parts together. The only place that spawns what lives as long as the agent.
 
+mod inventory;
 mod provider;
 mod sockets;
 
@@ -14,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub(crate) use self::inventory::inventory;
 pub(crate) use self::provider::certificate_authority;
 use self::sockets::{Server, Sockets};
 use crate::base::clock::Clock;
@@ -59,7 +61,7 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     if !runs_commands(&config) {
         hardening::refuse_new_privileges();
     }
-    command::allow_many_files();
+    command::raise_file_limit();
     for note in &config.notes {
         tracing::warn!("{note}");
     }
@@ -79,7 +81,8 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     let Sockets { sds, admin, status, page, ready_file } =
         Sockets::open(&config, given.sds, given.admin).await?;
     let admin_path = admin.as_ref().map(Listener::path);
-    for concern in permissions::concerns(&config, sds.path(), admin_path, given.is_in_pod) {
+    let inventory = inventory(&config, sds.path(), admin_path);
+    for concern in permissions::concerns(&inventory, given.is_in_pod) {
         tracing::warn!("{concern}");
     }
     let (status_address, page_address) = (sockets::address_of(&status), sockets::address_of(&page));
@@ -94,7 +97,8 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     if config.landlock {
         // Before there are other threads.
         let sockets = [Some(&sds), admin.as_ref()].into_iter().flatten();
-        let ours = sockets.filter_map(Listener::own_folder).chain(ready_file.as_ref().map(ReadyFile::folder));
+        let ours =
+            sockets.filter_map(Listener::own_folder).chain(ready_file.as_ref().map(ReadyFile::directory));
         confine(&config, ours.map(Path::to_owned).collect())?;
     }
     let cert_dir =
@@ -116,7 +120,7 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
         ca = cas.provider(),
         because = config.provider_reason,
         cert_dir,
-        output_dir = config.output.as_ref().map(|output| tracing::field::display(output.folder.display())),
+        output_dir = config.output.as_ref().map(|output| tracing::field::display(output.directory.display())),
         status = status_address.map(tracing::field::display),
         page = page_address.map(|address| tracing::field::display(format!("http://{address}/"))),
         "attache serves"
@@ -195,14 +199,14 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
 /// Keeps the process in `folders` and those that the options name, which are made first.
 fn confine(config: &Config, mut folders: Vec<PathBuf>) -> Result<(), ConfineError> {
     if let Some(state) = &config.workload.state {
-        folders.push(hardening::made(state.path(), 0o700)?);
+        folders.push(hardening::create_directory(state.path(), 0o700)?);
     }
     if let Some(output) = &config.output {
-        folders.push(hardening::made(&output.folder, 0o777)?);
+        folders.push(hardening::create_directory(&output.directory, 0o777)?);
     }
     for provider in &config.providers {
         if let Provider::Embedded { folder } = provider {
-            folders.push(hardening::made(folder, 0o777)?);
+            folders.push(hardening::create_directory(folder, 0o777)?);
         }
     }
     folders.sort();
