@@ -269,9 +269,9 @@ impl Findings {
         }
     }
 
-    fn until(&self, end: SystemTime) -> String {
-        let shown = rfc3339(end);
-        match end.duration_since(self.clock.now()) {
+    fn until(&self, not_after: SystemTime) -> String {
+        let shown = rfc3339(not_after);
+        match not_after.duration_since(self.clock.now()) {
             Ok(left) => format!("valid until {shown} ({} left)", span(left)),
             Err(past) => format!("EXPIRED at {shown} ({} ago)", span(past.duration())),
         }

@@ -182,7 +182,7 @@ impl Output {
     async fn write_succeeded(&self, set: &Set, written: Written, progress: &mut Progress) {
         let now = Instant::now();
         let directory = self.settings.directory.display();
-        if progress.writes.end() {
+        if progress.writes.reset() {
             tracing::info!(%directory, "output directory writable again");
         }
         progress.failed = None;
@@ -234,7 +234,7 @@ impl Output {
         match outcome {
             Ok(is_some_left) => {
                 progress.sweep_at = is_some_left.then(|| now + GRACE);
-                if progress.sweeps.end() {
+                if progress.sweeps.reset() {
                     let directory = self.settings.directory.display();
                     tracing::info!(%directory, "removal of old output generations working again");
                 }
@@ -321,7 +321,7 @@ impl Output {
                         "output hook run not recorded; the hook runs again at the next start"
                     );
                 }
-                if progress.hooks.end() {
+                if progress.hooks.reset() {
                     tracing::info!(?took, "output hook working again");
                 }
                 tracing::debug!(?took, output, "output hook finished");

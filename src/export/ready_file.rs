@@ -100,7 +100,7 @@ impl ReadyFile {
         }
     }
 
-    /// Creates the file if it does not exist, or removes it if it does. Returns whether the file is as `is_ready` says then.
+    /// Creates the file if it does not exist, or removes it if it does. Returns whether the file's existence matches `is_ready`.
     /// Runs on a blocking thread, because a disk may be slow.
     async fn update(&mut self, is_ready: bool) -> bool {
         let (path, ours) = (self.path.clone(), self.file.clone());
@@ -118,12 +118,12 @@ impl ReadyFile {
                 }
             }
             Err(error) if self.failures.is_new(&error.to_string()) => {
-                let doing = if is_ready { "written" } else { "removed" };
-                let way_out = file::way_out(&error);
+                let action = if is_ready { "written" } else { "removed" };
+                let remedy = file::way_out(&error);
                 tracing::warn!(
                     %path,
                     %error,
-                    "ready file not {doing}, retrying; {way_out}choose another path with --ready-file"
+                    "ready file not {action}, retrying; {remedy}choose another path with --ready-file"
                 );
             }
             Err(_) => {}

@@ -64,7 +64,7 @@ async fn confined(
     agent.process.wait_log(" ready ").await;
     wait_until("the ready file exists", || directory.join("place/ready").exists()).await;
     assert!(directory.join("inside/key.pem").exists() && directory.join("new/state/attache.state").exists());
-    // The agent's own directory at the start has been replaced by another one.
+    // The agent's own output path now leads to another directory.
     fs::remove_file(directory.join("out")).unwrap();
     symlink(outside, directory.join("out")).unwrap();
     let socket = agent.socket.to_str().unwrap().to_owned();

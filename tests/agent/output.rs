@@ -145,8 +145,8 @@ async fn a_kill_at_any_moment_leaves_one_whole_set() {
             break;
         }
         assert!(round < 300, "kills at only {} different sets", seen.len());
-        let end = tokio::time::Instant::now() + Duration::from_millis(20 + 11 * (round % 20));
-        while tokio::time::Instant::now() < end {
+        let kill_at = tokio::time::Instant::now() + Duration::from_millis(20 + 11 * (round % 20));
+        while tokio::time::Instant::now() < kill_at {
             generation += 1;
             swap(&certs, sets[generation % sets.len()].files());
             sleep(Duration::from_millis(2)).await;

@@ -27,8 +27,8 @@ impl Failures {
         BACKOFF.delay(self.count, fastrand::f64())
     }
 
-    /// Notes a success; true if it ends a series of failures.
-    pub(super) fn end(&mut self) -> bool {
+    /// Notes a success; true after at least one failure.
+    pub(super) fn reset(&mut self) -> bool {
         self.count = 0;
         self.log.recovered()
     }

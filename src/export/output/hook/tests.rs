@@ -60,12 +60,12 @@ async fn a_background_process_of_a_hook_can_keep_printing() {
     // More than a pipe buffers, so the agent has to keep reading.
     let command = "(sleep 0.2; head -c 300000 /dev/zero; echo word && echo > \"$ATTACHE_OUTPUT_DIR/ended\") & echo first";
     assert_eq!(hook(command, PATIENCE).run(directory.path()).await.unwrap(), "first");
-    let ended = async {
+    let exited = async {
         while !directory.path().join("ended").exists() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(PATIENCE, ended).await.unwrap();
+    timeout(PATIENCE, exited).await.unwrap();
 }
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn a_dropped_hook_is_killed_with_its_children() {
         }
     };
     tokio::select! {
-        ended = hook.run(directory.path()) => panic!("{ended:?}"),
+        outcome = hook.run(directory.path()) => panic!("{outcome:?}"),
         () = is_written => {}
     }
     for pid in std::fs::read_to_string(&pids).unwrap().split_whitespace() {
@@ -113,12 +113,12 @@ async fn a_hook_that_prints_forever_does_not_block_the_thread() {
     let hook = hook("yes", Duration::from_millis(300));
     let mut ticks = tokio::time::interval(Duration::from_millis(10));
     let mut count = 0;
-    let ended = async {
+    let exited = async {
         tokio::select! {
-            ended = hook.run(Path::new("/")) => ended,
+            outcome = hook.run(Path::new("/")) => outcome,
             () = async { loop { ticks.tick().await; count += 1; } } => unreachable!(),
         }
     };
-    assert_eq!(ended.await.unwrap_err().label(), "timeout");
+    assert_eq!(exited.await.unwrap_err().label(), "timeout");
     assert!(count >= 10, "the thread was blocked: {count} ticks");
 }
