@@ -1,5 +1,6 @@
 //! Wires the parts together. The only place that spawns what lives as long as the agent.
 
+mod inventory;
 mod provider;
 mod signals;
 mod sockets;
@@ -14,6 +15,7 @@ use anyhow::Context as _;
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
+pub(crate) use self::inventory::inventory;
 pub(crate) use self::provider::certificate_authority;
 pub use self::signals::Signals;
 use self::sockets::{Server, Sockets};
@@ -71,7 +73,7 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     if config.landlock {
         // Before there are other threads.
         let sockets = [Some(&sds), admin.as_ref()].into_iter().flatten();
-        let own = sockets.filter_map(Listener::own_folder).chain(ready_file.as_ref().map(ReadyFile::folder));
+        let own = sockets.filter_map(Listener::own_folder).chain(ready_file.as_ref().map(ReadyFile::directory));
         confine(&config, own.map(Path::to_owned).collect())?;
     }
 
@@ -133,7 +135,7 @@ fn prepare_process(config: &Config) {
     if !runs_commands(config) {
         hardening::refuse_new_privileges();
     }
-    command::allow_many_files();
+    command::raise_file_limit();
     for note in &config.notes {
         tracing::warn!("{note}");
     }
@@ -165,7 +167,7 @@ async fn start_workload(
         ca = cas.provider(),
         because = config.provider_reason,
         cert_dir,
-        output_dir = config.output.as_ref().map(|output| tracing::field::display(output.folder.display())),
+        output_dir = config.output.as_ref().map(|output| tracing::field::display(output.directory.display())),
         status = addresses.status.map(tracing::field::display),
         page = addresses.page.map(|address| tracing::field::display(format!("http://{address}/"))),
         "attache serves"
@@ -186,14 +188,14 @@ async fn start_workload(
 /// Confines the process to `directories` and those that the options name, which are created first.
 fn confine(config: &Config, mut directories: Vec<PathBuf>) -> Result<(), ConfineError> {
     if let Some(state) = &config.workload.state {
-        directories.push(hardening::made(state.path(), 0o700)?);
+        directories.push(hardening::create_directory(state.path(), 0o700)?);
     }
     if let Some(output) = &config.output {
-        directories.push(hardening::made(&output.folder, 0o777)?);
+        directories.push(hardening::create_directory(&output.directory, 0o777)?);
     }
     for provider in &config.providers {
         if let Provider::Embedded { folder } = provider {
-            directories.push(hardening::made(folder, 0o777)?);
+            directories.push(hardening::create_directory(folder, 0o777)?);
         }
     }
     directories.sort();

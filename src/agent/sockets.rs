@@ -19,8 +19,9 @@ use crate::config::{ADMIN_SOCKET, AdminSocket, Config};
 use crate::export::ready_file::ReadyFile;
 use crate::net::http2;
 use crate::ops::admin::Admin;
+use crate::os::systemd::PassedSocket;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
-use crate::serve::listener::{Listener, Passed};
+use crate::serve::listener::Listener;
 use crate::serve::peers::Peers;
 use crate::serve::sds::SecretDiscovery;
 
@@ -37,8 +38,8 @@ impl Sockets {
     /// Opens what `config` names, except for the sockets that were passed to the agent.
     pub(super) async fn open(
         config: &Config,
-        sds: Option<Passed>,
-        admin: Option<Passed>,
+        sds: Option<PassedSocket>,
+        admin: Option<PassedSocket>,
     ) -> anyhow::Result<Self> {
         let sds = match sds {
             Some(passed) => Listener::passed(passed).context("taking over the SDS socket failed")?,

@@ -9,7 +9,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::base::clock::Clock;
 use crate::ca::failover::Failover;
-use crate::export::output::{self, Output};
+use crate::export::output::{Output, OutputSettings};
 use crate::fs::watch::Watcher;
 use crate::metrics::{ByName, Metrics};
 use crate::serve::sds::SecretDiscovery;
@@ -54,7 +54,7 @@ pub struct Plan {
     /// The CAs that sign; empty where mounted files are the only source.
     pub cas: Failover,
     pub issuer: IssuerSettings,
-    pub output: Option<output::Settings>,
+    pub output: Option<OutputSettings>,
 }
 
 /// A workload that runs.

@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 
 use super::{Answer, CaError, CertificateAuthority, Class, InvalidResponse, SigningRequest};
 use crate::base::limits;
-use crate::os::command::{SHELL, Said, ShellCommand};
+use crate::os::command::{CapturedOutput, SHELL, ShellCommand};
 use crate::pki::{csr, pem};
 
 /// The option of the command that signs.
@@ -124,7 +124,8 @@ impl Exec {
         input: Option<String>,
     ) -> Result<Vec<CertificateDer<'static>>, CaError> {
         let failed = |failure, said| CaError::Command { option, failure, said };
-        let (words, stderr) = Said::words().map_err(|error| failed(error.into(), String::new()))?;
+        let (words, stderr) =
+            CapturedOutput::for_log().map_err(|error| failed(error.into(), String::new()))?;
         let mut words = Words { said: words, option, is_told: false };
         let output = self.output(command, request, input, &mut words, stderr).await;
         let said = words.tell(output.is_err());
@@ -146,7 +147,7 @@ impl Exec {
         words: &mut Words,
         stderr: io::PipeWriter,
     ) -> Result<Vec<u8>, Failure> {
-        let (mut printed, stdout) = Said::pipe(limits::CA_ANSWER_BYTES)?;
+        let (mut printed, stdout) = CapturedOutput::with_limit(limits::CA_ANSWER_BYTES)?;
         let stdin = if input.is_some() { Stdio::piped() } else { Stdio::null() };
         let prepare = |command: &mut Command| {
             command.stdin(stdin).stdout(stdout).stderr(stderr);
@@ -161,8 +162,8 @@ impl Exec {
         let input = running.stdin().zip(input);
         let status = tokio::select! {
             status = running.wait() => status?,
-            () = printed.overflow() => return Err(Failure::TooMuch),
-            never = words.said.listen() => match never {},
+            () = printed.exceeded() => return Err(Failure::TooMuch),
+            never = words.said.read_forever() => match never {},
             never = feed(input) => match never {},
         };
         if let Some(failure) = Failure::of(status) {
@@ -183,7 +184,7 @@ async fn feed(input: Option<(ChildStdin, String)>) -> Infallible {
 
 /// What a command says on standard error.
 struct Words {
-    said: Said,
+    said: CapturedOutput,
     option: &'static str,
     is_told: bool,
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tokio::time::timeout;
 
-use super::{Findings, State, WORKLOAD, writable_folder};
+use super::{Findings, State, WORKLOAD, check_writable};
 use crate::agent;
 use crate::auth::token::{self, TokenSource};
 use crate::auth::token_file::Token;
@@ -184,6 +184,6 @@ fn development_ca(folder: &Path, clock: &Clock) -> Result<String, String> {
         return opened.map(|_| format!("the development CA in {shown}")).map_err(|error| error.to_string());
     }
     let there = folder.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("."));
-    writable_folder(there).map_err(|words| format!("--ca-dir {shown}: {words}; choose another one"))?;
+    check_writable(there).map_err(|words| format!("--ca-dir {shown}: {words}; choose another one"))?;
     Ok(format!("a new development CA in {shown}"))
 }

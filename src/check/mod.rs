@@ -1,7 +1,7 @@
-//! Whether what an agent needs is there and good, before it serves: what `attache check` tells.
+//! `attache check`: whether everything an agent needs is there and valid, before it serves.
 //!
-//! Nothing is changed, and no certificate is asked for unless somebody wants it. What the agent does itself (files, tokens,
-//! connections) is done here by the same code.
+//! Nothing is changed, and no certificate is requested without `--issue`. Files, tokens and connections are checked by the
+//! agent's own code.
 
 mod ca;
 mod sockets;
@@ -14,6 +14,7 @@ use rustix::fs::Access;
 use rustix::process::{Resource, getrlimit, getuid};
 use serde_json::{Value, json};
 
+use crate::agent::inventory;
 use crate::base::clock::{Clock, rfc3339, span};
 use crate::config::{Config, Provider};
 use crate::export::ready_file::{ReadyFile, ReadyFileError};
@@ -25,24 +26,22 @@ use crate::os::permissions;
 use crate::source::files::FileSource;
 use crate::store::{Cache, Workload};
 
-/// As many descriptors as a small gateway needs: each connection takes one.
+/// What a small gateway needs: each connection takes one descriptor.
 const FEW_DESCRIPTORS: u64 = 1024;
 
+/// The one workload in the check's own store.
 const WORKLOAD: Workload = Workload(0);
 
-/// How it stands with one thing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
-    /// As it should be.
     Ok,
-    /// The agent will serve, but somebody should look at it.
+    /// The agent will serve, but a person should look at it.
     Warning,
     /// Something will not work.
     Error,
 }
 
 impl State {
-    /// The word for it.
     pub fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -52,30 +51,28 @@ impl State {
     }
 }
 
-/// What was found out of one thing.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// How it stands.
     pub state: State,
-    /// Of what.
+    /// The subject of the check.
     pub about: &'static str,
-    /// The facts; where it is not as it should be, with what to do.
+    /// The facts, and a remedy unless `state` is `Ok`.
     pub text: String,
 }
 
 impl Finding {
-    /// As JSON: `state`, `about`, `text`.
     pub fn json(&self) -> Value {
         json!({ "state": self.state.word(), "about": self.about, "text": self.text })
     }
 }
 
-/// What is checked besides the options.
+/// What to check besides the options.
 #[derive(Clone, Copy, Debug)]
 pub struct Scope {
-    /// Ask the CA for a certificate.
+    /// Request a certificate from the CA.
     pub issues: bool,
-    /// This runs in a Pod: the kubelet probes, and Envoy is in another container.
+    /// The agent runs in a Pod: the kubelet probes it, and Envoy is in another container.
     pub is_in_pod: bool,
 }
 
@@ -85,7 +82,7 @@ struct Findings {
     clock: Clock,
 }
 
-/// Everything that there is to say of `config`.
+/// All findings about `config`.
 pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
     let mut findings = Findings { all: Vec::new(), clock: Clock::system() };
     let f = &mut findings;
@@ -93,14 +90,15 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
     let is_running = f.socket(&config, scope).await;
     f.addresses(&config, scope, is_running);
     let admin = config.admin_socket.as_ref().map(|socket| socket.path.as_path());
-    for concern in permissions::concerns(&config, &config.socket, admin, scope.is_in_pod) {
+    let inventory = inventory(&config, &config.socket, admin);
+    for concern in permissions::concerns(&inventory, scope.is_in_pod) {
         f.note(State::Warning, "modes", concern);
     }
-    f.folders(&config, is_running);
+    f.directories(&config, is_running);
     f.mounted(&config);
     f.crls(&config);
     f.limits(&config);
-    // All CAs are called with the same.
+    // All CAs share the same credentials.
     if let Some(provider) = config.providers.first() {
         f.credentials(provider, &config).await;
     }
@@ -123,46 +121,51 @@ impl Findings {
 
     fn options(&mut self, config: &Config) {
         let cas: Vec<_> = config.providers.iter().map(Provider::name).collect();
-        let cas = if cas.is_empty() { "no CA: mounted files alone".to_owned() } else { cas.join(", ") };
+        let cas = if cas.is_empty() { "no CA, only mounted files".to_owned() } else { cas.join(", ") };
         self.note(State::Ok, "options", format!("{cas} (because of {})", config.provider_reason));
         for note in &config.notes {
             self.note(State::Warning, "options", note);
         }
     }
 
-    /// Folders that are written to, later.
-    fn folders(&mut self, config: &Config, is_running: bool) {
-        let output = config.output.as_ref().map(|output| ("--output-dir", output.folder.as_path()));
+    /// Directories that the agent will write to.
+    fn directories(&mut self, config: &Config, is_running: bool) {
+        let output = config.output.as_ref().map(|output| ("--output-dir", output.directory.as_path()));
         let state = config.workload.state.as_ref().map(|state| ("--state-dir", state.path()));
         if let Some(file) = &config.ready_file {
-            let writable = writable_folder(file::folder_of(file));
+            let writable = check_writable(file::folder_of(file));
             let shown = file.display();
             match (ReadyFile::is_stale(file), writable) {
                 (Err(ReadyFileError::Taken { .. }), _) if is_running => {
-                    self.note(State::Ok, "folders", format!("--ready-file {shown} is there"));
+                    self.note(State::Ok, "directories", format!("--ready-file {shown} exists"));
                 }
-                (Err(error), _) => self.note(State::Error, "folders", error.to_string()),
+                (Err(error), _) => self.note(State::Error, "directories", error.to_string()),
                 (_, Err(words)) => self.note(
                     State::Error,
-                    "folders",
+                    "directories",
                     format!("--ready-file {shown}: {words}; choose another path"),
                 ),
                 (Ok(_), Ok(())) => {
-                    self.note(State::Ok, "folders", format!("--ready-file {shown} can be written"))
+                    self.note(State::Ok, "directories", format!("--ready-file {shown} is writable"))
                 }
             }
         }
-        for (option, folder) in output.into_iter().chain(state) {
-            // It is made when there is something to write.
-            let there = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
-            match writable_folder(there) {
-                Ok(()) => {
-                    self.note(State::Ok, "folders", format!("{option} {} is writable", folder.display()))
-                }
+        for (option, directory) in output.into_iter().chain(state) {
+            // The agent creates it when there is something to write.
+            let existing = directory.ancestors().find(|path| path.exists()).unwrap_or(directory);
+            match check_writable(existing) {
+                Ok(()) => self.note(
+                    State::Ok,
+                    "directories",
+                    format!("{option} {} is writable", directory.display()),
+                ),
                 Err(words) => self.note(
                     State::Error,
-                    "folders",
-                    format!("{option} {}: {words}; mend that, or choose another folder", folder.display()),
+                    "directories",
+                    format!(
+                        "{option} {}: {words}; fix that, or choose another directory",
+                        directory.display()
+                    ),
                 ),
             }
         }
@@ -191,7 +194,7 @@ impl Findings {
         if cache.snapshot().iter().all(|one| one.entry.good.is_none() && one.entry.failure().is_none()) {
             let mut homes: Vec<_> = homes.map(|home| home.display().to_string()).collect();
             homes.dedup();
-            let text = format!("none in {}: the CA gives all", homes.join(", "));
+            let text = format!("none in {}: all secrets come from the CA", homes.join(", "));
             self.note(State::Ok, "mounted files", text);
         }
     }
@@ -200,16 +203,16 @@ impl Findings {
         match config.crl.read() {
             Ok(Some(crls)) => {
                 let now = self.clock.now();
-                let ended = crls.iter().find(|crl| crl.next_update.is_some_and(|at| at <= now));
+                let expired = crls.iter().find(|crl| crl.next_update.is_some_and(|at| at <= now));
                 let file = config.crl.path.display();
-                match ended {
+                match expired {
                     None => self.note(State::Ok, "CRLs", format!("{file}: {} CRL(s)", crls.len())),
                     Some(crl) => self.note(
                         State::Warning,
                         "CRLs",
                         format!(
-                            "{file}: that of {} was to be replaced at {}: none is served, and revoked certificates are \
-                             accepted; get a new one",
+                            "{file}: the CRL of {} expired at {}: no CRL is served, and revoked certificates are accepted; \
+                             replace it",
                             crl.issuer,
                             crl.next_update.map(rfc3339).map(|at| at.to_string()).unwrap_or_default()
                         ),
@@ -219,14 +222,14 @@ impl Findings {
             Ok(None) if config.crl.is_named => self.note(
                 State::Warning,
                 "CRLs",
-                format!("{} is not there: revoked certificates are accepted", config.crl.path.display()),
+                format!("{} does not exist: revoked certificates are accepted", config.crl.path.display()),
             ),
             Ok(None) => {}
             Err(error) => self.note(State::Error, "CRLs", error.to_string()),
         }
     }
 
-    /// What the kernel has room for.
+    /// Limits of the kernel.
     fn limits(&mut self, config: &Config) {
         let paths: Vec<PathBuf> =
             config.files.mounted.iter().filter_map(Place::home).map(Path::to_owned).collect();
@@ -246,43 +249,43 @@ impl Findings {
                 State::Warning,
                 "inotify",
                 format!(
-                    "the kernel does not tell of changes of the mounted files: they are looked at every two seconds; \
-                     {limits}: raise what is used up"
+                    "not available: the mounted files are polled every two seconds; {limits}: raise the limit that is \
+                     reached"
                 ),
             );
         } else {
-            self.note(State::Ok, "inotify", format!("the kernel tells of changes; {limits}"));
+            self.note(State::Ok, "inotify", format!("available; {limits}"));
         }
         match getrlimit(Resource::Nofile).maximum {
-            Some(most) if most < FEW_DESCRIPTORS => self.note(
+            Some(limit) if limit < FEW_DESCRIPTORS => self.note(
                 State::Warning,
                 "descriptors",
-                format!("{most} at most: each connection takes one; raise the limit (ulimit -n)"),
+                format!("{limit} at most: each connection takes one; raise the limit (ulimit -n)"),
             ),
-            most => {
-                let most = most.map_or("no limit".to_owned(), |most| format!("{most} at most"));
-                self.note(State::Ok, "descriptors", most);
+            limit => {
+                let text = limit.map_or("no limit".to_owned(), |limit| format!("{limit} at most"));
+                self.note(State::Ok, "descriptors", text);
             }
         }
     }
 
-    fn until(&self, end: SystemTime) -> String {
-        let shown = rfc3339(end);
-        match end.duration_since(self.clock.now()) {
+    fn until(&self, not_after: SystemTime) -> String {
+        let shown = rfc3339(not_after);
+        match not_after.duration_since(self.clock.now()) {
             Ok(left) => format!("valid until {shown} ({} left)", span(left)),
             Err(past) => format!("EXPIRED at {shown} ({} ago)", span(past.duration())),
         }
     }
 }
 
-/// Whether files can be made in `folder`; if not, why.
-fn writable_folder(folder: &Path) -> Result<(), String> {
-    let shown = folder.display();
-    match fs::metadata(folder) {
-        Err(error) => return Err(format!("the folder {shown} can't be used: {error}")),
-        Ok(found) if !found.is_dir() => return Err(format!("{shown} is not a folder")),
+/// Checks that files can be created in `directory`. An error is for people, without a remedy.
+fn check_writable(directory: &Path) -> Result<(), String> {
+    let shown = directory.display();
+    match fs::metadata(directory) {
+        Err(error) => return Err(format!("opening the directory {shown} failed: {error}")),
+        Ok(found) if !found.is_dir() => return Err(format!("{shown} is not a directory")),
         Ok(_) => {}
     }
-    let denied = |error| format!("user {} can't write to the folder {shown}: {error}", getuid().as_raw());
-    rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).map_err(denied)
+    let denied = |error| format!("user {} can't write to the directory {shown}: {error}", getuid().as_raw());
+    rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK).map_err(denied)
 }

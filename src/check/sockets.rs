@@ -1,4 +1,4 @@
-//! Where others come in: sockets and addresses.
+//! Checks of the listeners: sockets and addresses.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -10,7 +10,7 @@ use rustix::process::{getgid, getuid};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::{Findings, Scope, State, writable_folder};
+use super::{Findings, Scope, State, check_writable};
 use crate::base::limits;
 use crate::config::Config;
 use crate::fs::file;
@@ -22,15 +22,15 @@ use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::S
 use crate::serve::listener::{Occupant, occupant};
 use crate::serve::peers::Allowed;
 
-/// The user and group of Istio's proxy.
+/// The user and group id of Istio's proxy.
 const ISTIO_PROXY: u32 = 1337;
-/// How long an agent that runs may take to answer.
+/// How long a running agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The bit in a folder's mode that gives its group to what is made there.
+/// The mode bit of a directory that passes its group on to new files.
 const SET_GROUP_ID: u32 = 0o2000;
 
 impl Findings {
-    /// True if an agent serves there.
+    /// Checks the sockets and their peers. Returns whether an agent is running on the SDS socket.
     pub(super) async fn socket(&mut self, config: &Config, scope: Scope) -> bool {
         if let Some(admin) = config.admin_socket.as_ref().filter(|admin| admin.is_named) {
             self.place("admin socket", "--admin-socket", &admin.path).await;
@@ -40,37 +40,37 @@ impl Findings {
         is_running
     }
 
-    /// Whether a socket can be made at `path`. True if an agent serves there.
+    /// Checks that a socket can be created at `path`. Returns whether an agent is running there.
     async fn place(&mut self, about: &'static str, option: &'static str, path: &Path) -> bool {
         let shown = path.display();
-        if let Err(words) = writable_folder(file::folder_of(path)) {
-            let way_out = format!("create or mount it, or choose another path with {option}");
-            self.note(State::Error, about, format!("{shown}: {words}; {way_out}"));
+        if let Err(words) = check_writable(file::folder_of(path)) {
+            let remedy = format!("create or mount it, or choose another path with {option}");
+            self.note(State::Error, about, format!("{shown}: {words}; {remedy}"));
             return false;
         }
         let process = |pid: Option<i32>| match pid {
             Some(pid) => format!("process {pid}"),
-            None => "somebody".to_owned(),
+            None => "another process".to_owned(),
         };
         match occupant(path, option) {
             Err(error) => self.note(State::Error, about, error.to_string()),
             Ok(Occupant::Live(pid)) => {
-                // The admin socket speaks HTTP/1.1, and belongs to the same process.
+                // The admin socket speaks HTTP/1.1, and belongs to the same process as the SDS socket.
                 let is_agent = if option == "--socket" { is_agent(path).await } else { Some(true) };
                 let process = process(pid);
                 let (state, text) = match is_agent {
-                    Some(true) => (State::Ok, format!("an agent serves there now, {process}")),
+                    Some(true) => (State::Ok, format!("an agent is running there, {process}")),
                     Some(false) => (
                         State::Error,
                         format!(
-                            "{process} listens there, and does not answer as attache does: stop it, or choose another path \
-                             with {option}"
+                            "{process} listens there and is not an attache agent: stop it, or choose another path with \
+                             {option}"
                         ),
                     ),
                     None => (
                         State::Warning,
                         format!(
-                            "{process} listens there, and has not answered within {PATIENCE:?}: does the agent hang?"
+                            "{process} listens there and has not answered within {PATIENCE:?}: is the agent hanging?"
                         ),
                     ),
                 };
@@ -78,67 +78,67 @@ impl Findings {
                 return is_agent != Some(false);
             }
             Ok(Occupant::Nobody | Occupant::Dead) => {
-                self.note(State::Ok, about, format!("{shown}: its folder is there, and nobody serves"));
+                self.note(State::Ok, about, format!("{shown}: free, and its directory is writable"));
             }
         }
         false
     }
 
-    /// Whom the socket's mode lets connect, and the options besides.
+    /// Checks which users the socket's mode and the options let connect.
     fn peers(&mut self, config: &Config, scope: Scope) {
         let (uid, mut gid) = (getuid().as_raw(), getgid().as_raw());
-        // In such a folder files get its group: so are a Pod's volumes with an fsGroup.
-        if let Ok(folder) = fs::metadata(file::folder_of(&config.socket))
-            && folder.mode() & SET_GROUP_ID != 0
+        // New files in such a directory get its group. A Pod's volumes with an fsGroup are set up so.
+        if let Ok(directory) = fs::metadata(file::folder_of(&config.socket))
+            && directory.mode() & SET_GROUP_ID != 0
         {
-            gid = folder.gid();
+            gid = directory.gid();
         }
         let Allowed { uids, gids } = &config.allowed;
         let is_limited = !uids.is_empty() || !gids.is_empty();
-        let (is_groups, is_everybodys) = (config.socket_mode & 0o020 != 0, config.socket_mode & 0o002 != 0);
+        let (is_for_group, is_for_all) = (config.socket_mode & 0o020 != 0, config.socket_mode & 0o002 != 0);
         let mode = format!("mode {:04o} (--socket-mode)", config.socket_mode);
-        let (who, is_proxy_let_in) = match (is_everybodys, is_groups) {
+        let (users, mode_admits_proxy) = match (is_for_all, is_for_group) {
             (true, _) => ("every user".to_owned(), true),
             (_, true) => (format!("user {uid} and group {gid}"), uid == ISTIO_PROXY || gid == ISTIO_PROXY),
             _ => (format!("user {uid}"), uid == ISTIO_PROXY),
         };
-        let is_proxy_allowed =
+        let options_admit_proxy =
             !is_limited || uid == ISTIO_PROXY || uids.contains(&ISTIO_PROXY) || gids.contains(&ISTIO_PROXY);
         let limit = if is_limited {
             format!(
-                ", and --allow-uid and --allow-gid only users [{}] and groups [{}]",
+                ", and --allow-uid and --allow-gid admit only users [{}] and groups [{}]",
                 limits::listed(uids, ", "),
                 limits::listed(gids, ", ")
             )
         } else {
             String::new()
         };
-        if scope.is_in_pod && !(is_proxy_let_in && is_proxy_allowed) {
+        if scope.is_in_pod && !(mode_admits_proxy && options_admit_proxy) {
             self.note(
                 State::Warning,
                 "peers",
                 format!(
-                    "{mode} lets {who} connect{limit}, and Istio's proxy is user and group {ISTIO_PROXY}: run Envoy and \
-                     this agent with one runAsUser or runAsGroup (securityContext), and name it in --allow-uid where \
-                     there is such"
+                    "{mode} lets {users} connect{limit}, but Istio's proxy is user and group {ISTIO_PROXY}: run Envoy and \
+                     this agent with the same runAsUser or runAsGroup (securityContext), and name it in --allow-uid \
+                     if that is set"
                 ),
             );
-        } else if is_everybodys && !is_limited {
+        } else if is_for_all && !is_limited {
             self.note(
                 State::Warning,
                 "peers",
-                format!("{mode} lets every user connect, who gets the workload's key: --socket-mode 0660 or --allow-uid limits that"),
+                format!("{mode} lets every user connect and get the workload's key: limit that with --socket-mode 0660 or --allow-uid"),
             );
         } else {
             self.note(
                 State::Ok,
                 "peers",
-                format!("{mode} lets {who} connect{limit}: Envoy must be among them"),
+                format!("{mode} lets {users} connect{limit}: Envoy must be among them"),
             );
         }
     }
 
-    /// Where probes and browsers come: both at a time, as the agent has them.
+    /// Checks the HTTP addresses. Both listeners stay open until the end, as in the agent.
     pub(super) fn addresses(&mut self, config: &Config, scope: Scope, is_running: bool) {
         let mut taken = Vec::new();
         let mut listen = |address: SocketAddr, option: &str| match TcpListener::bind(address) {
@@ -146,7 +146,7 @@ impl Findings {
                 taken.push(listener);
                 Ok(())
             }
-            // The running one has it.
+            // The running agent has it.
             Err(_) if is_running => Ok(()),
             Err(error) => {
                 Err(format!("listening on {address} failed: {error}; choose another {option}, or none"))
@@ -155,13 +155,13 @@ impl Findings {
         let status = config.status_address.map(|address| (address, listen(address, "--status-address")));
         let page = config.admin_address.map(|address| (address, listen(address, "--admin-address")));
         match status {
-            None => self.note(State::Ok, "status address", "none: there are no probes and no metrics"),
+            None => self.note(State::Ok, "status address", "none: no probes and no metrics"),
             Some((_, Err(words))) => self.note(State::Error, "status address", words),
             Some((address, Ok(()))) if scope.is_in_pod && address.ip().is_loopback() => self.note(
                 State::Warning,
                 "status address",
                 format!(
-                    "{address} can't be reached by the kubelet's probes, nor by Prometheus: --status-address 0.0.0.0:{} \
+                    "{address} is unreachable for the kubelet's probes and for Prometheus: --status-address 0.0.0.0:{} \
                      opens it to them",
                     address.port()
                 ),
@@ -176,7 +176,7 @@ impl Findings {
     }
 }
 
-/// Whether what listens on the SDS socket at `path` speaks SDS; none where it says nothing.
+/// Whether the listener on the SDS socket at `path` speaks SDS; none if it does not answer.
 async fn is_agent(path: &Path) -> Option<bool> {
     let ask = async {
         let io = UnixStream::connect(path).await.ok()?;
@@ -193,7 +193,7 @@ async fn is_agent(path: &Path) -> Option<bool> {
         http2::with_connection(io, talk).await.ok()
     };
     Some(match timeout(PATIENCE, ask).await.ok()? {
-        // What it has to say against it are its own words, and not those of a broken connection.
+        // An error status that the peer sent, not one made from a broken connection.
         Some(Err(status)) => std::error::Error::source(&status).is_none(),
         answer => answer.is_some(),
     })

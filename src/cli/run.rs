@@ -1,7 +1,7 @@
 //! `attache run`: the agent.
 
 use crate::agent;
-use crate::config::{Config, ConfigErrors, Environment, RunArgs};
+use crate::config::{Config, ConfigErrors, Environment, RunArgs, is_in_pod};
 use crate::ops::telemetry;
 use crate::os::systemd::Started;
 
@@ -9,7 +9,7 @@ use crate::os::systemd::Started;
 pub(super) fn run(args: &RunArgs, unknown: Vec<String>) -> anyhow::Result<()> {
     let (environment, unknown) = environment(unknown);
     // First of all, before their numbers are something else's.
-    let started = Started::new(&environment)?;
+    let started = Started { is_in_pod: is_in_pod(&environment), ..Started::new(&environment)? };
     let config = config(args, unknown, &environment)?;
     let log = telemetry::init(&config.log);
     super::block_on(agent::run(config, log, started))

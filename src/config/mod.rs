@@ -29,7 +29,7 @@ use self::provider::providers;
 pub use self::provider::{Provider, ProviderFile};
 pub use self::reader::{ConfigErrors, Environment, parse_duration};
 use self::reader::{Found, Level, Reader};
-use crate::export::output::{self, Hook};
+use crate::export::output::{Hook, OutputSettings};
 use crate::fs::generation::Place;
 use crate::ops::telemetry::{LogConfig, parse_filter};
 use crate::serve::listener::ListenError;
@@ -68,7 +68,7 @@ pub struct Config {
     /// The CRLs for the trust bundle.
     pub crl: CrlFile,
     /// The files for other programs, if there are to be any.
-    pub output: Option<output::Settings>,
+    pub output: Option<OutputSettings>,
     /// Where people's commands come in; none to have none.
     pub admin_socket: Option<AdminSocket>,
     /// Where the status page is; none to have none.
@@ -132,7 +132,7 @@ impl Config {
         let cert_dir = r.text("cert-dir", &args.cert_dir, &[]);
         let mut own = Vec::new();
         if let Some(output) = &output {
-            own.push((output.folder.as_path(), "that is where the agent writes its own"));
+            own.push((output.directory.as_path(), "that is where the agent writes its own"));
         }
         if let Some(state) = &state {
             own.push((state.path(), "that is where the agent keeps its state"));
@@ -148,13 +148,14 @@ impl Config {
         let mounted = mounted(&cert_dir, &own, &mut notes);
         if let Some(output) = &output
             && name == Some(ProviderName::None)
-            && resolved(Path::new(cert_dir.value.as_deref().unwrap_or(CERT_DIR))) == resolved(&output.folder)
+            && resolved(Path::new(cert_dir.value.as_deref().unwrap_or(CERT_DIR)))
+                == resolved(&output.directory)
             && !mounted.iter().any(Place::holds_key_pair)
         {
             r.mistake(format!(
                 "--output-dir and --cert-dir are both {}, and no CA is used: nothing is left that could be written \
                  there; name two folders, or choose a CA with --ca",
-                output.folder.display()
+                output.directory.display()
             ));
         }
         let credentials = Credentials::new(r, args, &wishes, name, &mut notes);
@@ -206,7 +207,7 @@ impl Config {
         let info = Targets::new().with_default(tracing::Level::INFO);
         let log = LogConfig { filter: filter.or(info), json };
 
-        let own_folders = output.iter().map(|output| output.folder.as_path());
+        let own_folders = output.iter().map(|output| output.directory.as_path());
         let own_folders = own_folders.chain(workload.state.iter().map(StateFolder::path));
         let files = files::Settings {
             mounted,
@@ -312,7 +313,7 @@ fn landlock(
     r: &mut Reader<'_>,
     args: &RunArgs,
     providers: &[Provider],
-    output: Option<&output::Settings>,
+    output: Option<&OutputSettings>,
 ) -> bool {
     let landlock = r.switch("landlock", args.landlock, &[]);
     let hook = output.and_then(|output| output.hook.as_ref()).map(|_| "--output-hook");
@@ -329,7 +330,7 @@ fn landlock(
 }
 
 /// What is written for other programs.
-fn output(r: &mut Reader<'_>, args: &RunArgs) -> Option<output::Settings> {
+fn output(r: &mut Reader<'_>, args: &RunArgs) -> Option<OutputSettings> {
     let folder = r.text("output-dir", &args.output_dir, &["OUTPUT_CERTS"]);
     let key_mode = r.parsed("output-key-mode", &args.output_key_mode, &[], parse_mode);
     let cert_mode = r.parsed("output-cert-mode", &args.output_cert_mode, &[], parse_mode);
@@ -343,9 +344,9 @@ fn output(r: &mut Reader<'_>, args: &RunArgs) -> Option<output::Settings> {
         return None;
     };
     let timeout = timeout.or(Duration::from_secs(30));
-    Some(output::Settings {
+    Some(OutputSettings {
         // The hook may look from elsewhere.
-        folder: std::path::absolute(&folder).unwrap_or_else(|_| folder.into()),
+        directory: std::path::absolute(&folder).unwrap_or_else(|_| folder.into()),
         key_mode: key_mode.or(0o600_u32),
         cert_mode: cert_mode.or(0o644_u32),
         hook: command.value.map(|command| Hook { command: command.into(), timeout }),

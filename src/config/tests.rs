@@ -407,13 +407,17 @@ fn the_output_and_what_it_needs() {
     let istio = [("CA_PROVIDER", "none"), ("OUTPUT_CERTS", "/out")];
     let settings = output("", &istio).unwrap();
     assert_eq!(
-        (settings.folder.to_str(), settings.key_mode, settings.cert_mode),
+        (settings.directory.to_str(), settings.key_mode, settings.cert_mode),
         (Some("/out"), 0o600, 0o644)
     );
     assert_eq!(settings.hook, None);
     let line = "--output-dir out --output-key-mode 0640 --output-cert-mode 444 --output-hook true --output-hook-timeout 5s";
     let settings = output(line, &istio).unwrap();
-    assert!(settings.folder.is_absolute() && settings.folder.ends_with("out"), "{:?}", settings.folder);
+    assert!(
+        settings.directory.is_absolute() && settings.directory.ends_with("out"),
+        "{:?}",
+        settings.directory
+    );
     assert_eq!((settings.key_mode, settings.cert_mode), (0o640, 0o444));
     let timeout = Duration::from_secs(5);
     assert_eq!(settings.hook, Some(Hook { command: "true".into(), timeout }));

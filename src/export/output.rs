@@ -1,9 +1,10 @@
-//! Files for other programs: what the cache holds, written as one generation, and a command that is told of it.
+//! Files for other programs: the secrets of a workload, written as one generation, and a hook that runs after each swap.
 //!
-//! A subscriber of the cache like a stream: it follows the newest state, and needs nobody to be connected.
+//! A subscriber of the store like a stream: it follows the newest value, and needs no connected client.
 
-pub mod folder;
+pub mod directory;
 pub mod hook;
+mod progress;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,47 +15,42 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
-use self::folder::{File, Folder, FolderError, GRACE, Look, Written};
+use self::directory::{Condition, GRACE, OutputDirectory, OutputDirectoryError, OutputFile, Written};
 pub use self::hook::Hook;
-use crate::base::backoff::{Backoff, FailureLog};
+use self::hook::HookError;
+use self::progress::{Progress, is_due};
 use crate::base::clock::{Clock, rfc3339};
 use crate::fs::generation::{CHAIN_FILE, KEY_FILE, ROOT_FILE};
 use crate::fs::watch::{Watch, Watcher};
 use crate::metrics::{ByResult, Metrics};
 use crate::pki::pem;
 use crate::secret::{Secret, SecretName, Version};
-use crate::store::health::Output as State;
+use crate::store::health::Output as OutputHealth;
 use crate::store::{Cache, Entry, Good, Key, Workload};
 
-/// Delays after a write or a hook that failed, and after something was mended.
-const BACKOFF: Backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(60) };
-
-/// How often the folder is looked at where the kernel does not tell of changes.
+/// How often the files are inspected where inotify is unavailable.
 const POLL: Duration = Duration::from_secs(60);
-/// A disk that takes longer is told of.
+/// A disk that takes longer is reported.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Damage after such a time has nothing to do with the one before.
-const CALM: Duration = Duration::from_secs(600);
 
-/// What is written, and where.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// The folder; it is made if there is none.
-    pub folder: PathBuf,
-    /// Permissions of the key.
+pub struct OutputSettings {
+    /// Created if it does not exist.
+    pub directory: PathBuf,
+    /// Permissions of the key file.
     pub key_mode: u32,
-    /// Permissions of the certificates.
+    /// Permissions of the certificate files.
     pub cert_mode: u32,
-    /// Run after each swap.
+    /// Runs after each swap.
     pub hook: Option<Hook>,
 }
 
-/// Writes a workload's secrets into a folder, and follows every change.
+/// Writes a workload's secrets into a directory, and follows every change.
 #[derive(Debug)]
 pub struct Output {
-    settings: Settings,
-    folder: Arc<Mutex<Folder>>,
-    /// Follows what was written. Elsewhere while it is armed.
+    settings: OutputSettings,
+    directory: Arc<Mutex<OutputDirectory>>,
+    /// Watches the written files. None while it is being armed.
     watch: Option<Watch>,
     pair: watch::Receiver<Entry>,
     roots: watch::Receiver<Entry>,
@@ -70,7 +66,7 @@ struct Set {
 }
 
 impl Set {
-    /// What tells it from another one: of what is written, so that a change of CRLs is none.
+    /// The identity of the set. Only what is written counts, so a change of CRLs does not change it.
     fn versions(&self) -> [Version; 2] {
         let roots = match &self.roots.secret {
             Secret::TrustBundle(bundle) => Version::of(&pem::of_certificates(bundle.roots())),
@@ -84,36 +80,10 @@ impl Set {
     }
 }
 
-/// What is done already, and what is to be done when.
-#[derive(Debug, Default)]
-struct Progress {
-    /// What the folder holds for certain.
-    written: Option<[Version; 2]>,
-    /// What could not be written last, and when it is tried again.
-    refused: Option<([Version; 2], Instant)>,
-    write_failures: u32,
-    write_repeats: FailureLog,
-    /// When the hook is to run.
-    hook: Option<Instant>,
-    hook_failures: u32,
-    hook_repeats: FailureLog,
-    /// When old generations are to be removed.
-    sweep: Option<Instant>,
-    sweep_failures: u32,
-    sweep_repeats: FailureLog,
-    /// When to look at what was written: somebody may have done something to it.
-    look: Option<Instant>,
-    /// How often it was mended in a row, and when last.
-    mends: u32,
-    mended: Option<Instant>,
-    /// It was told that somebody else writes there.
-    is_shared: bool,
-}
-
 impl Output {
-    /// Writes what `cache` holds of `workload`.
+    /// Writes the secrets of `workload` in `cache`.
     pub fn new(
-        settings: Settings,
+        settings: OutputSettings,
         cache: &Cache,
         workload: Workload,
         watcher: &Watcher,
@@ -121,58 +91,58 @@ impl Output {
         metrics: Metrics,
     ) -> Self {
         let follow = |name| cache.follow(Key { workload, name });
-        let folder = Folder::new(settings.folder.clone());
-        let watch = Some(watcher.watch(folder.names()));
-        let folder = Arc::new(Mutex::new(folder));
+        let directory = OutputDirectory::new(settings.directory.clone());
+        let watch = Some(watcher.watch(directory.names()));
+        let directory = Arc::new(Mutex::new(directory));
         let (pair, roots) = (follow(SecretName::Workload), follow(SecretName::Roots));
-        Self { settings, folder, watch, pair, roots, clock, metrics }
+        Self { settings, directory, watch, pair, roots, clock, metrics }
     }
 
-    /// Follows every change until `stop`. A swap and a hook that are under way come to their end.
+    /// Follows every change until `stop`. A swap or a hook that is under way is finished.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut progress = Progress::default();
-        if let Err(error) = self.on_disk(Folder::check).await {
-            // There may be nothing to write for a while, and a person is to know already.
+        if let Err(error) = self.on_disk(|directory| directory.check()).await {
+            // It may take a while until there is something to write, and the problem should be known before.
             let reason = error.to_string();
-            progress.write_repeats.is_new(&reason);
-            tracing::warn!(reason, "files can't be written; it is tried again as soon as there are some");
-            self.note(|state| state.failure = Some(reason));
+            progress.writes.log.is_new(&reason);
+            tracing::warn!(reason, "output directory not writable; retrying when there are files to write");
+            self.update_health(|health| health.failure = Some(reason));
         }
         while !stop.is_cancelled() {
-            progress.refused.take_if(|(_, again)| is_over(*again));
-            if let Some(set) = self.wanted()
-                && progress.may_write(&set)
+            progress.failed.take_if(|(_, retry_at)| is_due(*retry_at));
+            if let Some(set) = self.current_set()
+                && progress.needs_write(&set)
             {
                 self.write(set, &mut progress).await;
             }
-            if progress.look.is_some_and(is_over) {
-                self.look(&mut progress).await;
+            if progress.inspect_at.is_some_and(is_due) {
+                self.inspect(&mut progress).await;
                 if progress.written.is_none() {
-                    // It is mended before anybody is told of it.
+                    // Repair the files before the hook runs.
                     continue;
                 }
             }
-            // Nothing is swapped while it runs: what it reads twice is the same.
-            if progress.hook.is_some_and(is_over) {
+            // Nothing is swapped while the hook runs: if it reads a file twice, it sees the same content.
+            if progress.hook_at.is_some_and(is_due) {
                 self.run_hook(&mut progress).await;
             }
-            if progress.sweep.is_some_and(is_over) {
+            if progress.sweep_at.is_some_and(is_due) {
                 self.sweep(&mut progress).await;
             }
             tokio::select! {
                 Ok(()) = self.pair.changed() => {}
                 Ok(()) = self.roots.changed() => {}
-                () = progress.next() => {}
-                () = disturbed(self.watch.as_ref()), if progress.look.is_none() => progress.disturbed(),
+                () = progress.due() => {}
+                () = files_changed(self.watch.as_ref()), if progress.inspect_at.is_none() => progress.files_changed(),
                 () = stop.cancelled() => {}
             }
         }
     }
 
-    /// What is to be written now: nothing as long as one of both is missing or has expired.
-    fn wanted(&mut self) -> Option<Set> {
+    /// The set to write: none while the key pair or the roots are missing or expired.
+    fn current_set(&mut self) -> Option<Set> {
         let now = self.clock.now();
-        // Sources publish both without a pause in between: here they are never halfway.
+        // Sources publish both without a pause in between, so this never sees one without the other.
         let [pair, roots] = [&mut self.pair, &mut self.roots].map(|entry| {
             let entry = entry.borrow_and_update();
             entry.good.clone().filter(|_| entry.valid_at(now).is_ok())
@@ -181,261 +151,240 @@ impl Output {
     }
 
     async fn write(&self, set: Set, progress: &mut Progress) {
+        let Some(files) = self.files(&set) else { return };
+        let (is_replaced, outcome) =
+            self.on_disk(move |directory| (directory.is_replaced(), directory.write(&files))).await;
+        if is_replaced {
+            self.log_conflict(progress);
+        }
+        progress.sweep_at = Some(Instant::now() + GRACE);
+        match outcome {
+            Ok(written) => self.write_succeeded(&set, written, progress).await,
+            Err(error) => self.write_failed(&set, &error, progress),
+        }
+    }
+
+    /// The files of `set`; none where its secrets are of other kinds.
+    fn files(&self, set: &Set) -> Option<[OutputFile; 3]> {
         let (Secret::KeyPair(pair), Secret::TrustBundle(roots)) = (&set.pair.secret, &set.roots.secret)
         else {
-            return;
+            return None;
         };
-        let file = |name, mode, content| File { name, mode, content };
+        let file = |name, mode, content| OutputFile { name, mode, content };
         let cert_mode = self.settings.cert_mode;
-        let files = [
+        Some([
             file(KEY_FILE, self.settings.key_mode, pair.key().to_pem()),
             file(CHAIN_FILE, cert_mode, Zeroizing::new(pem::of_certificates(pair.chain()))),
             file(ROOT_FILE, cert_mode, Zeroizing::new(pem::of_certificates(roots.roots()))),
-        ];
-        let (is_taken, outcome) = self.on_disk(move |folder| (folder.is_taken(), folder.write(&files))).await;
-        self.note_sharing(progress, is_taken);
+        ])
+    }
+
+    async fn write_succeeded(&self, set: &Set, written: Written, progress: &mut Progress) {
         let now = Instant::now();
-        progress.sweep = Some(now + GRACE);
-        let written = match outcome {
-            Ok(written) => written,
-            Err(error) => {
-                let delay = self.refused(progress, &error);
-                progress.refused = Some((set.versions(), now + delay));
-                return;
-            }
-        };
-        let folder = self.settings.folder.display();
-        if progress.write_repeats.recovered() {
-            tracing::info!(%folder, "the output folder can be written again");
+        let directory = self.settings.directory.display();
+        if progress.writes.reset() {
+            tracing::info!(%directory, "output directory writable again");
         }
-        progress.write_failures = 0;
-        progress.refused = None;
+        progress.failed = None;
         progress.written = Some(set.versions());
-        self.note(|state| {
-            state.failure = None;
-            state.not_after = Some(set.not_after());
+        self.update_health(|health| {
+            health.failure = None;
+            health.not_after = Some(set.not_after());
         });
-        progress.look = Some(if progress.mends == 0 { now } else { now + progress.pause() });
+        progress.inspect_at = Some(if progress.repairs == 0 { now } else { now + progress.pause() });
         let what = set.pair.secret.to_string();
         let not_after = rfc3339(set.pair.secret.not_after());
         match written {
-            Written::Same => {
-                tracing::info!(%folder, what, %not_after, "the files are there already");
-                // Whoever wrote them may have ended before the hook did.
+            Written::Unchanged => {
+                tracing::info!(%directory, what, %not_after, "output files already up to date");
+                // The agent that wrote them may have exited before the hook succeeded.
                 if self.settings.hook.is_some()
-                    && progress.hook.is_none()
-                    && !self.on_disk(|folder| folder.is_told()).await
+                    && progress.hook_at.is_none()
+                    && !self.on_disk(|directory| directory.hook_is_done()).await
                 {
-                    progress.hook = Some(now);
+                    progress.hook_at = Some(now);
                 }
             }
             Written::Swapped => {
                 self.metrics.output_writes.get_or_create(&ByResult { outcome: "ok" }).inc();
-                tracing::info!(%folder, what, %not_after, "files written");
-                progress.hook = self.settings.hook.is_some().then_some(now);
-                progress.hook_failures = 0;
+                tracing::info!(%directory, what, %not_after, "output files written");
+                progress.hook_at = self.settings.hook.is_some().then_some(now);
+                progress.hooks.count = 0;
             }
         }
     }
 
-    async fn sweep(&self, progress: &mut Progress) {
-        let swept = self.on_disk(Folder::sweep).await;
-        let now = Instant::now();
-        let error = match swept {
-            Ok(is_some_left) => {
-                progress.sweep = is_some_left.then(|| now + GRACE);
-                progress.sweep_failures = 0;
-                if progress.sweep_repeats.recovered() {
-                    let folder = self.settings.folder.display();
-                    tracing::info!(%folder, "old generations are removed again");
-                }
-                return;
-            }
-            Err(error) => error,
-        };
-        progress.sweep_failures = progress.sweep_failures.saturating_add(1);
-        let retry_in = BACKOFF.delay(progress.sweep_failures, fastrand::f64());
-        progress.sweep = Some(now + retry_in);
+    fn write_failed(&self, set: &Set, error: &OutputDirectoryError, progress: &mut Progress) {
+        self.metrics.output_writes.get_or_create(&ByResult { outcome: "failed" }).inc();
+        let retry_in = progress.writes.add();
         let reason = error.to_string();
-        if progress.sweep_repeats.is_new(&reason) {
-            tracing::warn!(reason, ?retry_in, "an old private key stays on the disk");
+        if progress.writes.log.is_new(&reason) {
+            tracing::warn!(reason, ?retry_in, "output write failed, existing files unchanged");
         } else {
-            tracing::debug!(reason, ?retry_in, "an old private key still stays on the disk");
+            tracing::debug!(reason, ?retry_in, "output write failed again");
+        }
+        self.update_health(|health| health.failure = Some(reason));
+        progress.failed = Some((set.versions(), Instant::now() + retry_in));
+    }
+
+    /// Removes old generations.
+    async fn sweep(&self, progress: &mut Progress) {
+        let outcome = self.on_disk(|directory| directory.sweep()).await;
+        let now = Instant::now();
+        match outcome {
+            Ok(is_some_left) => {
+                progress.sweep_at = is_some_left.then(|| now + GRACE);
+                if progress.sweeps.reset() {
+                    let directory = self.settings.directory.display();
+                    tracing::info!(%directory, "removal of old output generations working again");
+                }
+            }
+            Err(error) => {
+                let retry_in = progress.sweeps.add();
+                progress.sweep_at = Some(now + retry_in);
+                let reason = error.to_string();
+                if progress.sweeps.log.is_new(&reason) {
+                    tracing::warn!(
+                        reason,
+                        ?retry_in,
+                        "old output generation not removed; its private key stays on the disk"
+                    );
+                } else {
+                    tracing::debug!(reason, ?retry_in, "old output generation still not removed");
+                }
+            }
         }
     }
 
-    /// Looks whether what was written is still there; if not, it is written again. Changes from here on are noticed.
-    async fn look(&mut self, progress: &mut Progress) {
-        progress.look = None;
+    /// Checks whether the written files are intact, and schedules a repair if not. From here on, inotify reports changes.
+    async fn inspect(&mut self, progress: &mut Progress) {
+        progress.inspect_at = None;
         if progress.written.is_none() {
             return;
         }
         let watch = self.watch.take();
-        let (look, watch) = self
-            .on_disk(move |folder| {
+        let (condition, watch) = self
+            .on_disk(move |directory| {
                 let armed = watch.map(|mut watch| {
                     watch.arm();
                     watch
                 });
-                (folder.look(), armed)
+                (directory.inspect(), armed)
             })
             .await;
         if watch.as_ref().is_some_and(Watch::polls) {
-            progress.look = Some(Instant::now() + POLL);
+            progress.inspect_at = Some(Instant::now() + POLL);
         }
         self.watch = watch;
-        // Of two agents on one folder both would mend for ever what the other has written.
-        self.note_sharing(progress, look == Look::Taken);
-        if let Look::Damaged(found) = look {
-            let folder = self.settings.folder.display();
-            tracing::warn!(%folder, found, "somebody has damaged what was written; it is written again");
-            self.note(|state| (state.not_after, state.failure) = (None, Some(found)));
-            progress.written = None;
-            progress.look = None;
-            progress.mends = progress.mends.saturating_add(1);
-            progress.mended = Some(Instant::now());
+        match condition {
+            Condition::Intact => {}
+            // No repair here: two agents on one directory would repair each other's files forever.
+            Condition::Replaced => self.log_conflict(progress),
+            Condition::Damaged(damage) => {
+                let directory = self.settings.directory.display();
+                tracing::warn!(%directory, damage, "output files damaged, rewriting them");
+                self.update_health(|health| (health.not_after, health.failure) = (None, Some(damage)));
+                progress.written = None;
+                progress.inspect_at = None;
+                progress.repairs = progress.repairs.saturating_add(1);
+                progress.repaired = Some(Instant::now());
+            }
         }
     }
 
-    fn note_sharing(&self, progress: &mut Progress, is_shared: bool) {
-        if is_shared && !std::mem::replace(&mut progress.is_shared, true) {
-            let folder = self.settings.folder.display();
-            tracing::warn!(%folder, "somebody else writes here; give each agent an --output-dir of its own");
+    /// Logs once that another process writes to the same directory.
+    fn log_conflict(&self, progress: &mut Progress) {
+        if !std::mem::replace(&mut progress.conflict_is_logged, true) {
+            let directory = self.settings.directory.display();
+            tracing::warn!(%directory, "another agent writes to the output directory; give each agent an --output-dir of its own");
         }
-    }
-
-    /// Tells of a failure, and says how long to wait.
-    fn refused(&self, progress: &mut Progress, error: &FolderError) -> Duration {
-        self.metrics.output_writes.get_or_create(&ByResult { outcome: "failed" }).inc();
-        progress.write_failures = progress.write_failures.saturating_add(1);
-        let retry_in = BACKOFF.delay(progress.write_failures, fastrand::f64());
-        let reason = error.to_string();
-        if progress.write_repeats.is_new(&reason) {
-            tracing::warn!(reason, ?retry_in, "files can't be written; what lies there stays as it is");
-        } else {
-            tracing::debug!(reason, ?retry_in, "files still can't be written");
-        }
-        self.note(|state| state.failure = Some(reason));
-        retry_in
     }
 
     async fn run_hook(&self, progress: &mut Progress) {
         let Some(hook) = &self.settings.hook else { return };
         let started = Instant::now();
-        self.note(|state| state.is_hook_running = true);
-        let outcome = hook.run(&self.settings.folder).await;
-        self.note(|state| (state.is_hook_running, state.is_hook_failing) = (false, outcome.is_err()));
+        self.update_health(|health| health.is_hook_running = true);
+        let outcome = hook.run(&self.settings.directory).await;
+        self.update_health(|health| {
+            (health.is_hook_running, health.is_hook_failing) = (false, outcome.is_err());
+        });
         let took = started.elapsed();
-        let label = outcome.as_ref().map_or_else(|error| error.label(), |_| "ok");
+        let label = outcome.as_ref().map_or_else(HookError::label, |_| "ok");
         self.metrics.output_hooks.get_or_create(&ByResult { outcome: label }).inc();
         match outcome {
             Ok(output) => {
-                progress.hook = None;
-                progress.hook_failures = 0;
-                if let Err(error) = self.on_disk(Folder::note_told).await {
+                progress.hook_at = None;
+                if let Err(error) = self.on_disk(|directory| directory.record_hook_done()).await {
                     let reason = error.to_string();
                     tracing::warn!(
                         reason,
-                        "that the hook was run can't be noted; the next start runs it again"
+                        "output hook run not recorded; the hook runs again at the next start"
                     );
                 }
-                if progress.hook_repeats.recovered() {
-                    tracing::info!(?took, "the output hook works again");
+                if progress.hooks.reset() {
+                    tracing::info!(?took, "output hook working again");
                 }
-                tracing::debug!(?took, output, "the output hook was run");
+                tracing::debug!(?took, output, "output hook finished");
             }
             Err(error) => {
-                progress.hook_failures = progress.hook_failures.saturating_add(1);
-                let retry_in = BACKOFF.delay(progress.hook_failures, fastrand::f64());
-                progress.hook = Some(Instant::now() + retry_in);
+                let retry_in = progress.hooks.add();
+                progress.hook_at = Some(Instant::now() + retry_in);
                 let (reason, output) = (error.to_string(), error.output());
-                if progress.hook_repeats.is_new(&reason) {
-                    tracing::warn!(reason, output, ?took, ?retry_in, "the output hook failed");
+                if progress.hooks.log.is_new(&reason) {
+                    tracing::warn!(reason, output, ?took, ?retry_in, "output hook failed");
                 } else {
-                    tracing::debug!(reason, output, ?took, ?retry_in, "the output hook failed again");
+                    tracing::debug!(reason, output, ?took, ?retry_in, "output hook failed again");
                 }
             }
         }
     }
 
-    /// For readiness and metrics.
-    fn note(&self, change: impl FnOnce(&mut State)) {
-        self.metrics.output.send_modify(|state| change(state.get_or_insert_default()));
+    /// The one place where the output's health is written, for readiness and status.
+    fn update_health(&self, change: impl FnOnce(&mut OutputHealth)) {
+        self.metrics.output.send_modify(|health| change(health.get_or_insert_default()));
     }
 
-    /// Does `work` where a slow disk stops nobody else.
-    async fn on_disk<T: Send + 'static>(&self, work: impl FnOnce(&mut Folder) -> T + Send + 'static) -> T {
-        let folder = Arc::clone(&self.folder);
+    /// Does `work` on a thread where a slow disk delays nothing else.
+    async fn on_disk<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut OutputDirectory) -> T + Send + 'static,
+    ) -> T {
+        let directory = Arc::clone(&self.directory);
         let done = tokio::task::spawn_blocking(move || {
-            work(&mut folder.lock().unwrap_or_else(PoisonError::into_inner))
+            work(&mut directory.lock().unwrap_or_else(PoisonError::into_inner))
         });
-        let folder = self.settings.folder.display();
-        let late = || {
-            tracing::warn!("writing {folder} has taken {PATIENCE:?}; is the disk there?");
-            self.note(|state| state.is_hanging = true);
+        let report_hang = || {
+            let directory = self.settings.directory.display();
+            tracing::warn!(%directory, after = ?PATIENCE, "output directory not responding; is its disk or file server reachable?");
+            self.update_health(|health| health.is_hanging = true);
         };
-        let done = told_if_late(done, late).await;
-        self.note(|state| state.is_hanging = false);
+        let done = or_report(done, report_hang).await;
+        self.update_health(|health| health.is_hanging = false);
         match done.map_err(tokio::task::JoinError::try_into_panic) {
             Ok(done) => done,
             Err(Ok(panic)) => std::panic::resume_unwind(panic),
-            // The runtime is going away, and this with it.
+            // The runtime is shutting down, and this task with it.
             Err(Err(_)) => std::future::pending().await,
         }
     }
 }
 
-impl Progress {
-    /// Whether `set` is news: not written yet, nor refused a moment ago.
-    fn may_write(&self, set: &Set) -> bool {
-        let versions = set.versions();
-        self.written.as_ref() != Some(&versions)
-            && self.refused.as_ref().is_none_or(|(refused, _)| *refused != versions)
-    }
-
-    /// Something may have happened to what was written. Whoever is at it is let finish.
-    fn disturbed(&mut self) {
-        if self.mended.is_some_and(|last| last.elapsed() > CALM) {
-            self.mends = 0;
-        }
-        self.look = Some(Instant::now() + self.pause());
-    }
-
-    /// The longer, the more often somebody undoes what is mended.
-    fn pause(&self) -> Duration {
-        BACKOFF.delay(self.mends.saturating_add(1), fastrand::f64())
-    }
-
-    /// Returns when something is to be done that no change tells of.
-    async fn next(&self) {
-        let again = self.refused.as_ref().map(|(_, again)| *again);
-        match [again, self.hook, self.sweep, self.look].into_iter().flatten().min() {
-            Some(moment) => tokio::time::sleep(moment.saturating_duration_since(Instant::now())).await,
-            None => std::future::pending().await,
-        }
-    }
-}
-
-/// Waits for `work` to end, and calls `late` when that takes long.
-async fn told_if_late<T>(work: impl Future<Output = T>, late: impl FnOnce()) -> T {
+/// Waits for `work`, and calls `report` once if that takes longer than [`PATIENCE`].
+async fn or_report<T>(work: impl Future<Output = T>, report: impl FnOnce()) -> T {
     let mut work = std::pin::pin!(work);
     tokio::select! {
         done = work.as_mut() => return done,
-        () = tokio::time::sleep(PATIENCE) => late(),
+        () = tokio::time::sleep(PATIENCE) => report(),
     }
     work.await
 }
 
-/// Returns when something may have happened to what was written. Nothing here touches the disk, which may hang.
-async fn disturbed(watch: Option<&Watch>) {
+/// Returns when the written files may have changed. Does not touch the disk, which may hang.
+async fn files_changed(watch: Option<&Watch>) {
     match watch {
         Some(watch) if !watch.polls() => watch.changed().await,
         _ => std::future::pending().await,
     }
-}
-
-fn is_over(moment: Instant) -> bool {
-    moment <= Instant::now()
 }
 
 #[cfg(test)]

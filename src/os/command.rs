@@ -1,8 +1,9 @@
-//! Commands of the user's: run by the shell, alone in their process group, bounded in what they say.
+//! User commands: run by the shell, in a process group of their own, with bounded output.
 
-use std::convert::Infallible;
+mod captured;
+
 use std::fmt;
-use std::io::{self, PipeWriter};
+use std::io;
 use std::process::ExitStatus;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -14,37 +15,37 @@ use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-use crate::base::limits;
+pub use self::captured::CapturedOutput;
 
-/// What runs a command.
 pub const SHELL: &str = "/bin/sh";
-/// How long its processes may take to end after SIGTERM.
+/// How long processes may take to exit after SIGTERM.
 pub const TERM_GRACE: Duration = Duration::from_secs(2);
 
-/// How variables of the agent's own begin, which may hold credentials, or let a command speak for the agent to systemd;
-/// no command is given them.
+/// Prefixes of the agent's own variables that may hold credentials, or let a command speak for the agent to systemd.
+/// Commands don't inherit them.
 const OWN_VARIABLES: [&str; 7] =
     ["ATTACHE_", "CA_HEADER_", "LISTEN_FD", "LISTEN_PID", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"];
 
-/// How many file descriptors this process was started with, where it takes more itself.
-static FILES_BEFORE: OnceLock<u64> = OnceLock::new();
+/// The soft limit of file descriptors before the agent raised it, if it did.
+static ORIGINAL_FILE_LIMIT: OnceLock<u64> = OnceLock::new();
 
-/// Takes as many file descriptors as this process may have: many systems give 1,024 at first, for old programs' sake.
-/// Commands get no more than that: some close all they may have, one by one, and `select` knows no others.
-pub fn allow_many_files() {
+/// Raises the soft limit of file descriptors to the hard one: many systems start processes with 1,024, for the sake of old
+/// programs. Commands keep the original limit: some close every descriptor up to it one by one, and `select` can't handle
+/// higher ones.
+pub fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // It may fail where somebody forbids it; then there are fewer.
+    // May fail where a sandbox forbids it; then the limit stays.
     let is_raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_ok();
-    if let Some(before) = limit.current.filter(|_| is_raised && limit.current != limit.maximum) {
-        let _ = FILES_BEFORE.set(before);
+    if let Some(original) = limit.current.filter(|_| is_raised && limit.current != limit.maximum) {
+        let _ = ORIGINAL_FILE_LIMIT.set(original);
     }
 }
 
-/// `text` for the shell, which goes back to `files` before it does anything else.
-fn with_files(text: &str, files: Option<u64>) -> String {
-    match files {
-        Some(files) => format!("ulimit -S -n {files} 2>/dev/null; {text}"),
+/// The shell script that restores the limit of file descriptors, if there is one to restore, and then runs `text`.
+fn with_file_limit(text: &str, limit: Option<u64>) -> String {
+    match limit {
+        Some(limit) => format!("ulimit -S -n {limit} 2>/dev/null; {text}"),
         None => text.to_owned(),
     }
 }
@@ -65,7 +66,7 @@ impl From<String> for ShellCommand {
     }
 }
 
-/// Without the command: people put passwords there.
+/// Without the text, which may contain passwords.
 impl fmt::Debug for ShellCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ShellCommand(hidden)")
@@ -73,20 +74,20 @@ impl fmt::Debug for ShellCommand {
 }
 
 impl ShellCommand {
-    /// Starts it with the agent's environment, less the agent's own options, and with what `prepare` adds: variables,
-    /// pipes. `heard` is what it writes into; `turn` is kept until the shell has ended.
+    /// Starts the command with the agent's environment, less the agent's own options, and with what `prepare` adds:
+    /// variables, pipes. `outputs` are the pipes it writes to; `permit` is held until the shell has exited.
     pub fn start(
         &self,
         prepare: impl FnOnce(&mut Command),
-        heard: &[&Said],
-        turn: Option<OwnedSemaphorePermit>,
-    ) -> io::Result<Running> {
+        outputs: &[&CapturedOutput],
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> io::Result<RunningCommand> {
         let Self(text) = self;
-        // The command holds the other ends of its pipes, and is gone at the end of the function.
+        // Holds the command's ends of the pipes, and closes them at the end of this function.
         let mut command = Command::new(SHELL);
         command
             .arg("-c")
-            .arg(with_files(text, FILES_BEFORE.get().copied()))
+            .arg(with_file_limit(text, ORIGINAL_FILE_LIMIT.get().copied()))
             .process_group(0)
             .kill_on_drop(true);
         for (name, _) in std::env::vars_os() {
@@ -97,95 +98,95 @@ impl ShellCommand {
         }
         prepare(&mut command);
         let child = command.spawn()?;
-        let group = Group::of(&child);
-        let pipes = heard.iter().filter_map(|said| said.pipe.clone()).collect();
-        Ok(Running(Some(Processes { child, group, turn, _pipes: pipes })))
+        let group = ProcessGroup::of(&child);
+        let pipes = outputs.iter().filter_map(|output| output.pipe()).collect();
+        Ok(RunningCommand(Some(Processes { child, group, permit, _pipes: pipes })))
     }
 }
 
-/// A command that runs. When this is dropped, all its processes are ended: SIGTERM, and SIGKILL to those that are left
-/// [`TERM_GRACE`] later, or when the runtime ends.
+/// A running command. When this is dropped, all its processes are terminated: SIGTERM, and SIGKILL to those that are left
+/// [`TERM_GRACE`] later, or when the runtime shuts down.
 #[derive(Debug)]
-pub struct Running(Option<Processes>);
+pub struct RunningCommand(Option<Processes>);
 
 #[derive(Debug)]
 struct Processes {
     child: Child,
-    group: Group,
-    turn: Option<OwnedSemaphorePermit>,
-    /// Open until all are gone. A shell that tells of the end of its children into a pipe that nobody holds any more
-    /// dies of that, instead of putting things in order.
+    group: ProcessGroup,
+    permit: Option<OwnedSemaphorePermit>,
+    /// Open until all processes have exited: a shell that reports the end of its children into a closed pipe is killed by
+    /// SIGPIPE, before it can clean up.
     _pipes: Vec<Arc<pipe::Receiver>>,
 }
 
-impl Running {
-    /// What its standard input is written to, where that is a pipe; once.
+impl RunningCommand {
+    /// Takes the command's standard input, if that is a pipe.
     pub fn stdin(&mut self) -> Option<tokio::process::ChildStdin> {
         self.0.as_mut()?.child.stdin.take()
     }
 
-    /// Waits for the shell to end. What the command has left in the background on purpose may stay.
+    /// Waits until the shell exits. Processes that the command has left in the background on purpose keep running.
     pub async fn wait(&mut self) -> io::Result<ExitStatus> {
         let Some(processes) = &mut self.0 else { return std::future::pending().await };
         let status = processes.child.wait().await;
-        // Its number may be another's from here on.
-        processes.group.let_go();
+        // The kernel may reuse the group's number from here on.
+        processes.group.release();
         self.0 = None;
         status
     }
 
-    /// Ends all its processes, and waits for that.
-    pub async fn end(mut self) -> io::Result<()> {
+    /// Terminates all processes of the command, and waits until they have exited.
+    pub async fn terminate(mut self) -> io::Result<()> {
         let Some(processes) = self.0.take() else { return Ok(()) };
         processes.group.signal(Signal::TERM);
-        processes.killed().await
+        processes.exited_or_killed().await
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
         let Some(processes) = self.0.take() else { return };
         if let Ok(runtime) = Handle::try_current() {
             processes.group.signal(Signal::TERM);
-            // No longer than the grace; where the runtime ends before, they are killed at once.
-            runtime.spawn(processes.killed());
+            // Ends after the grace period at the latest. If the runtime shuts down before, the processes are killed then.
+            runtime.spawn(processes.exited_or_killed());
         }
     }
 }
 
 impl Processes {
-    /// Waits for all of them to be gone, but not longer than [`TERM_GRACE`].
-    async fn killed(mut self) -> io::Result<()> {
-        let Group(Some(pid)) = self.group else { return Ok(()) };
-        let all_gone = async {
+    /// Waits until all processes have exited, and kills them after [`TERM_GRACE`].
+    async fn exited_or_killed(mut self) -> io::Result<()> {
+        let ProcessGroup(Some(pid)) = self.group else { return Ok(()) };
+        let all_exited = async {
             let _ = self.child.wait().await;
-            // What is left of the others may be a zombie that nobody buries.
-            self.turn = None;
+            // What is left of the group may be a zombie that is never reaped.
+            self.permit = None;
             while test_kill_process_group(pid).is_ok() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        if timeout(TERM_GRACE, all_gone).await.is_err() {
+        if timeout(TERM_GRACE, all_exited).await.is_err() {
             self.group.signal(Signal::KILL);
         }
-        // Whatever it has done to its group, it does not outlive this.
+        // Even if the shell has left its group, it does not survive this.
         let _ = self.child.start_kill();
         self.child.wait().await?;
-        self.group.let_go();
+        self.group.release();
         Ok(())
     }
 }
 
-/// A process group. Killed when dropped.
+/// A process group, which is killed when this is dropped.
 #[derive(Debug)]
-struct Group(Option<Pid>);
+struct ProcessGroup(Option<Pid>);
 
-impl Group {
+impl ProcessGroup {
     fn of(child: &Child) -> Self {
         Self(child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?)))
     }
 
-    fn let_go(&mut self) {
+    fn release(&mut self) {
         self.0 = None;
     }
 
@@ -196,113 +197,9 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         self.signal(Signal::KILL);
-    }
-}
-
-/// What a command writes into a pipe. More than is kept is read and forgotten, so that it never waits for us.
-#[derive(Debug)]
-pub struct Said {
-    /// None after its end.
-    pipe: Option<Arc<pipe::Receiver>>,
-    kept: Vec<u8>,
-    most: usize,
-    is_more: bool,
-}
-
-impl Said {
-    /// A pipe of which `most` bytes are kept, and the end of it for the command.
-    pub fn pipe(most: usize) -> io::Result<(Self, PipeWriter)> {
-        let (reader, writer) = io::pipe()?;
-        let pipe = Some(Arc::new(pipe::Receiver::from_owned_fd(reader.into())?));
-        Ok((Self { pipe, kept: Vec::new(), most, is_more: false }, writer))
-    }
-
-    /// The same for words that people are to read.
-    pub fn words() -> io::Result<(Self, PipeWriter)> {
-        Self::pipe(limits::COMMAND_WORDS_BYTES)
-    }
-
-    /// Reads for as long as it is polled.
-    pub async fn listen(&mut self) -> Infallible {
-        loop {
-            self.read_on().await;
-        }
-    }
-
-    /// Reads until there is more than can be kept.
-    pub async fn overflow(&mut self) {
-        while !self.is_more {
-            self.read_on().await;
-        }
-    }
-
-    async fn read_on(&mut self) {
-        let Some(pipe) = &self.pipe else { return std::future::pending().await };
-        match pipe.readable().await {
-            Ok(()) => self.take(),
-            Err(_) => self.pipe = None,
-        }
-        // One that writes without end must not keep the thread.
-        tokio::task::yield_now().await;
-    }
-
-    /// Takes what is there now, as much as a pipe holds.
-    fn take(&mut self) {
-        let mut buffer = [0; 4096];
-        for _ in 0..16 {
-            let Some(pipe) = &self.pipe else { return };
-            match pipe.try_read(&mut buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Ok(0) | Err(_) => self.pipe = None,
-                Ok(count) => {
-                    let room = self.most - self.kept.len();
-                    self.kept.extend(buffer.iter().take(count.min(room)));
-                    self.is_more |= count > room;
-                }
-            }
-        }
-    }
-
-    /// The bytes; none if there were more than could be kept. Its end is not waited for: a process in the background
-    /// may hold the pipe open.
-    pub fn into_bytes(mut self) -> Option<Vec<u8>> {
-        self.take();
-        (!self.is_more).then_some(self.kept)
-    }
-
-    /// Reads on and forgets it, until nobody holds the other end any more: a process that was left in the background
-    /// must not die at its next word. The agent's own end still ends the pipe.
-    pub fn read_away(mut self) {
-        const PAUSE: Duration = Duration::from_millis(100);
-        // What is kept of it is not asked for any more.
-        (self.kept, self.most) = (Vec::new(), 0);
-        tokio::spawn(async move {
-            while self.pipe.is_some() {
-                self.read_on().await;
-                // One that never stops talking waits for us, not we for it.
-                tokio::time::sleep(PAUSE).await;
-            }
-        });
-    }
-
-    /// One line, fit for a log. Its end is not waited for either.
-    pub fn into_text(mut self) -> String {
-        self.text()
-    }
-
-    /// The same, as far as it has come.
-    pub fn text(&mut self) -> String {
-        self.take();
-        let text = String::from_utf8_lossy(&self.kept);
-        // A command that shows a key must not have us write it into the log.
-        let text = match text.split_once("PRIVATE KEY") {
-            Some((before, _)) => format!("{before}(a private key, and what follows, is not shown)"),
-            None => text.into_owned(),
-        };
-        limits::sanitize_for_log(&text.trim().replace('\n', "; "))
     }
 }
 
@@ -311,15 +208,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_gets_no_more_files_than_the_agent_was_started_with() {
-        // The hard limit stays: a daemon may raise its own again.
+    fn a_command_gets_the_file_limit_that_the_agent_was_started_with() {
+        // The hard limit stays, so that a daemon may raise its own again.
         let text = "test $(ulimit -H -n) != 61 && ulimit -S -n && exit 7";
         let run = |text| std::process::Command::new(SHELL).arg("-c").arg(text).output().unwrap();
-        let said = run(with_files(text, Some(61)));
-        assert_eq!((said.stdout.as_slice(), said.status.code()), (b"61\n".as_slice(), Some(7)));
-        assert_eq!(with_files(text, None), text);
-        // A shell that can't do so runs the command all the same.
-        let said = run(with_files("echo", Some(u64::MAX)));
-        assert!(said.status.success() && said.stderr.is_empty(), "{said:?}");
+        let output = run(with_file_limit(text, Some(61)));
+        assert_eq!((output.stdout.as_slice(), output.status.code()), (b"61\n".as_slice(), Some(7)));
+        assert_eq!(with_file_limit(text, None), text);
+        // A shell that can't restore the limit still runs the command.
+        let output = run(with_file_limit("echo", Some(u64::MAX)));
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     }
 }

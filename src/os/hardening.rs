@@ -1,5 +1,5 @@
-//! What the process gives away of its own rights. Rights are those of a thread and of the threads that it starts: so all of
-//! this is for the start, when there is one.
+//! Rights that the process gives up. Rights belong to a thread and to the threads it starts, so all of this runs at the start,
+//! while there is only one.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -13,79 +13,80 @@ use landlock::{
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::set_no_new_privs;
 
-/// What is asked of the kernel. Later versions would also refuse connections to sockets elsewhere: systemd's, say.
+/// The requested ABI. Later versions would also deny connections to sockets elsewhere, such as systemd's.
 const LANDLOCK: ABI = ABI::V5;
 
 /// Why the process can't be confined.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
     #[error(
-        "the folder {folder} can't be used: {source}; with --landlock it must be there at the start: create or mount it"
+        "creating the directory {directory} failed: {source}; with --landlock it must exist at the start: create or mount it"
     )]
-    Folder { folder: PathBuf, source: io::Error },
-    #[error("opening the folder {folder} for --landlock failed: {source}")]
-    Open { folder: PathBuf, source: PathFdError },
+    Create { directory: PathBuf, source: io::Error },
+    #[error("opening the directory {directory} for --landlock failed: {source}")]
+    Open { directory: PathBuf, source: PathFdError },
     #[error(
-        "the kernel, or a filter of system calls (SystemCallFilter= of a unit, a container's seccomp profile), refuses \
-         --landlock: {0}; allow the three landlock_* calls, or leave it out"
+        "applying --landlock failed: the kernel or a system call filter (SystemCallFilter= of a unit, a container's seccomp \
+         profile) refuses it: {0}; allow the three landlock_* calls, or leave --landlock out"
     )]
     Refused(#[from] RulesetError),
 }
 
-/// Keeps other processes of this user, and core files, from the keys in this process's memory.
+/// Protects the keys in this process's memory from core dumps and from other processes of this user.
 pub fn protect_memory() {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        tracing::warn!(%error, "core files can't be forbidden; keys may get into them");
+        tracing::warn!(%error, "core dumps not disabled; they may contain keys");
     }
 }
 
-/// Lets no program that is started give us rights that we don't have: there is none to be started.
+/// Prevents started programs from gaining privileges, where no program is to be started at all.
 pub fn refuse_new_privileges() {
     if let Err(error) = set_no_new_privs(true) {
-        tracing::warn!(%error, "gaining privileges by starting programs can't be forbidden");
+        tracing::warn!(%error, "no_new_privs not set; a started program could gain privileges");
     }
 }
 
-/// From here on this process writes in `folders` alone, and starts no program. What it may read stays: mounted files
-/// lie behind links that lead elsewhere tomorrow.
+/// From here on this process writes only in `directories`, and executes no program. Reading stays unrestricted, because
+/// the links of mounted files lead to other directories tomorrow.
 ///
-/// A kernel that knows less of this does what it can.
-pub fn confine(folders: &[PathBuf]) -> Result<(), ConfineError> {
+/// On an older kernel, what it supports is enforced.
+pub fn confine(directories: &[PathBuf]) -> Result<(), ConfineError> {
     let writing = AccessFs::from_write(LANDLOCK);
     let mut rules = Ruleset::default().handle_access(writing | AccessFs::Execute)?.create()?;
-    for folder in folders {
-        let opened = PathFd::new(folder);
-        let opened = opened.map_err(|source| ConfineError::Open { folder: folder.clone(), source })?;
+    for directory in directories {
+        let opened = PathFd::new(directory);
+        let opened = opened.map_err(|source| ConfineError::Open { directory: directory.clone(), source })?;
         rules = rules.add_rule(PathBeneath::new(opened, writing))?;
     }
     let status = rules.restrict_self()?;
-    let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
-    let folders = folders.join(", ");
+    let directories: Vec<_> = directories.iter().map(|directory| directory.display().to_string()).collect();
+    let directories = directories.join(", ");
     match status.ruleset {
         RulesetStatus::FullyEnforced => {
             tracing::info!(
-                folders,
-                "landlock is in force: only in these folders is written, and nothing is executed"
+                directories,
+                "Landlock enforced: no writes outside these directories, no execution"
             );
         }
         RulesetStatus::PartiallyEnforced => tracing::info!(
-            folders,
+            directories,
             kernel = ?status.landlock,
-            "landlock is in force, as far as this kernel knows it: only in these folders are files made, opened for \
-             writing, or removed, and nothing is executed"
+            "Landlock enforced as far as this kernel supports it: files are created, opened for writing or removed only in \
+             these directories, and nothing is executed"
         ),
         RulesetStatus::NotEnforced => tracing::warn!(
             kernel = ?status.landlock,
-            "there is no landlock: --landlock changes nothing. This kernel lacks it or has it switched off, or a filter of \
-             system calls refuses it (SystemCallFilter= of a unit, a container's seccomp profile)"
+            "Landlock not available, --landlock has no effect: this kernel lacks it or has it disabled, or a system call \
+             filter refuses it (SystemCallFilter= of a unit, a container's seccomp profile)"
         ),
     }
     Ok(())
 }
 
-/// `folder`, made with `mode` (less the umask) unless it is there: once confined, nobody can.
-pub fn made(folder: &Path, mode: u32) -> Result<PathBuf, ConfineError> {
-    let made = DirBuilder::new().recursive(true).mode(mode).create(folder);
-    made.map(|()| folder.to_owned())
-        .map_err(|source| ConfineError::Folder { folder: folder.to_owned(), source })
+/// Creates `directory` with `mode` (less the umask) unless it exists, and returns its path. Once confined, the process can't.
+pub fn create_directory(directory: &Path, mode: u32) -> Result<PathBuf, ConfineError> {
+    let created = DirBuilder::new().recursive(true).mode(mode).create(directory);
+    created
+        .map(|()| directory.to_owned())
+        .map_err(|source| ConfineError::Create { directory: directory.to_owned(), source })
 }

@@ -1,4 +1,4 @@
-//! The operating system.
+//! The operating system: commands, rights, permissions of files, the service manager.
 
 pub mod command;
 pub mod hardening;

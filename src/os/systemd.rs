@@ -1,6 +1,7 @@
-//! systemd's ways with a service: sockets that it has opened, and what it wants to be told. Whoever else speaks the same
-//! (a container engine, say) will do.
+//! systemd's service protocols: socket activation, readiness notification, watchdog. Other service managers that speak them (a
+//! container engine, say) work too.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram as StdDatagram, UnixListener};
@@ -15,74 +16,76 @@ use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::base::backoff::{Backoff, FailureLog};
 use crate::base::limits;
-use crate::config::{Environment, is_in_pod};
-use crate::serve::listener::Passed;
 use crate::store::health::{self, Standing};
 
-/// The name of the SDS socket among those that are passed.
+/// The name of the SDS socket among the passed ones.
 const SDS: &str = "sds";
 /// The name of the admin socket.
 const ADMIN: &str = "admin";
-/// How long the service manager may take to take a message.
+/// How long the service manager may take to accept a message.
 const PATIENCE: Duration = Duration::from_secs(5);
 const BACKOFF: Backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(60) };
 
 /// What the agent was started with, besides options.
 #[derive(Debug, Default)]
 pub struct Started {
-    /// Whom to tell.
     pub manager: Option<Manager>,
-    /// The SDS socket.
-    pub sds: Option<Passed>,
-    /// The admin socket.
-    pub admin: Option<Passed>,
-    /// This runs in a Pod of Kubernetes.
+    pub sds: Option<PassedSocket>,
+    pub admin: Option<PassedSocket>,
+    /// The agent runs in a Pod of Kubernetes.
     pub is_in_pod: bool,
 }
 
-/// What is wrong with what the service manager gave us.
+/// A listening socket opened by the service manager, to which its file belongs.
+#[derive(Debug)]
+pub struct PassedSocket {
+    /// In non-blocking mode.
+    pub listener: UnixListener,
+    pub path: PathBuf,
+}
+
+/// Why the sockets or the environment of the service manager can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error("NOTIFY_SOCKET={0:?} is neither a path nor an abstract socket: unset it, or correct it")]
     NotifySocket(String),
-    #[error("WATCHDOG_USEC={0:?} is no time in microseconds: unset it, or correct it")]
+    #[error("WATCHDOG_USEC={0:?} is not a time in microseconds: unset it, or correct it")]
     Watchdog(String),
     #[error(
-        "descriptor {number} ({name:?}), which was passed as a socket, {reason}; in a .socket unit use ListenStream= with a path"
+        "passed socket {name:?} (file descriptor {number}) {reason}; in a .socket unit use ListenStream= with a path"
     )]
     Kind { number: usize, name: String, reason: String },
     #[error(
-        "of the {count} sockets that were passed one is called {name:?}: give each its own name, sds or admin, by FileDescriptorName="
+        "one of {count} passed sockets is named {name:?}: give each its own name, sds or admin, with FileDescriptorName="
     )]
     Name { count: usize, name: String },
 }
 
 impl Started {
-    /// Takes what the environment names. To be called before anything else is opened: until then these numbers are
-    /// nobody else's.
-    pub fn new(environment: &Environment) -> Result<Self, StartError> {
-        let is_in_pod = is_in_pod(environment);
-        let mut started = Self { manager: Manager::new(environment)?, is_in_pod, ..Self::default() };
+    /// Takes the sockets that `environment` names. To be called before any file is opened, while their file descriptors can't
+    /// belong to anything else.
+    pub fn new(environment: &BTreeMap<String, String>) -> Result<Self, StartError> {
+        let mut started = Self { manager: Manager::new(environment)?, ..Self::default() };
         let names = environment.get("LISTEN_FDNAMES").map(String::as_str).unwrap_or_default();
         let mut names = names.split(':');
-        let mut given = ListenFd::from_env();
-        let count = given.len();
+        let mut passed = ListenFd::from_env();
+        let count = passed.len();
         for index in 0..count {
             let name = names.next().unwrap_or_default();
-            let place = match name {
+            let slot = match name {
                 ADMIN => &mut started.admin,
-                // Alone it may be called as its unit is.
+                // A single socket may have the name of its unit.
                 _ if name == SDS || count == 1 => &mut started.sds,
                 _ => return Err(StartError::Name { count, name: name.to_owned() }),
             };
             let wrong =
                 |reason: String| StartError::Kind { number: 3 + index, name: name.to_owned(), reason };
-            let taken = given.take_unix_listener(index);
+            let taken = passed.take_unix_listener(index);
             let listener = taken
-                .map_err(|_| wrong("is no Unix stream socket".to_owned()))?
-                .ok_or_else(|| wrong("is there twice".to_owned()))?;
-            let path = listening(&listener).map_err(wrong)?;
-            if place.replace(Passed { listener, path }).is_some() {
+                .map_err(|_| wrong("is not a Unix stream socket".to_owned()))?
+                .ok_or_else(|| wrong("was passed twice".to_owned()))?;
+            let path = path_of(&listener).map_err(wrong)?;
+            if slot.replace(PassedSocket { listener, path }).is_some() {
                 return Err(StartError::Name { count, name: name.to_owned() });
             }
         }
@@ -90,29 +93,29 @@ impl Started {
     }
 }
 
-/// Where the socket listens.
-fn listening(listener: &UnixListener) -> Result<PathBuf, String> {
+/// The path of the socket, once it is non-blocking. An error is the rest of a sentence.
+fn path_of(listener: &UnixListener) -> Result<PathBuf, String> {
     let failed = |error: io::Error| format!("can't be used: {error}");
     if !socket_acceptconn(listener).map_err(|errno| failed(errno.into()))? {
-        return Err("does not listen".to_owned());
+        return Err("is not listening".to_owned());
     }
     listener.set_nonblocking(true).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
-    // Without a file there is no mode that says who may connect.
+    // Without a file, no mode would limit the peers.
     address.as_pathname().map(PathBuf::from).ok_or_else(|| "has no path".to_owned())
 }
 
-/// Whom to tell how the service stands.
+/// The service manager, which is notified of the agent's health.
 #[derive(Debug)]
 pub struct Manager {
     address: SocketAddr,
-    /// It wants to hear from us that often.
+    /// The manager expects a sign of life within this time.
     watchdog: Option<Duration>,
-    repeats: FailureLog,
+    failures: FailureLog,
 }
 
 impl Manager {
-    fn new(environment: &Environment) -> Result<Option<Self>, StartError> {
+    fn new(environment: &BTreeMap<String, String>) -> Result<Option<Self>, StartError> {
         let variable = |name| environment.get(name).map(String::as_str).filter(|value| !value.is_empty());
         let Some(name) = variable("NOTIFY_SOCKET") else { return Ok(None) };
         let address = match name.strip_prefix('@') {
@@ -126,64 +129,63 @@ impl Manager {
             let period = text.parse().ok().filter(|period| *period > 0).map(Duration::from_micros);
             period.ok_or_else(|| StartError::Watchdog(text.to_owned()))
         });
-        Ok(Some(Self { address, watchdog: watchdog.transpose()?, repeats: FailureLog::default() }))
+        Ok(Some(Self { address, watchdog: watchdog.transpose()?, failures: FailureLog::default() }))
     }
 
-    /// Tells how it stands, whenever that changes, and that we are alive, as often as that is wanted, until nobody tells
-    /// of the standing any more: then the service is stopping.
+    /// Reports each change of `health`, and feeds the watchdog, until the sender is dropped: then the service is stopping.
     ///
-    /// READY is told once all is there, and not when the socket is: who is started after this service wants a
-    /// certificate.
-    pub async fn run(mut self, mut standing: watch::Receiver<Standing>) {
-        // Twice in a period, as systemd advises. On this thread: what hangs it is to be noticed.
-        let mut alive = self.watchdog.map(|period| {
-            let mut alive = interval((period / 2).max(Duration::from_millis(1)));
-            alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            alive
+    /// READY is sent once every secret is there, not when the socket is: services ordered after this one need a certificate.
+    pub async fn run(mut self, mut health: watch::Receiver<Standing>) {
+        // Twice per period, as systemd advises. On this thread, so that a blocked thread is noticed.
+        let mut keep_alive = self.watchdog.map(|period| {
+            let mut keep_alive = interval((period / 2).max(Duration::from_millis(1)));
+            keep_alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            keep_alive
         });
-        let (mut was_ready, mut told, mut failures) = (false, None, 0);
+        let (mut was_ready, mut reported, mut failures) = (false, None, 0);
         loop {
             let (is_ready, status) = {
-                let standing = standing.borrow_and_update();
-                (standing.is_ready(), status(&standing))
+                let health = health.borrow_and_update();
+                (health.is_ready(), status(&health))
             };
             let ready = if is_ready && !was_ready { "READY=1\n" } else { "" };
-            let is_behind = told.as_ref() != Some(&status) && !self.tell(&format!("{ready}{status}")).await;
-            failures = if is_behind { failures + 1 } else { 0 };
-            if !is_behind {
+            let must_retry =
+                reported.as_ref() != Some(&status) && !self.notify(&format!("{ready}{status}")).await;
+            failures = if must_retry { failures + 1 } else { 0 };
+            if !must_retry {
                 was_ready |= is_ready;
-                told = Some(status);
+                reported = Some(status);
             }
-            let mut again = std::pin::pin!(sleep(BACKOFF.delay(failures, fastrand::f64())));
+            let mut retry = std::pin::pin!(sleep(BACKOFF.delay(failures, fastrand::f64())));
             loop {
                 tokio::select! {
-                    changed = standing.changed() => match changed {
+                    changed = health.changed() => match changed {
                         Ok(()) => break,
                         Err(_) => {
-                            self.tell("STOPPING=1\nSTATUS=stopping").await;
+                            self.notify("STOPPING=1\nSTATUS=stopping").await;
                             return;
                         }
                     },
-                    () = &mut again, if is_behind => break,
-                    () = tick(&mut alive) => drop(self.tell("WATCHDOG=1").await),
+                    () = &mut retry, if must_retry => break,
+                    () = tick(&mut keep_alive) => drop(self.notify("WATCHDOG=1").await),
                 }
             }
         }
     }
 
-    /// Whether the message was taken.
-    async fn tell(&mut self, message: &str) -> bool {
+    /// Sends a message. Returns whether the manager accepted it.
+    async fn notify(&mut self, message: &str) -> bool {
         let sent = timeout(PATIENCE, send(&self.address, message)).await;
         match sent.map_err(io::Error::from).flatten() {
             Ok(()) => {
-                if self.repeats.recovered() {
-                    tracing::info!("the service manager is told again how it stands");
+                if self.failures.recovered() {
+                    tracing::info!("service manager reachable again");
                 }
                 true
             }
             Err(error) => {
-                if self.repeats.is_new(&error.to_string()) {
-                    tracing::warn!(%error, "the service manager at NOTIFY_SOCKET can't be told how it stands; it is tried again");
+                if self.failures.is_new(&error.to_string()) {
+                    tracing::warn!(%error, "service manager at NOTIFY_SOCKET unreachable, retrying");
                 }
                 false
             }
@@ -191,7 +193,7 @@ impl Manager {
     }
 }
 
-/// A socket for each message: the manager may be another one by then.
+/// Opens a socket per message, because the manager may have been replaced since the last one.
 async fn send(address: &SocketAddr, message: &str) -> io::Result<()> {
     let socket = StdDatagram::unbound()?;
     socket.connect_addr(address)?;
@@ -199,16 +201,16 @@ async fn send(address: &SocketAddr, message: &str) -> io::Result<()> {
     UnixDatagram::from_std(socket)?.send(message.as_bytes()).await.map(drop)
 }
 
-async fn tick(alive: &mut Option<Interval>) {
-    match alive {
-        Some(alive) => drop(alive.tick().await),
+async fn tick(keep_alive: &mut Option<Interval>) {
+    match keep_alive {
+        Some(keep_alive) => drop(keep_alive.tick().await),
         None => std::future::pending().await,
     }
 }
 
-/// One line for people.
-fn status(standing: &Standing) -> String {
-    let Standing { missing, failing } = standing;
+/// The status line that systemd shows.
+fn status(health: &Standing) -> String {
+    let Standing { missing, failing } = health;
     let text = match (missing.is_empty(), failing.is_empty()) {
         (false, _) => format!("not ready: {}", health::told(missing)),
         (true, false) => format!("ready; not renewed: {}", health::told(failing)),
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manager_is_whom_the_environment_names() {
+    fn the_environment_names_the_manager_and_its_watchdog() {
         assert!(manager(&[("WATCHDOG_USEC", "1000000")]).unwrap().is_none());
         let (pid, other) = (std::process::id().to_string(), "1".to_owned());
         let second = Some(Duration::from_secs(1));

@@ -11,6 +11,7 @@ use tokio::net::{UnixListener, UnixSocket};
 
 use crate::base::limits::SOCKET_PATH_BYTES;
 use crate::fs::file;
+use crate::os::systemd::PassedSocket;
 
 /// Connections that wait to be accepted. The kernel cuts it to `net.core.somaxconn`.
 const BACKLOG: u32 = 1024;
@@ -21,15 +22,6 @@ pub struct Listener {
     socket: UnixListener,
     path: PathBuf,
     file: Option<SocketFile>,
-}
-
-/// A listening socket that somebody else has opened; its file is theirs, and stays.
-#[derive(Debug)]
-pub struct Passed {
-    /// The socket, which does not block.
-    pub listener: std::os::unix::net::UnixListener,
-    /// Where it is.
-    pub path: PathBuf,
 }
 
 /// The path of a socket of ours.
@@ -102,7 +94,7 @@ impl Listener {
     }
 
     /// A socket that somebody else has opened. Its file is theirs.
-    pub fn passed(passed: Passed) -> io::Result<Self> {
+    pub fn passed(passed: PassedSocket) -> io::Result<Self> {
         Ok(Self { socket: UnixListener::from_std(passed.listener)?, path: passed.path, file: None })
     }
 

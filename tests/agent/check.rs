@@ -91,7 +91,7 @@ async fn each_thing_that_is_wrong_is_named_with_the_way_out() {
         (&["--token-file", &path("old")], "error token", "EXPIRED"),
         (&["--token-file", &path("other")], "warning token", "a token for the audience istio-ca"),
         (&["--ca-root", &another], "error CA", "set --ca-root to its root"),
-        (&["--output-dir", &path("good/below")], "error folders", "is not a folder; mend that"),
+        (&["--output-dir", &path("good/below")], "error directories", "is not a directory; fix that"),
     ];
     let base = [
         ("--socket", path("sds.sock")),
@@ -115,10 +115,10 @@ async fn each_thing_that_is_wrong_is_named_with_the_way_out() {
     let page = ["--admin-address", &taken, "--ready-file", &path("no/ready")];
     let (findings, ..) = check(&[&base[..], &page].concat(), &[]).await;
     has(&findings, "error status page", "choose another --admin-address");
-    has(&findings, "error folders", "create or mount it");
+    has(&findings, "error directories", "create or mount it");
     let admin = ["--admin-socket", &path("no/admin.sock"), "--ready-file", &path("crl")];
     let (findings, ..) = check(&[&base[..], &admin].concat(), &[]).await;
-    has(&findings, "error folders", "is no ready file of an agent's");
+    has(&findings, "error directories", "is not the ready file of an agent");
     has(&findings, "error admin socket", "create or mount it");
     std::fs::write(folder.path().join("another-ca/ca-key.pem"), "no key").unwrap();
     let broken = ["--ca", "embedded", "--socket", &path("sds.sock"), "--ca-dir", &path("another-ca")];
@@ -149,7 +149,7 @@ async fn each_thing_that_is_wrong_is_named_with_the_way_out() {
     });
     let foreign = ["--ca", "embedded", "--socket", &path("http.sock")];
     let (findings, code, _) = check(&foreign, &[]).await;
-    has(&findings, "error socket", "does not answer as attache does");
+    has(&findings, "error socket", "is not an attache agent");
     assert_eq!(code, 1);
     let both = ["--status-address", "127.0.0.1:9", "--admin-address", "0.0.0.0:9"];
     let (_, code, error) = check(&[&base[..2], &["--ca", "embedded"], &both].concat(), &[]).await;
@@ -159,7 +159,7 @@ async fn each_thing_that_is_wrong_is_named_with_the_way_out() {
     std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let (findings, ..) = check(&[&base[..], &["--state-dir", &open]].concat(), &[]).await;
-    has(&findings, "warning modes", "take that right away");
+    has(&findings, "warning modes", "remove that right");
     let (_, code, error) = check(&["--ca", "embedded", "--bogus", "--cert-ttl", "soon"], &[]).await;
     assert!(code == 2 && error.contains("--bogus") && error.contains("soon"), "{code} {error}");
 }
@@ -184,7 +184,7 @@ async fn beside_a_running_agent_it_says_so_and_in_a_pod_what_pods_need() {
     has(&findings, "warning peers", "only users [7]");
     line.extend(["--socket-mode", "0666", "--status-address", "0.0.0.0:0", "--issue"]);
     let (findings, ..) = check(&line, &[("KUBERNETES_SERVICE_HOST", "10.0.0.1")]).await;
-    has(&findings, "warning peers", "lets every user connect, who gets the workload's key");
+    has(&findings, "warning peers", "lets every user connect and get the workload's key");
     has(&findings, "ok status address", "0.0.0.0:0");
     has(&findings, "ok issuance", &spiffe("web"));
     ca.set(Mood::Refuse(Code::PermissionDenied));

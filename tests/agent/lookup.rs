@@ -282,7 +282,7 @@ async fn what_is_wrong_with_crls_output_and_state_is_found() {
     std::fs::remove_dir(path("out/key.pem")).unwrap();
     let more = ["--output-dir", &out, "--output-hook", "echo broken; exit 3"];
     let mut agent = start(folder, "web", &[&strs(&options)[..], &more].concat());
-    agent.process.wait_log("the output hook failed").await;
+    agent.process.wait_log("output hook failed").await;
     assert_eq!(agent.metric("attache_output_failing").await, 1.0);
     let socket = agent.socket.to_str().unwrap();
     let told = output(&["status", "--output", "json", "--admin-socket", &admin(socket)]).await;

@@ -1,4 +1,4 @@
-//! A program that knows nothing of the agent lives on its files: nginx, told of each swap by the hook.
+//! A program that does not speak SDS uses the agent's files: nginx, reloaded by the hook after each swap.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,10 +15,10 @@ use crate::support::nginx::{Client, Nginx};
 use crate::support::process::{Agent, PATIENCE};
 
 const SWAPS: usize = 1000;
-/// One alone, with its rest of 100 ms after each reload, would take minutes. So they are reloaded in turn.
+/// A single one, which pauses for 100 ms after each reload, would take minutes. So several are reloaded in turn.
 const NGINXES: usize = 4;
 
-/// What a client has seen.
+/// A client's observations.
 #[derive(Debug, Default)]
 struct Seen {
     answers: usize,
@@ -26,42 +26,42 @@ struct Seen {
     wrong: Vec<String>,
 }
 
-/// Set `number` comes from one of two CAs in turn, so that no two sets in a row have a part in common.
-fn sets(folder: &Path) -> Vec<Mounted> {
-    (0..50).map(|number| Mounted::new(&folder.join(format!("ca{}", number % 2)), "web")).collect()
+/// Sets from two CAs in turn, so that no two consecutive sets have a part in common.
+fn sets(directory: &Path) -> Vec<Mounted> {
+    (0..50).map(|number| Mounted::new(&directory.join(format!("ca{}", number % 2)), "web")).collect()
 }
 
 #[tokio::test]
-async fn nginx_never_meets_a_mixed_set_in_a_thousand_swaps() {
+async fn nginx_never_sees_a_mixed_set_in_a_thousand_swaps() {
     let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    let sets = sets(folder);
-    let (certs, out) = (folder.join("certs"), folder.join("out"));
+    let directory = place.path();
+    let sets = sets(directory);
+    let (certs, out) = (directory.join("certs"), directory.join("out"));
     std::fs::create_dir(&certs).unwrap();
     swap(&certs, sets[0].files());
     sets[0].write(&out);
     let mut all = Vec::new();
-    // Each swap is told to one nginx, which has to find a whole set there and then.
-    let mut hook = format!("cd '{}' && turn=$(cat turn) && case $turn in", folder.display());
+    // Each swap reloads one nginx, which has to find a whole set at that moment.
+    let mut hook = format!("cd '{}' && turn=$(cat turn) && case $turn in", directory.display());
     for number in 0..NGINXES {
-        let nginx = Nginx::start(folder, &format!("nginx{number}"), &out).await;
+        let nginx = Nginx::start(directory, &format!("nginx{number}"), &out).await;
         hook += &format!(" {number}) {};;", nginx.reload);
         all.push(nginx);
     }
     hook += &format!(" esac && echo $(((turn + 1) % {NGINXES})) > turn");
-    std::fs::write(folder.join("turn"), "0").unwrap();
+    std::fs::write(directory.join("turn"), "0").unwrap();
     let options = [
         ["--cert-dir", certs.to_str().unwrap()],
         ["--file-debounce", "0ms"],
         ["--output-dir", out.to_str().unwrap()],
         ["--output-hook", &hook],
     ];
-    let mut agent = Agent::start(folder, "agent", &options.concat());
+    let mut agent = Agent::start(directory, "agent", &options.concat());
     agent.process.wait_log("files written").await;
 
-    // Each handshake shows that nginx has the key of its certificate, each answer that it has the roots of the same set.
+    // Each handshake proves that nginx has the key of its certificate, each answer that it has the roots of the same set.
     let leaves: Vec<_> = sets.iter().map(|set| pem::certificates(&set.chain).unwrap().remove(0)).collect();
-    let client = Mounted::new(&folder.join("ca0"), "client");
+    let client = Mounted::new(&directory.join("ca0"), "client");
     let key = PrivateKey::from_pem(&client.key).unwrap();
     let client = Client::new(pem::certificates(&client.chain).unwrap(), key.der().clone_key());
     let stop = Arc::new(AtomicBool::new(false));
@@ -74,7 +74,7 @@ async fn nginx_never_meets_a_mixed_set_in_a_thousand_swaps() {
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }
-                // Most of the machine's time is for the swaps.
+                // Leaves most of the machine's time to the swaps.
                 sleep(Duration::from_millis(5)).await;
                 match client.ask(socket).await {
                     Ok((leaf, answer)) => {
@@ -95,7 +95,7 @@ async fn nginx_never_meets_a_mixed_set_in_a_thousand_swaps() {
         }
     });
 
-    // The next change always comes while the hook of the one before is still at work.
+    // Each change comes while the hook of the previous one is still running.
     let started = std::time::Instant::now();
     let mut current = std::fs::read_link(out.join("..data")).unwrap();
     for generation in 1..=SWAPS {
@@ -115,7 +115,7 @@ async fn nginx_never_meets_a_mixed_set_in_a_thousand_swaps() {
     let took = started.elapsed();
     let runs = "attache_output_hooks_total{outcome=\"ok\"}";
     while agent.metric(runs).await <= SWAPS as f64 {
-        assert_eq!(agent.process.count("the output hook failed"), 0, "{}", agent.process.log());
+        assert_eq!(agent.process.count("output hook failed"), 0, "{}", agent.process.log());
         sleep(Duration::from_millis(10)).await;
     }
     stop.store(true, Ordering::Relaxed);
@@ -130,5 +130,5 @@ async fn nginx_never_meets_a_mixed_set_in_a_thousand_swaps() {
     assert_eq!(seen.sets.len(), sets.len(), "{:?}", seen.sets);
     assert!(seen.answers > SWAPS, "only {} handshakes", seen.answers);
     assert_eq!(agent.metric(runs).await, (SWAPS + 1) as f64, "one run for each swap");
-    assert_eq!(agent.process.count("the output hook failed"), 0, "{}", agent.process.log());
+    assert_eq!(agent.process.count("output hook failed"), 0, "{}", agent.process.log());
 }

@@ -1,4 +1,4 @@
-//! The agent as systemd runs it: what it tells, sockets that it is given, and the units in `examples/systemd`.
+//! The agent under systemd: its notifications, passed sockets, and the units in `examples/systemd`.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,30 +16,29 @@ use crate::support::files::spiffe;
 use crate::support::process::{Agent, PATIENCE, Process, attache, failure, output, strs};
 use crate::support::sds::{Stream, on_connection};
 
-/// A service manager: it records what it is told.
+/// A service manager that records the agent's messages.
 struct Manager {
     socket: UnixDatagram,
     path: PathBuf,
-    told: Vec<String>,
+    messages: Vec<String>,
 }
 
 impl Manager {
-    fn new(folder: &Path) -> Self {
-        let path = folder.join("notify");
-        Self { socket: UnixDatagram::bind(&path).unwrap(), path, told: Vec::new() }
+    fn new(directory: &Path) -> Self {
+        let path = directory.join("notify");
+        Self { socket: UnixDatagram::bind(&path).unwrap(), path, messages: Vec::new() }
     }
 
-    /// The next message.
     async fn next(&mut self) -> String {
         let mut buffer = [0; 4096];
         let received = timeout(PATIENCE, self.socket.recv(&mut buffer)).await;
-        let length = received.unwrap_or_else(|_| panic!("no word after {:?}", self.told)).unwrap();
+        let length = received.unwrap_or_else(|_| panic!("no message after {:?}", self.messages)).unwrap();
         let message = String::from_utf8(buffer[..length].to_vec()).unwrap();
-        self.told.push(message.clone());
+        self.messages.push(message.clone());
         message
     }
 
-    /// The next message with `words`.
+    /// Waits for a message with `words`.
     async fn wait(&mut self, words: &str) -> String {
         loop {
             let message = self.next().await;
@@ -49,8 +48,8 @@ impl Manager {
         }
     }
 
-    fn start(&self, folder: &Path, options: &[String], watchdog: Option<&str>) -> Agent {
-        Agent::start_as(folder, "agent", &strs(options), |mut command| {
+    fn start(&self, directory: &Path, options: &[String], watchdog: Option<&str>) -> Agent {
+        Agent::start_as(directory, "agent", &strs(options), |mut command| {
             command.env("NOTIFY_SOCKET", &self.path).env("PATH", "/usr/bin:/bin");
             command.envs(watchdog.map(|period| ("WATCHDOG_USEC", period)));
             command
@@ -59,16 +58,16 @@ impl Manager {
 }
 
 #[tokio::test]
-async fn the_service_manager_is_told_how_it_stands_and_a_hook_can_not_speak_for_the_agent() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut manager = Manager::new(folder.path());
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+async fn the_service_manager_is_notified_of_health_and_a_hook_cannot_speak_for_the_agent() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut manager = Manager::new(directory.path());
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
     ca.set(Mood::Refuse(Code::PermissionDenied));
-    let (out, seen) = (folder.path().join("out"), folder.path().join("seen"));
+    let (out, seen) = (directory.path().join("out"), directory.path().join("seen"));
     let hook = format!("env > {0}.new && mv {0}.new {0}", seen.display());
-    let mut options = ca.client(folder.path());
+    let mut options = ca.client(directory.path());
     options.extend(["--output-dir", out.to_str().unwrap(), "--output-hook", &hook].map(str::to_owned));
-    let mut agent = manager.start(folder.path(), &options, None);
+    let mut agent = manager.start(directory.path(), &options, None);
     let status = manager.wait("PermissionDenied").await;
     assert!(status.starts_with("STATUS=not ready: default: ") && status.lines().count() == 1, "{status}");
     ca.set(Mood::Good);
@@ -76,13 +75,13 @@ async fn the_service_manager_is_told_how_it_stands_and_a_hook_can_not_speak_for_
     renew(&socket).await;
     assert_eq!(manager.wait("READY=1").await, "READY=1\nSTATUS=ready");
     agent.process.wait_log(" ready ").await;
-    // Dependents find files, too.
+    // Services ordered after this one find the files.
     assert!(out.join("key.pem").exists());
     wait_until("the hook has run", || seen.exists()).await;
     let seen = std::fs::read_to_string(seen).unwrap();
     assert!(seen.contains("ATTACHE_OUTPUT_DIR") && !seen.contains("NOTIFY_SOCKET"), "{seen}");
 
-    // The CA fails, the certificate is good: it is told, and the service stays ready.
+    // The CA fails while the certificate is valid: the failure is reported, and the service stays ready.
     ca.set(Mood::Refuse(Code::PermissionDenied));
     assert_eq!(failure(&["renew", "--socket", &socket]).await.0, 1);
     let status = manager.next().await;
@@ -94,24 +93,24 @@ async fn the_service_manager_is_told_how_it_stands_and_a_hook_can_not_speak_for_
     agent.process.signal(Signal::TERM);
     assert_eq!(manager.next().await, "STOPPING=1\nSTATUS=stopping");
     assert_eq!(agent.process.ended().await.code(), Some(0));
-    assert!(!manager.told.iter().any(|message| message.contains("WATCHDOG")), "{:?}", manager.told);
+    assert!(!manager.messages.iter().any(|message| message.contains("WATCHDOG")), "{:?}", manager.messages);
 }
 
 #[tokio::test]
-async fn the_watchdog_is_fed_twice_in_its_period_where_there_is_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut manager = Manager::new(folder.path());
-    let ca_dir = folder.path().join("ca").display().to_string();
+async fn the_watchdog_is_fed_twice_per_period() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut manager = Manager::new(directory.path());
+    let ca_dir = directory.path().join("ca").display().to_string();
     let options = ["--ca", "embedded", "--ca-dir", &ca_dir].map(str::to_owned);
-    let agent = manager.start(folder.path(), &options, Some("300000"));
+    let agent = manager.start(directory.path(), &options, Some("300000"));
     manager.wait("WATCHDOG=1").await;
     let first = Instant::now();
     for _ in 0..4 {
         manager.wait("WATCHDOG=1").await;
     }
-    // A machine that is busy makes it later, never sooner. The first may have lain there for a while.
+    // A busy machine delays a message, never hastens it. The first one may have waited in the socket.
     assert!(first.elapsed() > Duration::from_millis(3 * 150 - 20), "{:?}", first.elapsed());
-    // An agent that hangs says nothing.
+    // A stopped agent sends nothing.
     agent.process.signal(Signal::STOP);
     let drained = timeout(Duration::from_millis(450), async {
         loop {
@@ -128,12 +127,12 @@ async fn the_watchdog_is_fed_twice_in_its_period_where_there_is_one() {
         command.env("NOTIFY_SOCKET", &manager.path).env(name, value);
         let failed = command.output().await.unwrap();
         let error = String::from_utf8(failed.stderr).unwrap();
-        // Wrong use, after which the unit does not start it again.
+        // Wrong use, after which the unit is not restarted.
         assert!(failed.status.code() == Some(2) && error.contains(&format!("{name}=\"{value}\"")), "{error}");
     }
 }
 
-/// The path of one of systemd's tools, fetched by the first test that needs it.
+/// The path of one of systemd's tools, which the first test that needs it downloads.
 async fn tool(name: &str) -> PathBuf {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-systemd");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
@@ -143,17 +142,17 @@ async fn tool(name: &str) -> PathBuf {
     PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
 }
 
-/// Waits for somebody to connect, and starts an agent then.
-async fn activate(folder: &Path, listen: &[&str]) -> Process {
+/// Listens on sockets, and starts an agent on the first connection.
+async fn activate(directory: &Path, listen: &[&str]) -> Process {
     let mut command = Command::new(tool("systemd-socket-activate").await);
-    let (ca_dir, admin) = (folder.join("ca"), folder.join("elsewhere/admin"));
+    let (ca_dir, admin) = (directory.join("ca"), directory.join("elsewhere/admin"));
     command.env_clear().kill_on_drop(true).stdin(std::process::Stdio::null()).args(listen);
     command.arg(env!("CARGO_BIN_EXE_attache")).args(["run", "--ca", "embedded", "--ca-dir"]).arg(ca_dir);
     command.args(["--status-address", "none", "--cert-dir", "/nowhere", "--socket"]).arg(admin);
     Process::start(command)
 }
 
-/// Connects, once somebody listens.
+/// Connects as soon as `path` has a listener.
 async fn connect(path: &str) -> UnixStream {
     let connected = timeout(PATIENCE, async {
         loop {
@@ -163,13 +162,13 @@ async fn connect(path: &str) -> UnixStream {
             }
         }
     });
-    connected.await.expect("nobody listens")
+    connected.await.expect("no listener in time")
 }
 
 #[tokio::test]
-async fn passed_sockets_are_served_and_left() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
+async fn passed_sockets_are_served_and_not_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
     let (sds, admin) = (path("sds"), path("admin"));
     let (sds_path, admin_path) = (sds.to_str().unwrap(), admin.to_str().unwrap());
     let cases: [(&[&str], PathBuf); 2] = [
@@ -177,9 +176,9 @@ async fn passed_sockets_are_served_and_left() {
         (&["-l", admin_path, "-l", sds_path, "--fdname=admin:sds"], admin.clone()),
     ];
     for (listen, admin) in cases {
-        let mut agent = activate(folder.path(), listen).await;
+        let mut agent = activate(directory.path(), listen).await;
         let _early = connect(sds_path).await;
-        // It is there before the agent is: who connects is served once it has come.
+        // The socket exists before the agent: early connections are served once the agent runs.
         on_connection(&sds, async |client| {
             let mut stream = Stream::open(&client, &["default"]).await.unwrap();
             stream.next().await.unwrap();
@@ -197,20 +196,20 @@ async fn passed_sockets_are_served_and_left() {
 }
 
 #[tokio::test]
-async fn what_is_passed_and_is_no_socket_of_ours_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).display().to_string();
+async fn an_unusable_passed_socket_is_named_in_the_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
     let (one, other) = (path("one"), path("other"));
-    let mut datagrams = activate(folder.path(), &["--datagram", "-l", &one]).await;
-    wait_until("it is bound", || Path::new(&one).exists()).await;
+    let mut datagrams = activate(directory.path(), &["--datagram", "-l", &one]).await;
+    wait_until("the socket is bound", || Path::new(&one).exists()).await;
     UnixDatagram::unbound().unwrap().send_to(b"wake up", &one).await.unwrap();
     let (_, line) = datagrams.wait_log("attache: ").await;
-    assert!(line.contains("is no Unix stream socket") && line.contains("ListenStream="), "{line}");
+    assert!(line.contains("is not a Unix stream socket") && line.contains("ListenStream="), "{line}");
     assert_eq!(datagrams.ended().await.code(), Some(2));
     std::fs::remove_file(&one).unwrap();
 
     for names in ["--fdname=sds:third", "--fdname=sds:sds"] {
-        let mut agent = activate(folder.path(), &["-l", &one, "-l", &other, names]).await;
+        let mut agent = activate(directory.path(), &["-l", &one, "-l", &other, names]).await;
         let _peer = connect(&other).await;
         let (_, line) = agent.wait_log("attache: ").await;
         assert!(line.contains("FileDescriptorName="), "{line}");
@@ -221,41 +220,41 @@ async fn what_is_passed_and_is_no_socket_of_ours_is_named() {
 }
 
 #[tokio::test]
-async fn the_units_are_what_systemd_takes_and_expose_little() {
-    let folder = tempfile::tempdir().unwrap();
+async fn the_units_are_valid_and_expose_little() {
+    let directory = tempfile::tempdir().unwrap();
     let analyze = tool("systemd-analyze").await;
     let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/systemd");
     for unit in ["attache.service", "attache.socket"] {
         let text = std::fs::read_to_string(units.join(unit)).unwrap();
-        // What is run must be there.
+        // The program must exist.
         let text = text.replace("/usr/local/bin/attache", env!("CARGO_BIN_EXE_attache"));
-        std::fs::write(folder.path().join(unit), text).unwrap();
+        std::fs::write(directory.path().join(unit), text).unwrap();
     }
-    // Where systemd is not installed, the units of its package are beside the tool. Then come the machine's.
+    // Where systemd is not installed, its package's units are beside the tool. The machine's own come after them.
     let home = analyze.parent().unwrap().display();
     let units_of_systemd = format!("{home}/root/lib/systemd/system:{home}/root/usr/lib/systemd/system:");
     let analyzed = async |arguments: &[&str]| {
         let mut command = Command::new(&analyze);
-        command.args(arguments).current_dir(folder.path()).env("SYSTEMD_UNIT_PATH", &units_of_systemd);
+        command.args(arguments).current_dir(directory.path()).env("SYSTEMD_UNIT_PATH", &units_of_systemd);
         let output = command.output().await.unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.success(), String::from_utf8(said).unwrap())
+        let printed = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(printed).unwrap())
     };
     let verified = analyzed(&["verify", "./attache.service", "./attache.socket"]).await;
     assert_eq!(verified, (true, String::new()));
-    // 1.5 as they are; 9.6 is what a unit without any of this has.
-    let (is_less, said) =
+    // The exposure level is 1.5; that of a unit without hardening is 9.6.
+    let (is_less, report) =
         analyzed(&["security", "--offline=yes", "--threshold=20", "./attache.service"]).await;
-    assert!(is_less && said.contains("Overall exposure level"), "{said}");
+    assert!(is_less && report.contains("Overall exposure level"), "{report}");
 
-    // Not all of systemd's versions have these among what ordinary services call.
+    // Not all versions of systemd include these in the system calls of ordinary services.
     let service = std::fs::read_to_string(units.join("attache.service")).unwrap();
     let allowed: Vec<_> = service.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")).collect();
     let landlock = ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"];
     assert!(allowed.contains(&landlock.join(" ").as_str()), "{allowed:?}");
     assert!(service.contains("\nRestartPreventExitStatus=2\n"));
 
-    // The options in it are the agent's.
+    // Its options exist.
     let help = String::from_utf8(output(&["run", "--help"]).await.stdout).unwrap();
     let (_, command) = service.split_once("\nExecStart=").unwrap();
     let command: String =

@@ -1,4 +1,4 @@
-//! The command that is run after each swap: bounded in time and words, and alone in its process group.
+//! The command that runs after each swap, with a time limit, bounded output, and a process group of its own.
 
 use std::io;
 use std::path::Path;
@@ -7,30 +7,29 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::os::command::{SHELL, Said, ShellCommand};
+use crate::os::command::{CapturedOutput, SHELL, ShellCommand};
 
-/// What is run, and how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hook {
-    /// The command.
     pub command: ShellCommand,
-    /// How long it may take.
     pub timeout: Duration,
 }
 
-/// Why a hook did not do its work.
+/// Why a hook failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
-    #[error("{SHELL} can't be started: {0}; --output-hook needs a shell where the agent runs")]
+    #[error("starting {SHELL} failed: {0}; --output-hook needs a shell where the agent runs")]
     NotStarted(#[from] io::Error),
-    #[error("it ended with {status}")]
+    #[error("the hook failed with {status}")]
     Failed { status: ExitStatus, output: String },
-    #[error("it did not end in {timeout:?} and was killed; --output-hook-timeout gives it longer")]
+    #[error(
+        "the hook did not exit within {timeout:?} and was killed; --output-hook-timeout allows it more time"
+    )]
     TimedOut { timeout: Duration, output: String },
 }
 
 impl HookError {
-    /// The word in the metrics.
+    /// The label value in metrics.
     pub fn label(&self) -> &'static str {
         match self {
             Self::NotStarted(_) | Self::Failed { .. } => "failed",
@@ -38,7 +37,7 @@ impl HookError {
         }
     }
 
-    /// What the hook said before.
+    /// What the hook printed before it failed.
     pub fn output(&self) -> &str {
         match self {
             Self::NotStarted(_) => "",
@@ -48,24 +47,25 @@ impl HookError {
 }
 
 impl Hook {
-    /// Runs it to its end: what it said, fit for a log line. If this is dropped before, all its processes are killed.
-    pub async fn run(&self, folder: &Path) -> Result<String, HookError> {
-        let (mut words, writer) = Said::words()?;
+    /// Runs the hook until it exits, and returns what it printed as one line for the log. If the future is dropped earlier,
+    /// all processes of the hook are killed.
+    pub async fn run(&self, directory: &Path) -> Result<String, HookError> {
+        let (mut printed, writer) = CapturedOutput::for_log()?;
         let stdout = writer.try_clone()?;
         let prepare = |command: &mut tokio::process::Command| {
-            command.env("ATTACHE_OUTPUT_DIR", folder).stdin(Stdio::null()).stdout(stdout).stderr(writer);
+            command.env("ATTACHE_OUTPUT_DIR", directory).stdin(Stdio::null()).stdout(stdout).stderr(writer);
         };
-        let mut running = self.command.start(prepare, &[&words], None)?;
-        let ended = tokio::select! {
-            ended = timeout(self.timeout, running.wait()) => ended,
-            never = words.listen() => match never {},
+        let mut running = self.command.start(prepare, &[&printed], None)?;
+        let exited = tokio::select! {
+            exited = timeout(self.timeout, running.wait()) => exited,
+            never = printed.read_forever() => match never {},
         };
-        let Ok(status) = ended else {
-            running.end().await?;
-            return Err(HookError::TimedOut { timeout: self.timeout, output: words.into_text() });
+        let Ok(status) = exited else {
+            running.terminate().await?;
+            return Err(HookError::TimedOut { timeout: self.timeout, output: printed.text() });
         };
-        let (status, output) = (status?, words.text());
-        words.read_away();
+        let (status, output) = (status?, printed.text());
+        printed.discard_rest();
         if status.success() { Ok(output) } else { Err(HookError::Failed { status, output }) }
     }
 }

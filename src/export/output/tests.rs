@@ -1,4 +1,4 @@
-//! A cache on one side, a real folder on the other.
+//! A cache on one side, a real directory on the other.
 
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -18,7 +18,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const LIMIT: Duration = Duration::from_secs(20);
 const WORKLOAD: Workload = Workload(0);
 
-/// A CA, a cache, and an output that runs.
+/// A CA, a cache, and a running output.
 struct Stage {
     place: TempDir,
     ca: DevelopmentCa,
@@ -39,8 +39,8 @@ impl Stage {
         let publisher = |name| cache.publisher(Key { workload: WORKLOAD, name }, Origin::Ca);
         let (pair, roots) = (publisher(SecretName::Workload), publisher(SecretName::Roots));
         let hook = hook.map(|command| Hook { command: command.into(), timeout: LIMIT });
-        let folder = place.path().join("out");
-        let settings = Settings { folder, key_mode: 0o600, cert_mode: 0o644, hook };
+        let directory = place.path().join("out");
+        let settings = OutputSettings { directory, key_mode: 0o600, cert_mode: 0o644, hook };
         let watcher = Watcher::new();
         let output = Output::new(settings, &cache, WORKLOAD, &watcher, clock.clone(), metrics.clone());
         let output = tokio::spawn(output.run(stop.clone()));
@@ -63,7 +63,7 @@ impl Stage {
         self.roots.publish(Secret::TrustBundle(bundle), self.clock.now(), None);
     }
 
-    /// Publishes a new pair: its key, as text.
+    /// Publishes a new pair, and returns its key as PEM.
     fn publish_pair(&self) -> String {
         let (pair, key) = self.new_pair();
         self.pair.publish(pair, self.clock.now(), None);
@@ -84,7 +84,7 @@ impl Stage {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         });
-        assert!(waited.await.is_ok(), "waited in vain until {what}");
+        assert!(waited.await.is_ok(), "timed out: {what}");
     }
 
     async fn wait_key(&self, key: &str) {
@@ -110,23 +110,23 @@ fn is_empty(path: &Path) -> bool {
 }
 
 #[tokio::test]
-async fn both_are_written_together_and_every_change_is_followed() {
+async fn key_pair_and_roots_are_written_together_and_every_change_is_followed() {
     let stage = Stage::new(None);
-    // The roots alone are no set.
+    // Roots alone are not written.
     stage.publish_roots();
-    stage.wait("the folder is made", || stage.path("").exists()).await;
+    stage.wait("the directory is created", || stage.path("").exists()).await;
     assert!(is_empty(&stage.path(ROOT_FILE)));
     for writes in 1..4 {
         let key = stage.publish_pair();
         stage.wait_key(&key).await;
-        stage.wait("it is counted", || stage.writes("ok") == writes).await;
+        stage.wait("the write is counted", || stage.writes("ok") == writes).await;
         assert!(!stage.read(ROOT_FILE).is_empty() && !stage.read(CHAIN_FILE).is_empty());
     }
-    // A failure of the source is no change of the value.
+    // A failure of the source does not change the value.
     stage.pair.fail("the CA is down".to_owned());
     let key = stage.publish_pair();
     stage.wait_key(&key).await;
-    stage.wait("it is counted", || stage.writes("ok") == 4).await;
+    stage.wait("the write is counted", || stage.writes("ok") == 4).await;
     let old = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("..attache-");
     let generations = || {
         let entries = std::fs::read_dir(stage.path("")).unwrap().flatten();
@@ -138,14 +138,14 @@ async fn both_are_written_together_and_every_change_is_followed() {
 }
 
 #[tokio::test]
-async fn what_is_written_decides_whether_there_is_something_to_write() {
+async fn a_change_of_crls_needs_no_write() {
     let stage = Stage::new(None);
     let (Secret::KeyPair(pair), _) = stage.new_pair() else { unreachable!() };
     let [_, root] = stage.ca.chain();
     let roots = || Secret::TrustBundle(TrustBundle::new(vec![root.clone()]).unwrap());
     let good = |secret: Secret, version: &[u8]| {
         let mut resource = crate::secret::Resource::encode(&SecretName::Roots, &secret);
-        // As if CRLs had come.
+        // As after a change of CRLs.
         resource.version = Version::of(version);
         Arc::new(Good { secret, resource, origin: Origin::Ca, received: UNIX_EPOCH, renews: None })
     };
@@ -156,14 +156,14 @@ async fn what_is_written_decides_whether_there_is_something_to_write() {
 }
 
 #[tokio::test]
-async fn what_has_expired_is_not_written_and_what_lies_there_stays() {
+async fn an_expired_pair_is_not_written_and_existing_files_stay() {
     let stage = Stage::new(None);
     let (expired, _) = stage.new_pair();
     stage.clock.set_by(2 * 3_600_000);
     stage.publish_roots();
     stage.pair.publish(expired, stage.clock.now(), None);
-    stage.wait("the folder is made", || stage.path("").exists()).await;
-    // It has its turns to look at what is not to be written.
+    stage.wait("the directory is created", || stage.path("").exists()).await;
+    // Give the output a chance to see the expired pair.
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
@@ -181,28 +181,28 @@ async fn what_has_expired_is_not_written_and_what_lies_there_stays() {
     let metrics = stage.metrics.clone();
     stage.end().await;
     let writes = metrics.output_writes.get_or_create(&ByResult { outcome: "ok" }).get();
-    assert_eq!(writes, 2, "only what was good");
+    assert_eq!(writes, 2, "only valid pairs are written");
 }
 
 #[tokio::test]
-async fn a_folder_that_cannot_be_written_is_tried_again_until_it_can() {
+async fn a_failed_write_is_retried_until_it_succeeds() {
     let stage = Stage::new(None);
     stage.publish_roots();
     let first = stage.publish_pair();
     stage.wait_key(&first).await;
-    // A folder in the place of a link: not ours, and in the way.
+    // A foreign directory in the place of a link.
     std::fs::remove_file(stage.path(CHAIN_FILE)).unwrap();
     std::fs::create_dir(stage.path(CHAIN_FILE)).unwrap();
     let second = stage.publish_pair();
-    stage.wait("it has failed twice", || stage.writes("failed") >= 2).await;
-    assert_eq!(stage.read(KEY_FILE), first, "the old one stays");
+    stage.wait("the write has failed twice", || stage.writes("failed") >= 2).await;
+    assert_eq!(stage.read(KEY_FILE), first, "the old key stays");
     std::fs::remove_dir(stage.path(CHAIN_FILE)).unwrap();
     stage.wait_key(&second).await;
     stage.end().await;
 }
 
 #[tokio::test]
-async fn what_is_damaged_is_mended_and_what_somebody_else_writes_is_left() {
+async fn damage_is_repaired_and_files_of_another_agent_are_left_alone() {
     let stage = Stage::new(None);
     stage.publish_roots();
     let key = stage.publish_pair();
@@ -215,19 +215,19 @@ async fn what_is_damaged_is_mended_and_what_somebody_else_writes_is_left() {
         |out| std::fs::remove_dir_all(out).unwrap(),
     ];
     for (done, damage) in (1..).zip(damages) {
-        // The watch is set up a moment after the write; what comes before it is seen too, when it is.
+        // The watch is armed a moment after the write. Damage before that is found when it is armed.
         damage(&stage.path(""));
-        stage.wait("it is written again", || stage.writes("ok") == done + 1).await;
+        stage.wait("the files are rewritten", || stage.writes("ok") == done + 1).await;
         assert_eq!(stage.read(KEY_FILE), key);
         assert!(!stage.read(ROOT_FILE).is_empty() && !stage.read(CHAIN_FILE).is_empty());
     }
-    // Permissions are for the hook to change.
+    // The hook may change permissions.
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(stage.path(KEY_FILE), std::fs::Permissions::from_mode(0o640)).unwrap();
-    let mut other = Folder::new(stage.path(""));
+    let mut other = OutputDirectory::new(stage.path(""));
     let files = [KEY_FILE, CHAIN_FILE, ROOT_FILE].map(|name| {
         let content = Zeroizing::new(b"theirs".to_vec());
-        File { name, mode: 0o600, content }
+        OutputFile { name, mode: 0o600, content }
     });
     other.write(&files).unwrap();
     let next = async {
@@ -242,18 +242,18 @@ async fn what_is_damaged_is_mended_and_what_somebody_else_writes_is_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_disk_that_hangs_is_told_of_once() {
-    for (seconds, told) in [(9, 0), (11, 1), (100, 1)] {
+async fn a_hanging_disk_is_reported_once() {
+    for (seconds, reports) in [(9, 0), (11, 1), (100, 1)] {
         let mut count = 0;
         let work = tokio::time::sleep(Duration::from_secs(seconds));
-        told_if_late(work, || count += 1).await;
-        assert_eq!(count, told, "{seconds} s");
+        or_report(work, || count += 1).await;
+        assert_eq!(count, reports, "{seconds} s");
     }
 }
 
 #[tokio::test]
-async fn a_hook_runs_once_for_each_swap_and_nothing_is_swapped_meanwhile() {
-    // Fails if another one runs, or if the key changes under its eyes.
+async fn a_hook_runs_once_for_each_swap_and_nothing_is_swapped_while_it_runs() {
+    // Fails if another hook is running, or if the key changes while this one runs.
     let stage = Stage::new(Some(
         r#"cd "$ATTACHE_OUTPUT_DIR" && mkdir running && cat key.pem >> ../seen && before=$(cat key.pem) && sleep 0.1 &&
            test "$before" = "$(cat key.pem)" && rmdir running"#,
@@ -266,8 +266,8 @@ async fn a_hook_runs_once_for_each_swap_and_nothing_is_swapped_meanwhile() {
     }
     stage.wait_key(&last).await;
     let seen = || std::fs::read_to_string(stage.place.path().join("seen")).unwrap_or_default();
-    stage.wait("the hook has seen the newest", || seen().ends_with(&last)).await;
-    stage.wait("it has ended", || stage.hooks("ok") == stage.writes("ok")).await;
+    stage.wait("the hook has seen the newest key", || seen().ends_with(&last)).await;
+    stage.wait("the last hook has finished", || stage.hooks("ok") == stage.writes("ok")).await;
     assert_eq!(seen().matches("BEGIN").count() as u64, stage.writes("ok"));
     assert!((2..50).contains(&stage.writes("ok")), "{} swaps", stage.writes("ok"));
     assert_eq!((stage.hooks("failed"), stage.writes("failed")), (0, 0));
@@ -276,27 +276,28 @@ async fn a_hook_runs_once_for_each_swap_and_nothing_is_swapped_meanwhile() {
 
 #[tokio::test]
 async fn a_hook_that_fails_runs_again_until_it_succeeds() {
-    let stage =
-        Stage::new(Some(r#"echo >> "$ATTACHE_OUTPUT_DIR/../runs"; test -e "$ATTACHE_OUTPUT_DIR/../mended""#));
+    let stage = Stage::new(Some(
+        r#"echo >> "$ATTACHE_OUTPUT_DIR/../runs"; test -e "$ATTACHE_OUTPUT_DIR/../repaired""#,
+    ));
     stage.publish_roots();
     stage.publish_pair();
-    stage.wait("it has failed", || stage.hooks("failed") == 1).await;
-    // The next swap does not wait for its turn.
+    stage.wait("the hook has failed", || stage.hooks("failed") == 1).await;
+    // The next swap does not wait for the retry.
     let key = stage.publish_pair();
     stage.wait_key(&key).await;
-    stage.wait("it has failed again", || stage.hooks("failed") >= 2).await;
-    std::fs::write(stage.place.path().join("mended"), "").unwrap();
-    stage.wait("it has succeeded", || stage.hooks("ok") == 1).await;
+    stage.wait("the hook has failed again", || stage.hooks("failed") >= 2).await;
+    std::fs::write(stage.place.path().join("repaired"), "").unwrap();
+    stage.wait("the hook has succeeded", || stage.hooks("ok") == 1).await;
     assert_eq!(stage.writes("ok"), 2);
     stage.end().await;
 }
 
 #[tokio::test]
-async fn a_hook_that_runs_at_the_end_is_waited_for() {
-    let stage = Stage::new(Some(r#"echo > "$ATTACHE_OUTPUT_DIR/../began"; sleep 0.5"#));
+async fn shutdown_waits_for_a_running_hook() {
+    let stage = Stage::new(Some(r#"echo > "$ATTACHE_OUTPUT_DIR/../started"; sleep 0.5"#));
     stage.publish_roots();
     stage.publish_pair();
-    stage.wait("it runs", || stage.place.path().join("began").exists()).await;
+    stage.wait("the hook is running", || stage.place.path().join("started").exists()).await;
     let metrics = stage.metrics.clone();
     stage.end().await;
     assert_eq!(metrics.output_hooks.get_or_create(&ByResult { outcome: "ok" }).get(), 1);

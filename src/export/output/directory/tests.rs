@@ -1,4 +1,4 @@
-//! Real folders, with writes that end at every step they have.
+//! Real directories, with writes that fail or crash at every step.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -10,21 +10,20 @@ use tempfile::TempDir;
 use super::*;
 use crate::fs::generation::{CHAIN_FILE, KEY_FILE, ROOT_FILE};
 
-/// Ends a write before one of its steps.
+/// Makes a write fail before one of its steps.
 #[derive(Debug, Default)]
 pub(super) struct Fault {
     steps: Cell<usize>,
     at: Cell<Option<(usize, How)>>,
 }
 
-/// What happens at that step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
-    /// The process ends: nothing is cleaned up.
+    /// The process dies: nothing is cleaned up.
     Crash,
-    /// The disk refuses this step and all that follow.
+    /// This step and all later ones fail.
     Full,
-    /// The disk refuses this one step.
+    /// Only this step fails.
     Once,
 }
 
@@ -40,50 +39,50 @@ impl Fault {
     }
 }
 
-/// What a set's files hold, by their names.
+/// The content of a set's files, in the order of `NAMES`.
 type Seen = [String; 3];
 
 fn content(set: usize) -> Seen {
     NAMES.map(|name| format!("{name} of set {set}"))
 }
 
-fn files(set: usize) -> [File; 3] {
+fn files(set: usize) -> [OutputFile; 3] {
     // No umask lets 0666 through.
     let [chain, key, root] = content(set);
     [(KEY_FILE, 0o600, key), (CHAIN_FILE, 0o666, chain), (ROOT_FILE, 0o644, root)]
-        .map(|(name, mode, content)| File { name, mode, content: Zeroizing::new(content.into_bytes()) })
+        .map(|(name, mode, content)| OutputFile { name, mode, content: Zeroizing::new(content.into_bytes()) })
 }
 
-/// What `folder` holds under the three names; none where one is missing.
-fn seen(folder: &Path) -> Option<Seen> {
-    let [chain, key, root] = NAMES.map(|name| fs::read_to_string(folder.join(name)).ok());
+/// The content of the three files in `directory`; none if one is missing.
+fn seen(directory: &Path) -> Option<Seen> {
+    let [chain, key, root] = NAMES.map(|name| fs::read_to_string(directory.join(name)).ok());
     Some([chain?, key?, root?])
 }
 
-/// The names of everything in `folder`.
-fn entries(folder: &Path) -> BTreeSet<String> {
-    let entries = fs::read_dir(folder).unwrap();
+/// The names of all entries of `directory`.
+fn entries(directory: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(directory).unwrap();
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// What is ours and nobody is led to.
-fn unused(folder: &Path) -> usize {
-    let current = fs::read_link(folder.join(DATA)).map(PathBuf::into_os_string).unwrap_or_default();
-    let mut entries = entries(folder);
+/// The number of entries of the agent that no link leads to.
+fn unused(directory: &Path) -> usize {
+    let current = fs::read_link(directory.join(DATA)).map(PathBuf::into_os_string).unwrap_or_default();
+    let mut entries = entries(directory);
     entries.retain(|name| is_ours(Path::new(name)) && **name != current);
     entries.len()
 }
 
-/// A folder as a write may find it.
+/// A directory before a write.
 #[derive(Clone, Copy, Debug)]
 enum Before {
     Absent,
     Written,
-    /// Files that another agent has left.
+    /// Files left by another agent.
     Plain,
-    /// Such files without roots.
+    /// Such files, without roots.
     PlainPair,
-    /// Ours, but somebody has put a file in a link's place.
+    /// Written by this agent, but with a plain file in place of a link.
     Mixed,
 }
 
@@ -91,25 +90,25 @@ const BEFORE: [Before; 5] =
     [Before::Absent, Before::Written, Before::Plain, Before::PlainPair, Before::Mixed];
 
 impl Before {
-    fn make(self, folder: &Path) {
+    fn make(self, directory: &Path) {
         let plain = |names: &[&str]| {
             for (name, content) in NAMES.iter().zip(content(1)).filter(|(name, _)| names.contains(name)) {
-                let _ = fs::remove_file(folder.join(name));
-                fs::write(folder.join(name), content).unwrap();
+                let _ = fs::remove_file(directory.join(name));
+                fs::write(directory.join(name), content).unwrap();
             }
         };
         if !matches!(self, Self::Absent) {
-            fs::create_dir(folder).unwrap();
-            fs::create_dir(folder.join("..2026_theirs")).unwrap();
-            fs::write(folder.join("notes.txt"), "theirs").unwrap();
+            fs::create_dir(directory).unwrap();
+            fs::create_dir(directory.join("..2026_theirs")).unwrap();
+            fs::write(directory.join("notes.txt"), "theirs").unwrap();
         }
         match self {
             Self::Absent => {}
-            Self::Written => drop(Folder::new(folder.to_owned()).write(&files(1)).unwrap()),
+            Self::Written => drop(OutputDirectory::new(directory.to_owned()).write(&files(1)).unwrap()),
             Self::Plain => plain(&NAMES),
             Self::PlainPair => plain(&[KEY_FILE, CHAIN_FILE]),
             Self::Mixed => {
-                Folder::new(folder.to_owned()).write(&files(1)).unwrap();
+                OutputDirectory::new(directory.to_owned()).write(&files(1)).unwrap();
                 plain(&[CHAIN_FILE]);
             }
         }
@@ -118,16 +117,16 @@ impl Before {
 
 fn place() -> (TempDir, PathBuf) {
     let temporary = tempfile::tempdir().unwrap();
-    let folder = temporary.path().join("made/on demand");
-    fs::create_dir(folder.parent().unwrap()).unwrap();
-    (temporary, folder)
+    let directory = temporary.path().join("made/on demand");
+    fs::create_dir(directory.parent().unwrap()).unwrap();
+    (temporary, directory)
 }
 
-/// As if its grace had passed.
-fn sweep(folder: &mut Folder) {
-    folder.sweep().unwrap();
-    folder.old.values_mut().for_each(|since| *since -= GRACE);
-    assert!(!folder.sweep().unwrap());
+/// Sweeps as if the grace period had passed.
+fn sweep(directory: &mut OutputDirectory) {
+    directory.sweep().unwrap();
+    directory.old.values_mut().for_each(|since| *since -= GRACE);
+    assert!(!directory.sweep().unwrap());
 }
 
 #[test]
@@ -137,16 +136,16 @@ fn a_generation_is_swapped_in_with_its_modes_and_foreign_files_stay() {
         before.make(&path);
         let mut theirs = if path.exists() { entries(&path) } else { BTreeSet::new() };
         theirs.retain(|name| !is_ours(Path::new(name)));
-        let mut folder = Folder::new(path.clone());
+        let mut directory = OutputDirectory::new(path.clone());
         for set in 2..4 {
-            assert_eq!(folder.write(&files(set)).unwrap(), Written::Swapped, "{before:?}");
+            assert_eq!(directory.write(&files(set)).unwrap(), Written::Swapped, "{before:?}");
             assert_eq!(seen(&path).unwrap(), content(set), "{before:?}");
             assert_eq!(seen(&path.join(DATA)).unwrap(), content(set), "{before:?}");
         }
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(NAMES.map(|name| mode(&path.join(name))), [0o666, 0o600, 0o644]);
         assert_eq!([mode(&path), mode(&path.join(DATA)), mode(&path.join(LOCK))], [0o755, 0o755, 0o700]);
-        sweep(&mut folder);
+        sweep(&mut directory);
         let generation = fs::read_link(path.join(DATA)).unwrap().into_os_string().into_string().unwrap();
         theirs.extend(NAMES.into_iter().chain([DATA, LOCK, &generation]).map(str::to_owned));
         assert_eq!(entries(&path), theirs, "{before:?}");
@@ -154,95 +153,108 @@ fn a_generation_is_swapped_in_with_its_modes_and_foreign_files_stay() {
 }
 
 #[test]
-fn what_is_there_already_is_not_swapped() {
+fn an_unchanged_set_is_not_swapped() {
     let (_temporary, path) = place();
-    Folder::new(path.clone()).write(&files(1)).unwrap();
+    OutputDirectory::new(path.clone()).write(&files(1)).unwrap();
     let generation = fs::read_link(path.join(DATA)).unwrap();
-    // After a restart, too.
-    assert_eq!(Folder::new(path.clone()).write(&files(1)).unwrap(), Written::Same);
+    // Also after a restart.
+    assert_eq!(OutputDirectory::new(path.clone()).write(&files(1)).unwrap(), Written::Unchanged);
     assert_eq!(fs::read_link(path.join(DATA)).unwrap(), generation);
     let mut shared = files(1);
     shared[0].mode = 0o640;
-    assert_eq!(Folder::new(path.clone()).write(&shared).unwrap(), Written::Swapped, "another mode");
+    assert_eq!(OutputDirectory::new(path.clone()).write(&shared).unwrap(), Written::Swapped, "another mode");
     fs::remove_file(path.join(ROOT_FILE)).unwrap();
-    assert_eq!(Folder::new(path.clone()).write(&shared).unwrap(), Written::Swapped, "a link was lost");
+    assert_eq!(
+        OutputDirectory::new(path.clone()).write(&shared).unwrap(),
+        Written::Swapped,
+        "a link was lost"
+    );
     assert_eq!(seen(&path).unwrap(), content(1));
     fs::remove_dir_all(path.join(DATA).canonicalize().unwrap()).unwrap();
-    assert_eq!(Folder::new(path.clone()).write(&shared).unwrap(), Written::Swapped, "all was lost");
+    assert_eq!(OutputDirectory::new(path.clone()).write(&shared).unwrap(), Written::Swapped, "all was lost");
     assert_eq!(seen(&path).unwrap(), content(1));
 }
 
 #[test]
-fn whom_the_hook_was_told_of_survives_the_process_and_shows_to_nobody() {
+fn a_recorded_hook_run_survives_the_process_and_is_invisible_to_readers() {
     let (_temporary, path) = place();
-    let mut folder = Folder::new(path.clone());
-    assert!(!folder.is_told());
-    folder.write(&files(1)).unwrap();
-    assert!(!folder.is_told());
+    let mut directory = OutputDirectory::new(path.clone());
+    assert!(!directory.hook_is_done());
+    directory.write(&files(1)).unwrap();
+    assert!(!directory.hook_is_done());
     let before = entries(&path);
-    // A crash in between leaves this.
-    symlink("..attache-0", path.join(LOCK).join(TOLD).with_extension("new")).unwrap();
-    folder.note_told().unwrap();
-    assert!(folder.is_told());
-    let mut next = Folder::new(path.clone());
-    assert!(!next.is_told(), "it does not know yet what is to be there");
-    assert_eq!(next.write(&files(1)).unwrap(), Written::Same);
-    assert!(next.is_told());
+    // Left by a crash in between.
+    symlink("..attache-0", path.join(LOCK).join(HOOK_DONE).with_extension("new")).unwrap();
+    directory.record_hook_done().unwrap();
+    assert!(directory.hook_is_done());
+    let mut next = OutputDirectory::new(path.clone());
+    assert!(!next.hook_is_done(), "the new process does not know the current generation yet");
+    assert_eq!(next.write(&files(1)).unwrap(), Written::Unchanged);
+    assert!(next.hook_is_done());
     assert_eq!(entries(&path), before);
     next.write(&files(2)).unwrap();
-    assert!(!next.is_told());
+    assert!(!next.hook_is_done());
 }
 
 #[test]
-fn a_look_says_what_is_missing_or_whose_it_is() {
+fn an_inspection_names_the_damage_or_finds_another_writer() {
     type Harm = fn(&Path);
     let cases: [(Harm, &str); 8] = [
-        (|path| fs::remove_dir_all(path).unwrap(), "the folder is gone"),
-        (|path| fs::remove_file(path.join(DATA)).unwrap(), "..data is gone"),
-        (|path| fs::remove_file(path.join(KEY_FILE)).unwrap(), "key.pem is gone"),
-        (|path| fs::remove_dir_all(path.join(DATA).canonicalize().unwrap()).unwrap(), "can't be read"),
-        (|path| fs::remove_file(path.join(DATA).join(ROOT_FILE)).unwrap(), "root-cert.pem can't be read"),
-        (|path| fs::write(path.join(KEY_FILE), "other").unwrap(), "key.pem holds something else"),
+        (|path| fs::remove_dir_all(path).unwrap(), "the directory is missing"),
+        (|path| fs::remove_file(path.join(DATA)).unwrap(), "..data is missing"),
+        (|path| fs::remove_file(path.join(KEY_FILE)).unwrap(), "key.pem is missing"),
+        (|path| fs::remove_dir_all(path.join(DATA).canonicalize().unwrap()).unwrap(), "reading"),
+        (|path| fs::remove_file(path.join(DATA).join(ROOT_FILE)).unwrap(), "reading root-cert.pem failed"),
+        (|path| fs::write(path.join(KEY_FILE), "other").unwrap(), "key.pem has different content"),
         (
             |path| {
                 fs::remove_file(path.join(KEY_FILE)).unwrap();
                 fs::write(path.join(KEY_FILE), "plain").unwrap();
             },
-            "key.pem is no link any more",
+            "key.pem is a file instead of a link",
         ),
         (
             |path| {
                 fs::remove_file(path.join(KEY_FILE)).unwrap();
                 fs::create_dir(path.join(KEY_FILE)).unwrap();
             },
-            "key.pem is not a plain file",
+            "key.pem is not a regular file",
         ),
     ];
     for (harm, words) in cases {
         let (_temporary, path) = place();
-        let mut folder = Folder::new(path.clone());
-        assert_eq!(folder.look(), Look::Whole, "nothing was written");
-        folder.write(&files(1)).unwrap();
+        let mut directory = OutputDirectory::new(path.clone());
+        assert_eq!(directory.inspect(), Condition::Intact, "nothing was written yet");
+        directory.write(&files(1)).unwrap();
         fs::set_permissions(path.join(KEY_FILE), Permissions::from_mode(0o640)).unwrap();
-        assert_eq!(folder.look(), Look::Whole);
+        assert_eq!(directory.inspect(), Condition::Intact);
         harm(&path);
-        let Look::Damaged(found) = folder.look() else { panic!("{words}: nothing was found") };
+        let Condition::Damaged(found) = directory.inspect() else {
+            panic!("no damage found, expected: {words}")
+        };
         assert!(found.contains(words), "{words}: {found}");
     }
     let (_temporary, path) = place();
-    let [mut one, mut other] = [Folder::new(path.clone()), Folder::new(path)];
+    let [mut one, mut other] = [OutputDirectory::new(path.clone()), OutputDirectory::new(path)];
     one.write(&files(1)).unwrap();
-    assert!(!other.is_taken() && other.write(&files(1)).unwrap() == Written::Same);
-    assert_eq!((one.look(), other.look()), (Look::Whole, Look::Whole), "equal files are nobody's");
+    assert!(!other.is_replaced() && other.write(&files(1)).unwrap() == Written::Unchanged);
+    assert_eq!(
+        (one.inspect(), other.inspect()),
+        (Condition::Intact, Condition::Intact),
+        "equal files are no conflict"
+    );
     other.write(&files(2)).unwrap();
-    assert_eq!((one.look(), other.look()), (Look::Taken, Look::Whole));
-    assert!(one.is_taken());
+    assert_eq!((one.inspect(), other.inspect()), (Condition::Replaced, Condition::Intact));
+    assert!(one.is_replaced());
     one.write(&files(3)).unwrap();
-    assert_eq!((one.look(), other.look()), (Look::Whole, Look::Taken));
+    assert_eq!((one.inspect(), other.inspect()), (Condition::Intact, Condition::Replaced));
 }
 
-/// Calls `test` with a folder whose write of set 2 was ended at one step after the other, `how`.
-fn at_every_step(how: How, test: impl Fn(&str, Before, &mut Folder, Option<Result<Written, FolderError>>)) {
+/// Calls `test` once for each step of a write of set 2, with a directory where that step failed as `how` says.
+fn at_every_step(
+    how: How,
+    test: impl Fn(&str, Before, &mut OutputDirectory, Option<Result<Written, OutputDirectoryError>>),
+) {
     let silent = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         if panic.payload_as_str() != Some("crash") {
@@ -254,12 +266,12 @@ fn at_every_step(how: How, test: impl Fn(&str, Before, &mut Folder, Option<Resul
         loop {
             let (_temporary, path) = place();
             before.make(&path);
-            let mut folder = Folder::new(path);
-            folder.fault.at.set(Some((reached, how)));
-            let outcome = catch_unwind(AssertUnwindSafe(|| folder.write(&files(2))));
-            let was_reached = folder.fault.steps.get() > reached;
-            folder.fault.at.set(None);
-            test(&format!("{before:?}, step {reached}, {how:?}"), before, &mut folder, outcome.ok());
+            let mut directory = OutputDirectory::new(path);
+            directory.fault.at.set(Some((reached, how)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| directory.write(&files(2))));
+            let was_reached = directory.fault.steps.get() > reached;
+            directory.fault.at.set(None);
+            test(&format!("{before:?}, step {reached}, {how:?}"), before, &mut directory, outcome.ok());
             if !was_reached {
                 break;
             }
@@ -269,7 +281,7 @@ fn at_every_step(how: How, test: impl Fn(&str, Before, &mut Folder, Option<Resul
     }
 }
 
-/// The three names show one set, and no name that was there is missing.
+/// Asserts that the three names show one whole set of `sets`, and that no name that existed is missing.
 fn assert_whole(at: &str, before: Before, path: &Path, sets: &[usize]) {
     let shown = NAMES.map(|name| fs::read_to_string(path.join(name)).ok());
     let is = |set: usize| {
@@ -286,13 +298,13 @@ fn assert_whole(at: &str, before: Before, path: &Path, sets: &[usize]) {
 }
 
 #[test]
-fn after_a_crash_at_any_step_one_whole_set_is_there_and_the_next_write_mends_the_rest() {
-    at_every_step(How::Crash, |at, before, folder, _| {
-        let path = folder.path.clone();
+fn a_crash_at_any_step_leaves_one_whole_set_and_the_next_write_cleans_up() {
+    at_every_step(How::Crash, |at, before, directory, _| {
+        let path = directory.path.clone();
         assert_whole(at, before, &path, &[1, 2]);
-        // Another crash at each step of the repair, too.
+        // Also with another crash at each step of the repair.
         for step in 0..40 {
-            let mut next = Folder::new(path.clone());
+            let mut next = OutputDirectory::new(path.clone());
             next.fault.at.set(Some((step, How::Crash)));
             let ended = catch_unwind(AssertUnwindSafe(|| next.write(&files(2)).unwrap()));
             assert_whole(at, before, &path, &[1, 2]);
@@ -301,17 +313,17 @@ fn after_a_crash_at_any_step_one_whole_set_is_there_and_the_next_write_mends_the
             }
         }
         assert_eq!(seen(&path).unwrap(), content(2), "{at}");
-        let mut next = Folder::new(path.clone());
-        assert_eq!(next.write(&files(2)).unwrap(), Written::Same, "{at}");
+        let mut next = OutputDirectory::new(path.clone());
+        assert_eq!(next.write(&files(2)).unwrap(), Written::Unchanged, "{at}");
         sweep(&mut next);
         assert_eq!(unused(&path), 0, "{at}: {:?}", entries(&path));
     });
 }
 
 #[test]
-fn a_disk_that_refuses_leaves_the_old_set_and_no_half_of_the_new_one() {
-    at_every_step(How::Full, |at, before, folder, outcome| {
-        let path = folder.path.clone();
+fn a_full_disk_leaves_the_old_set_and_no_partial_generation() {
+    at_every_step(How::Full, |at, before, directory, outcome| {
+        let path = directory.path.clone();
         let sets: &[usize] = match outcome.unwrap() {
             Ok(_) => &[2],
             Err(error) => {
@@ -327,20 +339,20 @@ fn a_disk_that_refuses_leaves_the_old_set_and_no_half_of_the_new_one() {
             let whole = whole.filter(|name| path.join(name).join(KEY_FILE).exists()).count();
             assert_eq!(whole, entries(&path).iter().filter(|name| is_ours(Path::new(name))).count(), "{at}");
         }
-        assert!(matches!(folder.write(&files(2)).unwrap(), Written::Swapped | Written::Same));
+        assert!(matches!(directory.write(&files(2)).unwrap(), Written::Swapped | Written::Unchanged));
         assert_whole(at, before, &path, &[2]);
     });
 }
 
 #[test]
-fn one_refusal_at_any_step_is_survived() {
-    at_every_step(How::Once, |at, before, folder, outcome| {
+fn a_single_failure_at_any_step_is_recovered_from() {
+    at_every_step(How::Once, |at, before, directory, outcome| {
         let sets: &[usize] = if outcome.unwrap().is_ok() { &[2] } else { &[1] };
-        assert_whole(at, before, &folder.path, sets);
-        folder.write(&files(2)).unwrap();
-        assert_whole(at, before, &folder.path, &[2]);
-        sweep(folder);
-        assert_eq!(unused(&folder.path), 0, "{at}");
+        assert_whole(at, before, &directory.path, sets);
+        directory.write(&files(2)).unwrap();
+        assert_whole(at, before, &directory.path, &[2]);
+        sweep(directory);
+        assert_eq!(unused(&directory.path), 0, "{at}");
     });
 }
 
@@ -349,7 +361,7 @@ fn make_fifo(path: &Path) {
 }
 
 #[test]
-fn what_is_not_the_agents_is_named_and_left_alone() {
+fn foreign_entries_are_named_in_the_error_and_left_alone() {
     type Make = fn(&Path);
     let cases: [(Make, &str); 9] = [
         (
@@ -357,13 +369,13 @@ fn what_is_not_the_agents_is_named_and_left_alone() {
                 fs::remove_dir(path).unwrap();
                 symlink("nowhere", path).unwrap();
             },
-            "demand is a link to nowhere",
+            "demand is a dangling link",
         ),
-        (|path| make_fifo(&path.join(LOCK)), "..attache-lock is not a folder"),
-        (|path| symlink("/", path.join(LOCK)).unwrap(), "..attache-lock is not a folder"),
-        (|path| fs::create_dir(path.join(KEY_FILE)).unwrap(), "key.pem is not a plain file"),
+        (|path| make_fifo(&path.join(LOCK)), "..attache-lock is not a directory"),
+        (|path| symlink("/", path.join(LOCK)).unwrap(), "..attache-lock is not a directory"),
+        (|path| fs::create_dir(path.join(KEY_FILE)).unwrap(), "key.pem is not a regular file"),
         (|path| symlink("/etc/hosts", path.join(ROOT_FILE)).unwrap(), "root-cert.pem is a link"),
-        (|path| fs::create_dir(path.join(DATA)).unwrap(), "..data is not a link of this agent's"),
+        (|path| fs::create_dir(path.join(DATA)).unwrap(), "..data is not a link"),
         (
             |path| symlink("..2026_01_01", path.join(DATA)).unwrap(),
             "..data is a link that this agent did not make",
@@ -377,16 +389,17 @@ fn what_is_not_the_agents_is_named_and_left_alone() {
                 fs::remove_dir(path).unwrap();
                 fs::write(path, "precious").unwrap();
             },
-            "demand is not a folder",
+            "demand is not a directory",
         ),
     ];
     for (make, words) in cases {
         let (_temporary, path) = place();
         fs::create_dir(&path).unwrap();
         make(&path);
-        for outcome in
-            [Folder::new(path.clone()).check(), Folder::new(path.clone()).write(&files(1)).map(drop)]
-        {
+        for outcome in [
+            OutputDirectory::new(path.clone()).check(),
+            OutputDirectory::new(path.clone()).write(&files(1)).map(drop),
+        ] {
             let error = outcome.unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("another --output-dir"), "{error}");
         }
@@ -395,67 +408,67 @@ fn what_is_not_the_agents_is_named_and_left_alone() {
 }
 
 #[test]
-fn what_is_in_the_way_is_told_with_what_to_do() {
-    let error = |path: &str| Folder::new(path.into()).check().unwrap_err().to_string();
-    let told = error("/proc/nothing-is-made-here");
-    assert!(told.starts_with("creating /proc/nothing-is-made-here failed: "), "{told}");
-    assert!(told.ends_with("; choose another --output-dir"), "{told}");
+fn a_path_that_cannot_be_created_is_an_error_with_a_remedy() {
+    let error = |path: &str| OutputDirectory::new(path.into()).check().unwrap_err().to_string();
+    let error = error("/proc/nothing-is-made-here");
+    assert!(error.starts_with("creating /proc/nothing-is-made-here failed: "), "{error}");
+    assert!(error.ends_with("; choose another --output-dir"), "{error}");
 }
 
 #[test]
-fn a_folder_that_another_agent_writes_is_said_to_be_locked() {
+fn a_directory_locked_by_another_agent_is_an_error_with_a_remedy() {
     let (_temporary, path) = place();
-    Folder::new(path.clone()).write(&files(1)).unwrap();
+    OutputDirectory::new(path.clone()).write(&files(1)).unwrap();
     let _theirs = file::lock_folder(&path.join(LOCK)).unwrap();
-    let error = Folder::new(path).write(&files(2)).unwrap_err().to_string();
-    assert!(error.contains("can't be locked") && error.contains("an --output-dir of its own"), "{error}");
+    let error = OutputDirectory::new(path).write(&files(2)).unwrap_err().to_string();
+    assert!(error.starts_with("locking ") && error.contains("an --output-dir of its own"), "{error}");
 }
 
 #[test]
-fn an_old_generation_stays_for_those_who_read_it_but_never_many() {
+fn old_generations_stay_for_their_readers_but_never_too_many() {
     let (_temporary, path) = place();
-    let mut folder = Folder::new(path.clone());
-    folder.write(&files(1)).unwrap();
+    let mut directory = OutputDirectory::new(path.clone());
+    directory.write(&files(1)).unwrap();
     let old = path.join(fs::read_link(path.join(DATA)).unwrap());
     let swapped = Instant::now();
-    folder.write(&files(2)).unwrap();
-    while folder.sweep().unwrap() {
+    directory.write(&files(2)).unwrap();
+    while directory.sweep().unwrap() {
         std::thread::yield_now();
-        assert!(!old.exists() || seen(&old).unwrap() == content(1), "half of it is gone");
+        assert!(!old.exists() || seen(&old).unwrap() == content(1), "the old generation is incomplete");
     }
     assert!(!old.exists() && swapped.elapsed() >= GRACE, "{:?}", swapped.elapsed());
     for set in 0..2 * limits::OUTPUT_GENERATIONS {
-        folder.write(&files(set)).unwrap();
+        directory.write(&files(set)).unwrap();
         assert!(unused(&path) <= limits::OUTPUT_GENERATIONS);
     }
 }
 
 #[test]
-fn a_generation_that_cannot_be_removed_is_told_and_tried_again() {
+fn a_failed_removal_is_reported_and_retried() {
     let (_temporary, path) = place();
-    let mut folder = Folder::new(path.clone());
-    folder.write(&files(1)).unwrap();
-    folder.write(&files(2)).unwrap();
-    folder.old.values_mut().for_each(|since| *since -= GRACE);
-    let old = path.join(folder.old.keys().next().unwrap());
-    folder.fault.at.set(Some((folder.fault.steps.get(), How::Once)));
-    let told = folder.sweep().unwrap_err().to_string();
-    assert!(told.contains("removing") && told.contains("..attache-"), "{told}");
-    assert!(old.exists() && !folder.sweep().unwrap() && !old.exists());
+    let mut directory = OutputDirectory::new(path.clone());
+    directory.write(&files(1)).unwrap();
+    directory.write(&files(2)).unwrap();
+    directory.old.values_mut().for_each(|since| *since -= GRACE);
+    let old = path.join(directory.old.keys().next().unwrap());
+    directory.fault.at.set(Some((directory.fault.steps.get(), How::Once)));
+    let error = directory.sweep().unwrap_err().to_string();
+    assert!(error.contains("removing") && error.contains("..attache-"), "{error}");
+    assert!(old.exists() && !directory.sweep().unwrap() && !old.exists());
 }
 
 #[test]
-fn a_folder_that_was_removed_does_not_come_back_empty() {
+fn a_removed_directory_does_not_come_back_empty() {
     let (_temporary, path) = place();
-    let mut folder = Folder::new(path.clone());
-    folder.write(&files(1)).unwrap();
+    let mut directory = OutputDirectory::new(path.clone());
+    directory.write(&files(1)).unwrap();
     fs::remove_dir_all(&path).unwrap();
-    assert!(!folder.sweep().unwrap());
+    assert!(!directory.sweep().unwrap());
     assert!(!path.exists());
 }
 
 #[test]
-fn readers_never_miss_a_name_nor_see_a_mixed_set() {
+fn readers_never_miss_a_name_or_see_a_mixed_set() {
     for before in [Before::Written, Before::Plain] {
         let (_temporary, path) = place();
         before.make(&path);
@@ -473,16 +486,16 @@ fn readers_never_miss_a_name_nor_see_a_mixed_set() {
                 }
             };
             let readers = looks.each_ref().map(|looks| scope.spawn(move || look(looks)));
-            let mut folder = Folder::new(path.clone());
+            let mut directory = OutputDirectory::new(path.clone());
             for set in 2..302 {
-                // Now and then somebody writes a plain file over a link, as Istio's agent does.
+                // Now and then another program writes a plain file over a link, as Istio's agent does.
                 if set % 10 == 0 {
                     let new = path.join("new");
                     fs::write(&new, &content(set - 1)[0]).unwrap();
                     fs::rename(&new, path.join(CHAIN_FILE)).unwrap();
                 }
-                folder.write(&files(set)).unwrap();
-                // So many swaps in so little time leave no generation its second: readers are waited for instead.
+                directory.write(&files(set)).unwrap();
+                // With so many swaps in so little time no generation keeps its grace period, so wait for the readers instead.
                 if set % 10 == 0 {
                     let before = looks.each_ref().map(|looks| looks.load(Ordering::Relaxed));
                     let has_looked =

@@ -1,0 +1,99 @@
+//! The paths whose modes are checked at the start.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::auth::token;
+use crate::auth::token_file::TokenFile;
+use crate::ca::embedded;
+use crate::config::{Config, Provider};
+use crate::fs::file;
+use crate::fs::generation::{KEY_FILE, Place};
+use crate::net::endpoint::Roots;
+use crate::os::permissions::{Inventory, Socket};
+use crate::source::issuer::StateFolder;
+
+/// The paths of an agent with its sockets at `sds` and `admin`.
+pub(crate) fn inventory(config: &Config, sds: &Path, admin: Option<&Path>) -> Inventory {
+    let output = config.output.iter().map(|output| (output.directory.clone(), output.key_mode));
+    Inventory {
+        sockets: sockets(config, sds, admin),
+        directories: directories(config, sds, admin),
+        secrets: secrets(config),
+        exported_keys: output.collect(),
+    }
+}
+
+/// The admin socket, and the SDS socket unless the options limit its peers.
+fn sockets(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<Socket> {
+    let is_limited = !config.allowed.uids.is_empty() || !config.allowed.gids.is_empty();
+    let sds = (!is_limited).then(|| Socket {
+        path: sds.to_owned(),
+        what: "the SDS socket, and get the workload's key",
+        remedy: "set --socket-mode 0660 (SocketMode= in a .socket unit), or limit the peers with --allow-uid or --allow-gid",
+    });
+    let admin = admin.map(|admin| Socket {
+        path: admin.to_owned(),
+        what: "the admin socket",
+        remedy: "set its mode to 0600 (SocketMode= in a .socket unit)",
+    });
+    sds.into_iter().chain(admin).collect()
+}
+
+/// Directories in which other users should not replace anything.
+fn directories(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<(PathBuf, &'static str)> {
+    let of = |file: &Path, what: &'static str| (file::folder_of(file).to_owned(), what);
+    let sockets = std::iter::once(sds).chain(admin);
+    let mut directories: Vec<_> = sockets.map(|socket| of(socket, "the directory of the socket")).collect();
+    directories
+        .extend(config.workload.state.iter().map(|state| (state.path().to_owned(), "the --state-dir")));
+    directories.extend(config.output.iter().map(|output| (output.directory.clone(), "the --output-dir")));
+    for provider in &config.providers {
+        if let Provider::Embedded { folder } = provider {
+            directories.push((folder.clone(), "the --ca-dir"));
+        }
+        let roots = match provider.endpoint().map(|(endpoint, _)| &endpoint.roots) {
+            Some(Roots::File(file)) => Some(file),
+            Some(Roots::FirstOf(files)) => files.iter().find(|file| file.exists()),
+            Some(Roots::System) | None => None,
+        };
+        directories.extend(roots.map(|file| of(file, "the directory of the CA's root")));
+        let credentials = credentials(provider);
+        directories
+            .extend(credentials.iter().map(|file| of(file, "the directory of a credential for the CA")));
+        let certificate = provider.client_cert();
+        directories
+            .extend(certificate.map(|directory| (directory.path().to_owned(), "the --ca-client-cert-dir")));
+    }
+    let mounted = config.files.mounted.iter().filter_map(Place::home);
+    let served = "a directory whose certificates are served";
+    directories.extend(mounted.map(|directory| (directory.to_owned(), served)));
+    directories
+}
+
+/// Files that other users should not read.
+fn secrets(config: &Config) -> BTreeMap<PathBuf, &'static str> {
+    let mut secrets = BTreeMap::new();
+    for provider in &config.providers {
+        let credentials = credentials(provider).into_iter();
+        secrets.extend(credentials.map(|file| (file, "which contains a credential for the CA")));
+        let certificate = provider.client_cert();
+        secrets.extend(certificate.map(|directory| (directory.path().join(KEY_FILE), "a private key")));
+        if let Provider::Embedded { folder } = provider {
+            secrets.insert(folder.join(embedded::KEY_FILE), "the key of the embedded CA");
+        }
+    }
+    let keys = config.files.mounted.iter().filter_map(|place| place.key_pair.as_ref());
+    secrets.extend(keys.map(|(_, key)| (key.clone(), "a private key")));
+    let state = config.workload.state.iter().map(StateFolder::file);
+    secrets.extend(state.map(|file| (file, "which contains the last key")));
+    secrets
+}
+
+/// The files with credentials of `provider`, except for a client certificate.
+fn credentials(provider: &Provider) -> Vec<PathBuf> {
+    let token = provider.token();
+    let token = token.as_ref().and_then(token::Settings::file).map(TokenFile::path);
+    let others = provider.files().into_iter().filter(|file| !file.is_pem).map(|file| file.path);
+    token.into_iter().chain(others).map(Path::to_owned).collect()
+}
