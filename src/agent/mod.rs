@@ -52,9 +52,8 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     // Sockets come first: an address that is taken is reported before a CA is asked for a certificate.
     let Sockets { sds, admin, status, page, ready_file } =
         Sockets::open(&config, given.sds, given.admin).await?;
-    for concern in
-        permissions::concerns(&config, sds.path(), admin.as_ref().map(Listener::path), given.is_in_pod)
-    {
+    let inventory = inventory(&config, sds.path(), admin.as_ref().map(Listener::path));
+    for concern in permissions::concerns(&inventory, given.is_in_pod) {
         tracing::warn!("{concern}");
     }
     let addresses = Addresses { status: sockets::address_of(&status), page: sockets::address_of(&page) };
