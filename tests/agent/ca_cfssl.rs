@@ -9,17 +9,13 @@ use attache::pki::pem;
 use crate::support::cfssl::{Cfssl, FakeCfssl, KEY, Mood};
 use crate::support::files::spiffe;
 use crate::support::issuer::{Issuer, root_alone};
-use crate::support::process::Agent;
+use crate::support::process::{Agent, strs};
 use crate::support::sds::served_serial;
 
 /// The options for a server at `address`.
 fn options(address: &str, more: &[&str]) -> Vec<String> {
     let fixed = ["--ca", "cfssl", "--ca-address", address, "--spiffe-id", &spiffe("web")];
     fixed.iter().chain(more).map(|text| (*text).to_owned()).collect()
-}
-
-fn strs(all: &[String]) -> Vec<&str> {
-    all.iter().map(String::as_str).collect()
 }
 
 fn path(folder: &Path, name: &str) -> String {

@@ -18,9 +18,10 @@ use tonic::Code;
 use crate::support::fake_google_cas::{CALLER, FakeGoogleCas, Mood, POOL};
 use crate::support::files::silent_server;
 use crate::support::issuer::{LIES, Lie};
-use crate::support::process::Agent;
+use crate::support::process::{Agent, strs};
 use crate::support::sds::served;
 use crate::support::token_service::{Mood as TokenMood, TokenService};
+use crate::support::wait::wait_until;
 
 /// What Google's token service wants to be asked.
 const ASKED: [(&str, &str); 2] = [
@@ -30,10 +31,6 @@ const ASKED: [(&str, &str); 2] = [
 
 /// What the services give where a test wants no other.
 const TOKEN: &str = "ya29.the-token";
-
-fn strs(all: &[String]) -> Vec<&str> {
-    all.iter().map(String::as_str).collect()
-}
 
 /// The options of an agent that exchanges its token.
 fn exchanging(cas: &FakeGoogleCas, sts: &TokenService, folder: &Path, more: &[&str]) -> Vec<String> {
@@ -227,7 +224,7 @@ async fn an_answer_that_is_lost_does_not_cost_a_second_certificate() {
     cas.set(Mood::Lost);
     tokio::select! {
         _ = client.sign(&request) => panic!("it was to be lost"),
-        () = async { while cas.issued() == 0 { tokio::time::sleep(Duration::from_millis(5)).await } } => {}
+        () = wait_until("a certificate is issued", || cas.issued() > 0) => {}
     }
     assert!(client.pending().is_some(), "nobody knows what became of it");
     // Before the next try reaches the service something else fails.

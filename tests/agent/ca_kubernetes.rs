@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::support::files::{spiffe, token};
 use crate::support::kube_api::{Call, KubeApi, Mood, forbidden, response, status};
-use crate::support::process::Agent;
+use crate::support::process::{Agent, strs};
 use crate::support::sds::served;
 
 /// Options with which an agent renews five times a second, though its certificates are valid for ten minutes.
@@ -21,7 +21,7 @@ fn options(api: &KubeApi, more: &[&str]) -> Vec<String> {
 
 fn start(folder: &Path, api: &KubeApi, more: &[&str]) -> Agent {
     let options = options(api, more);
-    Agent::start(folder, "web", &options.iter().map(String::as_str).collect::<Vec<_>>())
+    Agent::start(folder, "web", &strs(&options))
 }
 
 fn posts(calls: &[Call]) -> usize {
@@ -63,8 +63,7 @@ async fn the_roots_may_be_the_clusters_and_the_key_rsa() {
     let mut options = options(&api, &["--key-type", "rsa-2048"]);
     let file = options.iter().position(|option| option == "--kubernetes-root").unwrap() + 1;
     options[file] = "cluster".to_owned();
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    let agent = Agent::ready(folder.path(), "web", &options).await;
+    let agent = Agent::ready(folder.path(), "web", &strs(&options)).await;
     let mut serials: Vec<_> =
         served(&agent.socket, "ROOTCA").await.into_iter().map(|root| root.serial).collect();
     let mut expected = ["signer", "stranger"].map(|name| root(&api, name).serial);
@@ -235,8 +234,7 @@ async fn a_token_that_was_rotated_is_used_and_one_that_is_refused_is_named() {
     let mut options = options(&api, &[]);
     let file = options.iter().position(|option| option == "--token-file").unwrap() + 1;
     options[file] = other.display().to_string();
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    let mut agent = Agent::start(folder.path(), "web", &options);
+    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains("audience [istio-ca], EXPIRED at") && line.contains("other-token"), "{line}");
     std::fs::copy(folder.path().join("token"), &other).unwrap();

@@ -14,16 +14,12 @@ use attache::pki::key::{KeyType, SigningKey};
 
 use crate::support::fake_vault::{FakeVault, Mood};
 use crate::support::files::spiffe;
-use crate::support::process::Agent;
+use crate::support::process::{Agent, strs};
 use crate::support::sds::served;
 
 const LOGIN: &str = "/v1/auth/kubernetes/login";
 const RENEW: &str = "/v1/auth/token/renew-self";
 const SIGN: &str = "/v1/mesh/pki/sign/web";
-
-fn strs(all: &[String]) -> Vec<&str> {
-    all.iter().map(String::as_str).collect()
-}
 
 /// Renewal is due almost at once, long before the end.
 fn busy(vault: &FakeVault, folder: &Path, more: &[&str]) -> Vec<String> {

@@ -11,26 +11,17 @@ use tonic::Code;
 
 use crate::support::fake_ca::{Call, FakeCa, Mood, Shape, Tls};
 use crate::support::files::{spiffe, token};
-use crate::support::process::{Agent, Ca, PATIENCE};
+use crate::support::process::{Agent, Ca, strs};
 use crate::support::rough_h2::{GOAWAY, Rough};
 use crate::support::sds::{Stream, certificates, on_connection, served_serial};
+use crate::support::wait::wait_until;
 
 /// An agent of the fake CA, which renews three times a second.
 fn busy_agent(folder: &std::path::Path, ca: &FakeCa, more: &[&str]) -> Agent {
     let mut options = ca.client(folder);
     let fixed = ["--cert-ttl", "30s", "--grace-ratio", "0.99", "--grace-jitter", "0"];
     options.extend(fixed.iter().chain(more).map(|text| (*text).to_owned()));
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    Agent::start(folder, "web", &options)
-}
-
-async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let waited = async {
-        while !is_so() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    assert!(timeout(PATIENCE, waited).await.is_ok(), "it never comes: {what}");
+    Agent::start(folder, "web", &strs(&options))
 }
 
 /// The CA is good, then so, then good again.
@@ -168,8 +159,7 @@ async fn a_ca_that_asks_for_time_gets_it() {
         let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
         ca.set(mood);
         let options = ca.client(folder.path());
-        let options: Vec<_> = options.iter().map(String::as_str).collect();
-        let mut agent = Agent::start(folder.path(), &index.to_string(), &options);
+        let mut agent = Agent::start(folder.path(), &index.to_string(), &strs(&options));
         let (_, line) = agent.process.wait_log("too many requests").await;
         assert!(line.contains("Unavailable"), "{mood:?}: {line}");
         let (_, retry) = line.trim().rsplit_once("retry=").unwrap();
@@ -249,13 +239,12 @@ async fn between_calls_that_are_far_apart_there_is_no_connection() {
     let ca = FakeCa::start_tls(folder.path(), &spiffe("web"), Tls::Optional).await;
     let mut options = ca.client(folder.path());
     options.extend(["--ca-root".to_owned(), "system".to_owned()]);
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
     let root = folder.path().join("fake-ca/root-cert.pem");
     let with_roots = |mut command: tokio::process::Command| {
         command.env("SSL_CERT_FILE", root);
         command
     };
-    let mut agent = Agent::start_as(folder.path(), "web", &options, with_roots);
+    let mut agent = Agent::start_as(folder.path(), "web", &strs(&options), with_roots);
     agent.process.wait_log("ready").await;
     wait_until("the end of the connection", || ca.open() == 0).await;
     assert_eq!(ca.connected(), 1);
@@ -271,8 +260,7 @@ async fn istios_port_for_plain_text_is_plain_text_and_told() {
     let ca = FakeCa::start_at(folder.path(), &spiffe("web"), None, listen.parse().unwrap()).await;
     let mut options = ca.client(folder.path());
     options[1] = listen.clone();
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    let mut agent = Agent::ready(folder.path(), "web", &options).await;
+    let mut agent = Agent::ready(folder.path(), "web", &strs(&options)).await;
     let (_, line) = agent.process.wait_log("in plain text").await;
     assert!(line.contains(" WARN ") && line.contains(&format!("token goes to http://{listen}")), "{line}");
     assert_eq!(ca.calls().len(), 1);
@@ -285,8 +273,7 @@ async fn a_ca_that_stops_without_a_word_is_noticed_within_the_call() {
     let mut options = ca.client("web");
     let fixed = ["--cert-ttl", "300s", "--grace-ratio", "0.999", "--grace-jitter", "0", "--ca-timeout", "3s"];
     options.extend(fixed.map(str::to_owned));
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    let mut agent = Agent::start(folder.path(), "web", &options);
+    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
     agent.process.wait_log_times("certificate issued", 3).await;
     ca.process.signal(Signal::STOP);
     let (_, line) = agent.process.wait_log("no new certificate").await;
@@ -319,8 +306,7 @@ async fn where_a_ca_hangs_is_told() {
         let mut options = ca.client(folder.path());
         options[1] = address;
         options.extend(["--ca-timeout", "2s", "--ca-root", &root].map(str::to_owned));
-        let options: Vec<_> = options.iter().map(String::as_str).collect();
-        (Agent::start(folder.path(), name, &options), words)
+        (Agent::start(folder.path(), name, &strs(&options)), words)
     });
     for (agent, words) in &mut agents {
         let (_, line) = agent.process.wait_log("no new certificate").await;

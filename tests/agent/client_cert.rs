@@ -4,7 +4,7 @@
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use attache::auth::client_cert::ClientCertFolder;
 use attache::auth::token::TokenSource;
@@ -27,8 +27,9 @@ use tonic::{Code, Request, Status};
 
 use crate::support::fake_ca::{Call, FakeCa, Mood, Tls};
 use crate::support::files::{Mounted, spiffe, token};
-use crate::support::process::{Agent, Ca, PATIENCE};
+use crate::support::process::{Agent, Ca, PATIENCE, strs};
 use crate::support::sds::{Stream, on_connection, secrets};
+use crate::support::wait::wait_until;
 
 const FILES: [&str; 3] = ["cert-chain.pem", "key.pem", "root-cert.pem"];
 
@@ -82,24 +83,17 @@ fn busy_agent(folder: &Path, ca: &FakeCa, client: &Path, more: &[&str]) -> Agent
         "0",
     ];
     options.extend(fixed.iter().chain(more).map(|text| (*text).to_owned()));
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    Agent::start(folder, "web", &options)
+    Agent::start(folder, "web", &strs(&options))
 }
 
 /// Waits until the last `count` calls are all as wanted.
 async fn wait_calls(ca: &FakeCa, count: usize, is_wanted: impl Fn(&Call) -> bool) {
     let known = ca.calls().len();
-    let wanted = async {
-        loop {
-            let calls = ca.calls();
-            if calls.len() >= known + count && calls.iter().rev().take(count).all(&is_wanted) {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    let are_wanted = || {
+        let calls = ca.calls();
+        calls.len() >= known + count && calls.iter().rev().take(count).all(&is_wanted)
     };
-    let came = tokio::time::timeout(PATIENCE, wanted).await;
-    assert!(came.is_ok(), "they never come: {:#?}", ca.calls().last());
+    wait_until("the last calls are as wanted", are_wanted).await;
 }
 
 #[tokio::test]
@@ -113,8 +107,7 @@ async fn after_the_first_certificate_it_renews_without_a_token() {
     let (out_text, root_text) = (out.display().to_string(), root.display().to_string());
     options.extend(["--ca-client-cert-dir", &out_text, "--ca-root", &root_text].map(str::to_owned));
     options.extend(["--cert-ttl", "4s"].map(str::to_owned));
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    let mut agent = Agent::ready(folder, "web", &options).await;
+    let mut agent = Agent::ready(folder, "web", &strs(&options)).await;
 
     let mut written = Vec::new();
     on_connection(&agent.socket.clone(), async |client| {
@@ -237,9 +230,12 @@ async fn swaps_while_it_renews_fail_no_call() {
     std::fs::remove_file(folder.join("token")).unwrap();
     let mut swaps = 0;
     let (mut renewals, mut seen) = (0, std::collections::HashSet::new());
+    let deadline = Instant::now() + PATIENCE;
     while renewals < 25 {
+        assert!(Instant::now() < deadline, "only {renewals} renewals");
         swaps += 1;
         swap(&client, swaps, generation(swaps));
+        // The rate of the swaps.
         tokio::time::sleep(Duration::from_millis(1)).await;
         renewals = ca.calls().len();
     }
@@ -265,7 +261,9 @@ async fn files_that_are_rewritten_in_place_fail_no_call() {
     generations[0].write(&client);
     let mut agent = busy_agent(folder, &ca, &client, &["--ca-root", &root]);
     std::fs::remove_file(folder.join("token")).unwrap();
+    // While it lasts the files don't match: the agent must not use them.
     let pause = || tokio::time::sleep(Duration::from_millis(10));
+    let deadline = Instant::now() + PATIENCE;
     for generation in generations.iter().cycle().skip(1) {
         // The chain in two halves, and the key afterwards.
         let chain = &generation.chain;
@@ -276,9 +274,11 @@ async fn files_that_are_rewritten_in_place_fail_no_call() {
         std::fs::write(client.join("key.pem"), &generation.key).unwrap();
         pause().await;
         pause().await;
-        if ca.calls().len() >= 25 {
+        let renewals = ca.calls().len();
+        if renewals >= 25 {
             break;
         }
+        assert!(Instant::now() < deadline, "only {renewals} renewals");
     }
     agent.process.wait_log_times("certificate issued", 25).await;
     assert!(ca.calls().iter().all(|call| call.client.is_some() && !call.has_token()));
@@ -299,8 +299,7 @@ async fn a_ca_that_refuses_the_certificate_is_told_with_the_reason_and_the_way_o
     with_tls12.extend(["--ca-root".to_owned(), folder.join("fake-ca/root-cert.pem").display().to_string()]);
     for (name, mut options) in [("web", ca.client("web")), ("old", with_tls12)] {
         options.extend(["--ca-client-cert-dir".to_owned(), client.clone()]);
-        let options: Vec<_> = options.iter().map(String::as_str).collect();
-        let mut agent = Agent::start(folder, name, &options);
+        let mut agent = Agent::start(folder, name, &strs(&options));
         let (_, line) = agent.process.wait_log("no new certificate").await;
         let (web, serial) = (spiffe("web"), foreign.serial());
         for words in ["refuses the client certificate", &client, &web, &serial, "the token is used"] {

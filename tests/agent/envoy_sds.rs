@@ -9,7 +9,7 @@ use crate::support::envoy::{Envoy, NEWEST, OLDEST, http_get};
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::{Mounted, spiffe, swap};
 use crate::support::mesh::{Traffic, bootstrap, caller_envoy, wait_success};
-use crate::support::process::{Agent, failure};
+use crate::support::process::{Agent, failure, strs};
 
 /// Adds a listener file to `bootstrap`: what is put there later, Envoy opens later.
 fn with_listener_file(mut bootstrap: Value, folder: &Path) -> Value {
@@ -199,8 +199,7 @@ async fn an_expired_certificate_is_given_to_nobody_new_and_taken_from_nobody() {
     let ca = FakeCa::start(folder, &spiffe("web")).await;
     let mut options = ca.client(folder);
     options.extend(["--cert-ttl", "4s"].map(str::to_owned));
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    let mut agent = Agent::ready(folder, "web", &options).await;
+    let mut agent = Agent::ready(folder, "web", &strs(&options)).await;
     let old = Envoy::start(bootstrap(&agent.socket, &["--delta"]).await, folder, "old").await;
     old.wait_listeners(&["inbound"]).await;
     ca.set(Mood::Refuse(Code::Unavailable));

@@ -11,6 +11,7 @@ use crate::support::fake_ca::{Call, FakeCa, Mood};
 use crate::support::files::spiffe;
 use crate::support::process::{Agent, Ca, strs};
 use crate::support::sds::{Stream, certificates, on_connection, served_serial};
+use crate::support::wait::wait_until;
 
 /// Renewed every 0.6 s, a minute before the end.
 const SOON: [&str; 4] = ["--cert-ttl", "60s", "--grace-ratio", "0.99"];
@@ -92,9 +93,7 @@ async fn while_all_are_away_the_last_good_certificate_is_served_and_the_first_th
     assert!(words.iter().all(|word| line.contains(word)), "{line}");
     let asked = [&first, &second].map(|ca| ca.calls().len());
     for (ca, asked) in [&first, &second].into_iter().zip(asked) {
-        while ca.calls().len() < asked + 2 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        wait_until("each CA is called twice more", || ca.calls().len() >= asked + 2).await;
     }
     assert_eq!(agent.process.count("no new certificate"), 1, "told once:\n{}", agent.process.log());
     assert_eq!(served_serial(&agent.socket).await, *agent.serials().last().unwrap());

@@ -6,11 +6,11 @@ use std::path::Path;
 
 use tokio::process::Command;
 
-use crate::output::wait_until;
 use crate::readiness::renew;
 use crate::support::fake_ca::FakeCa;
 use crate::support::files::spiffe;
 use crate::support::process::{Agent, failure, strs};
+use crate::support::wait::wait_until;
 
 /// What the kernel says of each of its threads under `label`.
 fn threads(agent: &Agent, label: &str) -> Vec<String> {

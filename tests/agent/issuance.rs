@@ -142,8 +142,7 @@ async fn a_name_that_is_not_ready_is_sent_when_it_is_and_fetch_tells_the_cause()
             "{status}"
         );
         let many: Vec<_> = (0..5000).map(|index| format!("name-{index}")).collect();
-        let many: Vec<_> = many.iter().map(String::as_str).collect();
-        let status = client.fetch_secrets(request(&many)).await.unwrap_err();
+        let status = client.fetch_secrets(request(&strs(&many))).await.unwrap_err();
         assert!(status.message().ends_with("and 4997 more") && status.message().len() < 1000, "{status}");
         let status = client.fetch_secrets(request(&["nobody"])).await.unwrap_err();
         assert_eq!(status.code(), Code::NotFound);

@@ -11,7 +11,7 @@ use crate::support::fake_ca::FakeCa;
 use crate::support::files::{Mounted, spiffe};
 use crate::support::mesh::bootstrap;
 use crate::support::nginx::{Client, Nginx};
-use crate::support::process::Agent;
+use crate::support::process::{Agent, strs};
 use crate::support::sds::{content, fetch, on_connection, secrets};
 
 /// An Envoy that calls itself over mutual TLS: at its listener `outbound` as it is, at `outbound-named` with Ed25519 among
@@ -158,11 +158,10 @@ async fn streams_are_answered_while_a_slow_key_is_made() {
     std::fs::write(certs.join("root-cert.pem"), Mounted::new(&folder.join("ca"), "web").root).unwrap();
     let mut options = ca.client(folder);
     options.extend(["--cert-dir", certs.to_str().unwrap(), "--key-type", "rsa-4096"].map(str::to_owned));
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
     let mut most = 0;
     for start in 0..10 {
         let asked = ca.calls().len();
-        let mut agent = Agent::start(folder, &format!("web{start}"), &options);
+        let mut agent = Agent::start(folder, &format!("web{start}"), &strs(&options));
         agent.process.wait_log("attache serves").await;
         let answers = on_connection(&agent.socket, async |client| {
             let mut answers = 0;

@@ -45,10 +45,10 @@ impl Cause<'_> {
         let mut seen = (Value::Null, 0.0);
         let found = async {
             loop {
-                let told = output(&["status", "--output", "json", "--admin-socket", &admin(&socket)]).await;
-                let report: Value = serde_json::from_slice(&told.stdout).unwrap_or_default();
+                let status = output(&["status", "--output", "json", "--admin-socket", &admin(&socket)]).await;
+                let report: Value = serde_json::from_slice(&status.stdout).unwrap_or_default();
                 seen = (report.pointer(state).cloned().unwrap_or(report), agent.metric(metric).await);
-                if seen.0.as_str().is_some_and(|told| told.contains(words)) && seen.1 > 0.0 {
+                if seen.0.as_str().is_some_and(|state| state.contains(words)) && seen.1 > 0.0 {
                     return;
                 }
                 sleep(Duration::from_millis(20)).await;

@@ -15,16 +15,14 @@ use tonic::Code;
 use crate::support::envoy::http_get;
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::{Mounted, spiffe};
+use crate::support::installed::installed;
 use crate::support::process::{Agent, PATIENCE, Process, strs};
 use crate::support::sds::{Stream, on_connection};
+use crate::support::wait::wait_for;
 
 /// The path of a promtool, fetched by the first test that needs it.
 async fn promtool() -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let output =
-        Command::new(file("examples/get-promtool")).env("CARGO_TARGET_DIR", target).output().await.unwrap();
-    assert!(output.status.success(), "no promtool:\n{}", String::from_utf8_lossy(&output.stderr));
-    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+    installed("get-promtool", &[]).await
 }
 
 /// Prometheus itself: packages have it beside promtool.
@@ -259,16 +257,11 @@ async fn watch(folder: &Path, target: SocketAddr) -> (Process, SocketAddr) {
         command.arg(folder.join(format!("data-{round}"))).arg(format!("--web.listen-address={free}"));
         command.kill_on_drop(true).stdin(Stdio::null());
         let mut process = Process::start(command);
-        let is_up = async {
-            while !http_get(free, "/-/ready").await.is_ok_and(|(status, ..)| status == 200) {
-                sleep(Duration::from_millis(50)).await;
-            }
-        };
+        let is_up = wait_for("Prometheus is ready", async || {
+            http_get(free, "/-/ready").await.ok().filter(|(status, ..)| *status == 200)
+        });
         tokio::select! {
-            up = timeout(PATIENCE, is_up) => {
-                up.unwrap_or_else(|_| panic!("{}", process.log()));
-                return (process, free);
-            }
+            _ = is_up => return (process, free),
             _ = process.ended() => {}
         }
     }
@@ -286,17 +279,15 @@ async fn a_real_prometheus_reads_the_metrics_and_fires_an_alert() {
         serde_json::from_str(&body).unwrap()
     };
     let until = async |what: &str, path: &str, holds: &dyn Fn(&Value) -> bool| {
+        let mut seen = Value::Null;
         let reached = async {
-            while !holds(&ask(path).await["data"]) {
+            while !holds(&seen["data"]) {
                 sleep(Duration::from_millis(100)).await;
+                seen = ask(path).await;
             }
         };
-        assert!(
-            timeout(PATIENCE, reached).await.is_ok(),
-            "{what}: {}\n{}",
-            ask(path).await,
-            prometheus.log()
-        );
+        let is_reached = timeout(PATIENCE, reached).await.is_ok();
+        assert!(is_reached, "{what}: {seen}\n{}", prometheus.log());
     };
     let has_sample = |data: &Value| data["result"].as_array().is_some_and(|found| !found.is_empty());
     // Everything in one scrape, as OpenMetrics: units come by no other way.

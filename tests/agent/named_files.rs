@@ -11,10 +11,11 @@ use tokio::time::timeout;
 use tonic::{Code, Status};
 
 use crate::support::files::{Mounted, swap};
-use crate::support::process::{Agent, PATIENCE, output};
+use crate::support::process::{Agent, PATIENCE, output, strs};
 use crate::support::sds::{
     Client, DeltaStream, Stream, certificates, content, delta_secrets, fetch, on_connection, request, secrets,
 };
+use crate::support::wait::wait_for;
 
 /// Longer than the window in which changes are folded into one.
 const QUIET: Duration = Duration::from_millis(300);
@@ -291,7 +292,7 @@ async fn only_what_parses_leaves_the_agent_and_nothing_else_shows() {
     }
     names.push("file-root:/etc/\u{1b}[31m\nforged".to_owned());
     names.push("file-cert:/etc/a\0~/etc/b".to_owned());
-    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let names = strs(&names);
 
     on_connection(&agent.socket.clone(), async |client| {
         let mut told = String::new();
@@ -421,6 +422,7 @@ async fn a_prefix_lets_nothing_out_that_lies_elsewhere() {
                 while Instant::now() < until {
                     turn(targets[turns % 2]);
                     turns += 1;
+                    // The rate of the attack.
                     tokio::time::sleep(Duration::from_micros(300)).await;
                 }
                 turns
@@ -466,8 +468,7 @@ async fn names_that_lead_nowhere_leave_nothing_behind() {
             for stream in 0..STREAMS {
                 let name = |index| format!("file-root:/nowhere/{wave}/{stream}/{index}");
                 let names: Vec<_> = ["default".to_owned()].into_iter().chain((0..NAMES).map(name)).collect();
-                let names: Vec<_> = names.iter().map(String::as_str).collect();
-                let mut stream = Stream::open(&client, &names).await.unwrap();
+                let mut stream = Stream::open(&client, &strs(&names)).await.unwrap();
                 assert_eq!(secrets(&stream.next().await.unwrap()).len(), 1);
                 streams.push(stream);
             }
@@ -477,12 +478,11 @@ async fn names_that_lead_nowhere_leave_nothing_behind() {
         })
         .await;
         agent.wait_metric("attache_streams{name=\"default\"}", 0).await;
-        let forgotten = async {
-            while agent.status("/metrics").await.1.contains("file-root") {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        timeout(PATIENCE, forgotten).await.expect("names stay in the metrics");
+        wait_for("the names are gone from the metrics", async || {
+            let (_, metrics) = agent.status("/metrics").await;
+            (!metrics.contains("file-root")).then_some(())
+        })
+        .await;
         memory.push(agent.memory());
     }
     assert!(memory[9] < memory[1] * 6 / 5, "kB after each wave: {memory:?}");

@@ -11,10 +11,10 @@ use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::time::timeout;
 use tonic::Code;
 
-use crate::output::wait_until;
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::spiffe;
 use crate::support::process::{Agent, PATIENCE, Process, attache, failure, output, strs};
+use crate::support::wait::wait_until;
 
 async fn refusing_ca(folder: &Path) -> FakeCa {
     let ca = FakeCa::start(folder, &spiffe("web")).await;

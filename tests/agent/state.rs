@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use rustix::process::Signal;
 use tonic::Code;
 
-use crate::output::wait_until;
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::spiffe;
 use crate::support::process::{Agent, failure, strs};
 use crate::support::sds::{Stream, content, on_connection, secrets, served_serial};
+use crate::support::wait::wait_until;
 
 /// Options of an agent that keeps its state in `state`, and renews with `ratio` of a minute left.
 fn options(ca: &FakeCa, folder: &Path, state: &Path, ratio: &str) -> Vec<String> {
@@ -86,7 +86,7 @@ async fn whenever_the_agent_is_killed_the_next_one_finds_a_whole_state() {
     // Renewed every 0.2 s.
     let (mut agent, _) = kept(folder, &ca, &folder.join("state"), "0.999").await;
     for round in 1..=6 {
-        // Just before the state is written, or while it is, or after it.
+        // The kill comes before the state is written, while it is, or after it.
         agent.process.wait_next_log("certificate issued").await;
         tokio::time::sleep(std::time::Duration::from_micros(300 * round)).await;
         agent.process.kill().await;

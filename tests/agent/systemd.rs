@@ -9,12 +9,13 @@ use tokio::process::Command;
 use tokio::time::timeout;
 use tonic::Code;
 
-use crate::output::wait_until;
 use crate::readiness::renew;
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::spiffe;
+use crate::support::installed::installed;
 use crate::support::process::{Agent, PATIENCE, Process, attache, failure, output, strs};
 use crate::support::sds::{Stream, on_connection};
+use crate::support::wait::wait_until;
 
 /// A service manager: it records what it is told.
 struct Manager {
@@ -135,12 +136,7 @@ async fn the_watchdog_is_fed_twice_in_its_period_where_there_is_one() {
 
 /// The path of one of systemd's tools, fetched by the first test that needs it.
 async fn tool(name: &str) -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-systemd");
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let output = Command::new(&script).arg(name).env("CARGO_TARGET_DIR", target).output().await;
-    let output = output.unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
-    assert!(output.status.success(), "no {name}:\n{}", String::from_utf8_lossy(&output.stderr));
-    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+    installed("get-systemd", &[name]).await
 }
 
 /// Waits for somebody to connect, and starts an agent then.

@@ -20,12 +20,9 @@ use tonic::metadata::MetadataValue;
 use crate::support::fake_ca::{FakeCa, Mood as CaMood};
 use crate::support::fake_vault::FakeVault;
 use crate::support::files::{spiffe, token};
-use crate::support::process::Agent;
+use crate::support::process::{Agent, strs};
 use crate::support::token_service::{Mood, TokenService};
-
-fn strs(all: &[String]) -> Vec<&str> {
-    all.iter().map(String::as_str).collect()
-}
+use crate::support::wait::wait_until;
 
 /// What `service` is asked, with its subject in `folder`.
 fn exchange(service: &TokenService, folder: &Path, scheme: &str, roots: Roots) -> Exchange {
@@ -82,14 +79,9 @@ async fn calls_at_once_share_an_exchange_and_one_that_is_given_up_holds_nobody_b
     let service = TokenService::start().await;
     let (source, _) = source(&service, folder.path());
     service.set(Mood::Hang);
-    let asked = async {
-        while service.calls().is_empty() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
     tokio::select! {
         _ = source.token() => panic!("nothing was given"),
-        () = asked => {}
+        () = wait_until("the service is called", || !service.calls().is_empty()) => {}
     }
     service.set(Mood::Good);
     let calls: Vec<_> = (0..8)

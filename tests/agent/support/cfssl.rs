@@ -1,7 +1,7 @@
 //! cfssl: a fake that checks every request against the documented API and can misbehave, and the real one.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,11 +15,12 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::files::spiffe;
+use super::installed::installed;
 use super::issuer::{Issuer, Lie};
-use super::process::PATIENCE;
+use super::wait::wait_for;
 
 /// The auth_key of the profile `mesh`.
 pub const KEY: &str = "00112233445566778899aabbccddeeff";
@@ -243,12 +244,7 @@ impl Cfssl {
     /// Starts it with `ca-cert.pem` and `ca-key.pem` in `ca`; with `tls.pem` and `tls-key.pem` in `folder` where they
     /// are there.
     pub async fn start(folder: &Path, ca: &Path) -> Self {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-cfssl");
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-        let output = Command::new(&script).env("CARGO_TARGET_DIR", target).output().await;
-        let output = output.unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
-        assert!(output.status.success(), "no cfssl:\n{}", String::from_utf8_lossy(&output.stderr));
-        let binary = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end());
+        let binary = installed("get-cfssl", &[]).await;
         let version = Command::new(&binary).arg("version").output().await.unwrap().stdout;
         let is_old = String::from_utf8(version).unwrap().contains("Version: 1.2");
 
@@ -280,14 +276,12 @@ impl Cfssl {
         let log = folder.join("cfssl.log");
         command.stdout(Stdio::null()).stderr(std::fs::File::create(&log).unwrap()).kill_on_drop(true);
         let mut child = command.stdin(Stdio::null()).spawn().unwrap();
-        let listens = async {
-            while TcpStream::connect(address).await.is_err() {
-                let log = || std::fs::read_to_string(&log).unwrap();
-                assert!(child.try_wait().unwrap().is_none(), "cfssl has ended:\n{}", log());
-                sleep(Duration::from_millis(10)).await;
-            }
-        };
-        timeout(PATIENCE, listens).await.expect("cfssl does not listen");
+        wait_for("cfssl listens", async || {
+            let log = || std::fs::read_to_string(&log).unwrap();
+            assert!(child.try_wait().unwrap().is_none(), "cfssl has ended:\n{}", log());
+            TcpStream::connect(address).await.ok()
+        })
+        .await;
         Self { address, is_old, _child: child }
     }
 }

@@ -11,16 +11,12 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{Duration, Instant, sleep, timeout};
 
+use super::installed::installed;
 use super::process::PATIENCE;
 
 /// The path of a Chromium, fetched by the first test that needs it.
 async fn binary() -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-chromium");
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let output = Command::new(&script).env("CARGO_TARGET_DIR", target).output().await;
-    let output = output.unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
-    assert!(output.status.success(), "no Chromium:\n{}", String::from_utf8_lossy(&output.stderr));
-    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+    installed("get-chromium", &[]).await
 }
 
 /// A running Chromium with one page; dropping it kills it and all its processes.

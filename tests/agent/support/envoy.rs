@@ -17,8 +17,9 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
-/// Far longer than anything takes on a busy machine: reaching it means that it never comes.
-const PATIENCE: Duration = Duration::from_secs(60);
+use super::installed::installed;
+use super::process::PATIENCE;
+
 const POLL: Duration = Duration::from_millis(20);
 
 /// The Envoy that tests use where they don't say which.
@@ -33,16 +34,7 @@ pub async fn binary() -> PathBuf {
 
 /// The path of an Envoy binary, installed by the first test that needs it.
 pub async fn binary_of(version: &str) -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-envoy");
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let output = Command::new(&script)
-        .arg(version)
-        .env("CARGO_TARGET_DIR", target)
-        .output()
-        .await
-        .unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
-    assert!(output.status.success(), "no Envoy:\n{}", String::from_utf8_lossy(&output.stderr));
-    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+    installed("get-envoy", &[version]).await
 }
 
 /// A running Envoy; dropping it kills it.

@@ -25,8 +25,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
 
-use super::fake_vault::acceptor;
 use super::issuer::{Issuer, Lie};
+use super::tls::{accept, acceptor};
+use super::violations::Violations;
 
 pub const POOL: &str = "projects/my-project/locations/europe-west1/caPools/mesh";
 /// The name of whoever calls with a token of the token service's.
@@ -73,7 +74,7 @@ struct State {
     rules: Mutex<Rules>,
     /// The id of each request for a certificate.
     requests: Mutex<Vec<String>>,
-    violations: Mutex<Vec<String>>,
+    violations: Violations,
     /// By the id of the request.
     issued: Mutex<BTreeMap<String, api::Certificate>>,
     /// The tokens that are good.
@@ -102,7 +103,7 @@ impl FakeGoogleCas {
         let state = Arc::new(State {
             rules: Mutex::new(rules),
             requests: Mutex::default(),
-            violations: Mutex::default(),
+            violations: Violations::default(),
             issued: Mutex::default(),
             tokens: Mutex::default(),
             issuer: Issuer::new(folder),
@@ -112,17 +113,11 @@ impl FakeGoogleCas {
         let acceptor = acceptor(&state.web);
         tokio::spawn({
             let state = Arc::clone(&state);
-            async move {
-                while let Ok((io, _)) = listener.accept().await {
-                    let (acceptor, service) = (acceptor.clone(), Service(Arc::clone(&state)));
-                    tokio::spawn(async move {
-                        if let Ok(io) = acceptor.accept(io).await {
-                            let service = CertificateAuthorityServiceServer::new(service);
-                            attache::net::http2::serve(io, service, CancellationToken::new()).await;
-                        }
-                    });
-                }
-            }
+            let serve = move |io| {
+                let service = CertificateAuthorityServiceServer::new(Service(Arc::clone(&state)));
+                attache::net::http2::serve(io, service, CancellationToken::new())
+            };
+            accept(listener, Some(acceptor), serve)
         });
         Self { address, state }
     }
@@ -166,10 +161,7 @@ impl FakeGoogleCas {
 
 impl Drop for FakeGoogleCas {
     fn drop(&mut self) {
-        let violations = std::mem::take(&mut *self.state.violations.lock().unwrap());
-        if !std::thread::panicking() {
-            assert!(violations.is_empty(), "calls that Google's API does not have: {violations:#?}");
-        }
+        self.state.violations.assert_none("Google's API");
     }
 }
 
@@ -198,7 +190,7 @@ impl State {
     }
 
     fn violation(&self, what: String) -> Status {
-        self.violations.lock().unwrap().push(what);
+        self.violations.add(what);
         Status::invalid_argument("not as documented")
     }
 

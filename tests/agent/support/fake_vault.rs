@@ -12,14 +12,15 @@ use attache::pki::{certificate, pem};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 use serde_json::{Value, json};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsAcceptor;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::FromDer as _;
 
 use super::issuer::{Issuer, Lie};
+use super::tls::{Connection, accept, acceptor};
+use super::violations::Violations;
 
 /// What the next calls of one kind come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +78,7 @@ struct State {
     /// The path of each call that was made as documented.
     calls: Mutex<Vec<String>>,
     /// What was not.
-    violations: Mutex<Vec<String>>,
+    violations: Violations,
     /// The tokens that are good.
     tokens: Mutex<Vec<String>>,
     jwt: String,
@@ -119,7 +120,7 @@ impl FakeVault {
         let state = Arc::new(State {
             rules: Mutex::new(rules),
             calls: Mutex::default(),
-            violations: Mutex::default(),
+            violations: Violations::default(),
             tokens: Mutex::default(),
             jwt: jwt.clone(),
             issuer: Issuer::of(folder, &files),
@@ -127,11 +128,8 @@ impl FakeVault {
         let acceptor = has_tls.then(|| acceptor(&DevelopmentCa::open(&files, Clock::system()).unwrap()));
         tokio::spawn({
             let state = Arc::clone(&state);
-            async move {
-                while let Ok((io, _)) = listener.accept().await {
-                    tokio::spawn(serve(io, acceptor.clone(), Arc::clone(&state)));
-                }
-            }
+            let serve = move |io| serve(io, Arc::clone(&state));
+            accept(listener, acceptor, serve)
         });
         Self { address, jwt, scheme: if has_tls { "https" } else { "http" }, state }
     }
@@ -184,42 +182,17 @@ impl FakeVault {
 
 impl Drop for FakeVault {
     fn drop(&mut self) {
-        let violations = std::mem::take(&mut *self.state.violations.lock().unwrap());
-        if !std::thread::panicking() {
-            assert!(violations.is_empty(), "calls that Vault's API does not have: {violations:#?}");
-        }
+        self.state.violations.assert_none("Vault's API");
     }
 }
 
-/// TLS as a server of 127.0.0.1, for HTTP of both versions.
-pub fn acceptor(ca: &DevelopmentCa) -> TlsAcceptor {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let (chain, key) = ca.issue_server(&[], &[[127, 0, 0, 1].into()]).unwrap();
-    let config = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let config = config.unwrap().with_no_client_auth().with_single_cert(chain, key.der().clone_key());
-    let mut config = config.unwrap();
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    TlsAcceptor::from(Arc::new(config))
-}
-
-async fn serve(io: TcpStream, acceptor: Option<TlsAcceptor>, state: Arc<State>) {
-    match acceptor {
-        None => answer(io, &state).await,
-        Some(acceptor) => {
-            if let Ok(io) = acceptor.accept(io).await {
-                answer(io, &state).await;
-            }
-        }
-    }
-}
-
-async fn answer(mut io: impl AsyncRead + AsyncWrite + Unpin, state: &State) {
+async fn serve(mut io: Connection, state: Arc<State>) {
     let Some(request) = read(&mut io).await else { return };
     let path = request.path.clone();
     let (mood, good) = match state.judge(&request) {
         Ok(judged) => judged,
         Err(violation) => {
-            state.violations.lock().unwrap().push(format!("{path}: {violation}"));
+            state.violations.add(format!("{path}: {violation}"));
             (Mood::Refuse(400, "not as documented"), Value::Null)
         }
     };
@@ -260,7 +233,7 @@ async fn answer(mut io: impl AsyncRead + AsyncWrite + Unpin, state: &State) {
     }
 }
 
-async fn read(io: &mut (impl AsyncRead + Unpin)) -> Option<Request> {
+async fn read(io: &mut Connection) -> Option<Request> {
     let mut bytes = Vec::new();
     let end = loop {
         if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {

@@ -16,13 +16,16 @@ use rustls::pki_types::CertificateSigningRequestDer;
 use rustls::pki_types::pem::PemObject as _;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use super::issuer::{Issuer, Lie};
-use super::process::PATIENCE;
+use super::process::{PATIENCE, flags};
+use super::tls::{Connection, accept, acceptor};
+use super::violations::Violations;
 
 pub const SIGNER: &str = "example.com/spiffe";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
@@ -69,7 +72,7 @@ pub struct KubeApi {
     pub folder: PathBuf,
     state: Arc<State>,
     acceptor: TlsAcceptor,
-    task: tokio::task::JoinHandle<()>,
+    task: JoinHandle<()>,
 }
 
 struct State {
@@ -77,7 +80,7 @@ struct State {
     calls: Mutex<Vec<Call>>,
     counted: watch::Sender<usize>,
     objects: Mutex<BTreeMap<String, Value>>,
-    wrong: Mutex<Vec<String>>,
+    violations: Violations,
     token: PathBuf,
     issuer: Issuer,
 }
@@ -85,8 +88,7 @@ struct State {
 impl Drop for KubeApi {
     fn drop(&mut self) {
         self.task.abort();
-        let wrong = self.state.wrong.lock().unwrap();
-        assert!(wrong.is_empty() || std::thread::panicking(), "what the API does not know: {wrong:#?}");
+        self.state.violations.assert_none("Kubernetes' API");
     }
 }
 
@@ -105,12 +107,12 @@ impl KubeApi {
             calls: Mutex::default(),
             counted: watch::channel(0).0,
             objects: Mutex::default(),
-            wrong: Mutex::default(),
+            violations: Violations::default(),
             token,
             issuer: Issuer::of(folder, &folder.join("signer")),
         });
         let acceptor = acceptor(&DevelopmentCa::open(&folder.join("cluster"), Clock::system()).unwrap());
-        let task = tokio::spawn(accept(listener, acceptor.clone(), Arc::clone(&state)));
+        let task = spawn(listener, &acceptor, &state);
         Self { address, folder: folder.to_owned(), state, acceptor, task }
     }
 
@@ -122,7 +124,7 @@ impl KubeApi {
 
     pub async fn resume(&mut self) {
         let listener = TcpListener::bind(self.address).await.unwrap();
-        self.task = tokio::spawn(accept(listener, self.acceptor.clone(), Arc::clone(&self.state)));
+        self.task = spawn(listener, &self.acceptor, &self.state);
     }
 
     /// The options with which an agent uses it.
@@ -136,7 +138,7 @@ impl KubeApi {
             ("--kubernetes-signer", SIGNER.to_owned()),
             ("--kubernetes-root", file("signer/root-cert.pem")),
         ];
-        options.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+        flags(options)
     }
 
     pub fn set(&self, mood: Mood) {
@@ -172,26 +174,15 @@ impl KubeApi {
     }
 }
 
-fn acceptor(ca: &DevelopmentCa) -> TlsAcceptor {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = rustls::ServerConfig::builder_with_provider(provider);
-    let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
-    let (chain, key) = ca.issue_server(&[], &[[127, 0, 0, 1].into()]).unwrap();
-    let mut config = config.with_single_cert(chain, key.der().clone_key()).unwrap();
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    TlsAcceptor::from(Arc::new(config))
+fn spawn(listener: TcpListener, acceptor: &TlsAcceptor, state: &Arc<State>) -> JoinHandle<()> {
+    let state = Arc::clone(state);
+    tokio::spawn(accept(listener, Some(acceptor.clone()), move |io| serve(io, Arc::clone(&state))))
 }
 
-async fn accept(listener: TcpListener, acceptor: TlsAcceptor, state: Arc<State>) {
-    while let Ok((io, _)) = listener.accept().await {
-        tokio::spawn(serve(io, acceptor.clone(), Arc::clone(&state)));
-    }
-}
-
-async fn serve(io: TcpStream, acceptor: TlsAcceptor, state: Arc<State>) {
-    let Ok(mut io) = acceptor.accept(io).await else { return };
-    if io.get_ref().1.alpn_protocol() != Some(b"http/1.1") {
-        state.wrong.lock().unwrap().push("HTTP/1.1 was not agreed on".to_owned());
+async fn serve(mut io: Connection, state: Arc<State>) {
+    let Connection::Right(tls) = &io else { unreachable!("every connection has TLS") };
+    if tls.get_ref().1.alpn_protocol() != Some(b"http/1.1") {
+        state.violations.add("HTTP/1.1 was not agreed on".to_owned());
     }
     let Some(call) = read(&mut io).await else { return };
     let mood = state.mood.lock().unwrap().clone();
@@ -258,7 +249,7 @@ pub fn forbidden(verb: &str) -> Value {
 
 impl State {
     fn answer(&self, call: &Call, mood: &Mood) -> (u16, Value) {
-        let wrong = |what: String| self.wrong.lock().unwrap().push(format!("{what}: {call:#?}"));
+        let wrong = |what: String| self.violations.add(format!("{what}: {call:#?}"));
         let header = |name: &str| call.headers.get(name).map(String::as_str);
         let token = std::fs::read_to_string(&self.token).unwrap_or_default();
         let headers = call.headers.keys().map(String::as_str).collect::<Vec<_>>();

@@ -8,18 +8,12 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 use tokio::sync::OnceCell;
 
+use super::installed::installed;
+
 /// A Python with kubernetes-validate and PyYAML, installed by the first test that needs it.
 async fn python() -> &'static Path {
     static PYTHON: OnceCell<PathBuf> = OnceCell::const_new();
-    PYTHON.get_or_init(installed).await
-}
-
-async fn installed() -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-kubernetes-validate");
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let output = Command::new(&script).env("CARGO_TARGET_DIR", target).output().await.unwrap();
-    assert!(output.status.success(), "no validator:\n{}", String::from_utf8_lossy(&output.stderr));
-    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+    PYTHON.get_or_init(|| installed("get-kubernetes-validate", &[])).await
 }
 
 /// How many documents of `manifests` are what Kubernetes' schemas ask for, without a field more; else what is wrong.

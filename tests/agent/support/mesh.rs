@@ -82,6 +82,7 @@ impl Traffic {
                 let mut report = Report::default();
                 while !stop.load(Ordering::Relaxed) {
                     report.note(http_get(to, "/").await);
+                    // The rate of the requests.
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
                 report

@@ -18,16 +18,12 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 
+use super::installed::installed;
 use super::process::PATIENCE;
 
 /// The path of an nginx, fetched by the first test that needs it.
 async fn binary() -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-nginx");
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let output = Command::new(&script).env("CARGO_TARGET_DIR", target).output().await;
-    let output = output.unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
-    assert!(output.status.success(), "no nginx:\n{}", String::from_utf8_lossy(&output.stderr));
-    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+    installed("get-nginx", &[]).await
 }
 
 /// A running nginx, master and workers; dropping it kills them.

@@ -9,6 +9,7 @@ use rustix::fs::{CWD, FileType, mknodat};
 
 use super::files::spiffe;
 use super::issuer::{Issuer, Lie};
+use super::process::flags;
 
 /// Has the CSR signed.
 pub const GOOD: &str = "cat > csr && cat answer";
@@ -52,6 +53,6 @@ impl Pipes {
     pub fn client(&self) -> Vec<String> {
         let command = format!("cd '{}' && . ./script", self.folder.display());
         let options = [("--ca", "exec"), ("--ca-exec", &command), ("--spiffe-id", &spiffe("web"))];
-        options.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.to_owned()]).collect()
+        flags(options)
     }
 }

@@ -28,6 +28,11 @@ pub fn strs(options: &[String]) -> Vec<&str> {
     options.iter().map(String::as_str).collect()
 }
 
+/// Flags with their values, as arguments.
+pub fn flags<'a>(options: impl IntoIterator<Item = (&'a str, impl Into<String>)>) -> Vec<String> {
+    options.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.into()]).collect()
+}
+
 /// Runs a command line to its end.
 pub async fn output(arguments: &[&str]) -> Output {
     timeout(PATIENCE, attache(arguments).output()).await.expect("it does not end").unwrap()
@@ -161,7 +166,7 @@ impl Agent {
     ) -> Self {
         let arguments = Self::arguments(folder, name, arguments);
         let socket = folder.join(format!("{name}.sock"));
-        let all: Vec<_> = arguments.iter().map(String::as_str).collect();
+        let all = strs(&arguments);
         Self { process: Process::start(change(attache(&all))), socket, arguments }
     }
 
@@ -252,13 +257,20 @@ impl Agent {
 
     /// Waits until a sample of its metrics has `value`.
     pub async fn wait_metric(&mut self, sample: &str, value: usize) {
+        self.wait_metric_that(sample, |seen| seen == value as f64).await;
+    }
+
+    /// Waits until a sample of its metrics is as wanted.
+    pub async fn wait_metric_that(&mut self, sample: &str, is_wanted: impl Fn(f64) -> bool) {
+        let mut seen = self.metric(sample).await;
         let reached = async {
-            while self.metric(sample).await != value as f64 {
+            while !is_wanted(seen) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
+                seen = self.metric(sample).await;
             }
         };
         let is_reached = timeout(PATIENCE, reached).await.is_ok();
-        assert!(is_reached, "{sample} is not {value} but {}", self.metric(sample).await);
+        assert!(is_reached, "{sample} stays at {seen}:\n{}", self.process.log());
     }
 
     /// Its anonymous memory, in kB. The agent hides the rest of its memory; this stays readable.
@@ -318,6 +330,6 @@ impl Ca {
             ("--ca-root", root.display().to_string()),
             ("--token-file", token.display().to_string()),
         ];
-        options.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+        flags(options)
     }
 }

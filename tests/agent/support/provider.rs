@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 pub use self::embedded::Embedded;
 use super::issuer::{LIES, Lie};
-use super::process::{Agent, PATIENCE};
+use super::process::{Agent, PATIENCE, strs};
 use super::proxy::{Line, Proxy};
 
 /// What a CA does with every call from now on.
@@ -81,8 +81,18 @@ pub trait Provider: Sized {
     /// Behaves so from now on. Those of the network are not asked of a server.
     fn set(&self, behaviour: Behaviour);
 
-    /// What the agent says of `behaviour`; none where that is no failure, or this CA can't behave so.
-    fn told(behaviour: Behaviour) -> Option<Told>;
+    /// What the agent logs of `behaviour`; none where that is no failure, or this CA can't behave so.
+    fn told(behaviour: Behaviour) -> Option<Told> {
+        match behaviour {
+            Behaviour::Refuses => Self::refusal(),
+            other => usual(other),
+        }
+    }
+
+    /// What the agent logs when this CA refuses.
+    fn refusal() -> Option<Told> {
+        None
+    }
 
     /// Whether two calls were ever answered at the same time, where that is not seen on the network.
     fn has_overlapped(&self) -> bool {
@@ -138,12 +148,11 @@ impl<P: Provider> Site<P> {
         });
         options.extend(["--cert-ttl".to_owned(), format!("{lifetime}s")]);
         options.extend(more.iter().map(|text| (*text).to_owned()));
-        let options: Vec<_> = options.iter().map(String::as_str).collect();
         set(&provider, proxy.as_ref(), behaviour);
         if let (Behaviour::Down, Some(proxy)) = (behaviour, &proxy) {
             while TcpStream::connect(proxy.address).await.is_ok() {}
         }
-        let agent = Agent::start(folder.path(), P::NAME, &options);
+        let agent = Agent::start(folder.path(), P::NAME, &strs(&options));
         Self { agent, provider, proxy, _folder: folder }
     }
 

@@ -113,7 +113,8 @@ async fn answer(mut respond: SendResponse<Bytes>, rough: Rough, is_over: Cancell
         Rough::HangInAnswer => return std::future::pending().await,
         Rough::ResetInAnswer(reason) => return body.send_reset(reason),
         Rough::CloseInAnswer => {
-            // It is written when the runtime is idle. Then the connection ends without a word of the call.
+            // h2 writes the data when the runtime is idle, and does not report it: nothing can be awaited. Then the
+            // connection closes in the middle of the answer.
             tokio::time::sleep(Duration::from_millis(50)).await;
             is_over.cancel();
             return std::future::pending().await;

@@ -19,12 +19,12 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use percent_encoding::percent_decode_str;
 use serde_json::json;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_stream::StreamExt as _;
 
-use super::fake_vault::acceptor;
 use super::files;
+use super::tls::{Connection, accept, acceptor};
+use super::violations::Violations;
 
 const FOLDER: &str = "/computeMetadata/v1/instance/service-accounts/default";
 
@@ -78,7 +78,7 @@ struct State {
     rules: Mutex<Rules>,
     /// What was asked: the path.
     calls: Mutex<Vec<String>>,
-    violations: Mutex<Vec<String>>,
+    violations: Violations,
     given: Mutex<Vec<String>>,
 }
 
@@ -103,26 +103,13 @@ impl TokenService {
         let state = Arc::new(State {
             rules: Mutex::new(rules),
             calls: Mutex::default(),
-            violations: Mutex::default(),
+            violations: Violations::default(),
             given: Mutex::default(),
         });
         tokio::spawn({
             let state = Arc::clone(&state);
-            async move {
-                while let Ok((io, _)) = listener.accept().await {
-                    let (acceptor, state) = (acceptor.clone(), Arc::clone(&state));
-                    tokio::spawn(async move {
-                        match acceptor {
-                            None => serve(io, state).await,
-                            Some(acceptor) => {
-                                if let Ok(io) = acceptor.accept(io).await {
-                                    serve(io, state).await;
-                                }
-                            }
-                        }
-                    });
-                }
-            }
+            let serve = move |io| serve(io, Arc::clone(&state));
+            accept(listener, acceptor, serve)
         });
         Self { address, state }
     }
@@ -160,14 +147,11 @@ impl TokenService {
 
 impl Drop for TokenService {
     fn drop(&mut self) {
-        let violations = std::mem::take(&mut *self.state.violations.lock().unwrap());
-        if !std::thread::panicking() {
-            assert!(violations.is_empty(), "calls that are not as documented: {violations:#?}");
-        }
+        self.state.violations.assert_none("the token service or the metadata server");
     }
 }
 
-async fn serve(io: impl AsyncRead + AsyncWrite + Unpin, state: Arc<State>) {
+async fn serve(io: Connection, state: Arc<State>) {
     let service = service_fn(|request| answer(request, Arc::clone(&state)));
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(io), service).await;
 }
@@ -182,7 +166,7 @@ async fn answer(
     let judged = state.judge(&head, &body);
     state.calls.lock().unwrap().push(path.clone());
     let (mood, good) = judged.unwrap_or_else(|violation| {
-        state.violations.lock().unwrap().push(format!("{path}: {violation}"));
+        state.violations.add(format!("{path}: {violation}"));
         (Mood::Refuse(400, "invalid_request", "not as documented"), String::new())
     });
     let (status, body) = match mood {

@@ -1,0 +1,22 @@
+//! Calls that the API which a fake serves does not have.
+
+use std::sync::Mutex;
+
+/// Collects violations of a documented API; the fake's `drop` asserts that there were none.
+#[derive(Default)]
+pub struct Violations(Mutex<Vec<String>>);
+
+impl Violations {
+    pub fn add(&self, violation: String) {
+        self.0.lock().unwrap().push(violation);
+    }
+
+    /// Fails the test if there was any, unless it fails already.
+    pub fn assert_none(&self, api: &str) {
+        let violations = self.0.lock().unwrap();
+        assert!(
+            violations.is_empty() || std::thread::panicking(),
+            "calls that {api} does not have: {violations:#?}"
+        );
+    }
+}
