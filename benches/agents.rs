@@ -1,5 +1,5 @@
-//! Many agents against one CA, in virtual time. Each agent is a [`WorkloadSource`] as the binary runs it: it makes keys and
-//! requests, checks what it gets, and decides itself when to ask. Only the CA is a model, in [`Office`].
+//! Many agents against one CA, in virtual time. Each agent is a [`WorkloadSource`] as in the binary: it makes keys and
+//! requests, checks the answers, and decides itself when to call. Only the CA is a model, in [`Office`].
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
@@ -15,27 +15,27 @@ use attache::source::issuer::{Grace, IdentitySource, Settings, WorkloadSource};
 use attache::store::{Cache, Workload};
 use tokio::time::Instant;
 
-/// From the CA's decision to the agent.
+/// Delay from the CA's decision to the agent.
 const LATENCY: Duration = Duration::from_millis(5);
-/// The longest that a CA lets wait; who would wait longer is turned away.
+/// The longest queueing time: the CA refuses calls that would wait longer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A fleet, and what happens to its CA.
+/// A fleet, and the events of its CA.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
     /// How many.
     pub agents: usize,
-    /// They are started evenly over this time.
+    /// The agents start evenly over this time.
     pub started_within: Duration,
     /// The lifetime of their certificates.
     pub ttl: Duration,
     /// `--grace-jitter`.
     pub jitter: f64,
-    /// Signatures per second; none for as many as are asked for.
+    /// Signatures per second; no limit if none.
     pub capacity: Option<u32>,
-    /// When the CA is not there.
+    /// When the CA is down.
     pub outage: Option<Outage>,
-    /// How long it is looked at.
+    /// How long the scenario runs.
     pub length: Duration,
 }
 
@@ -47,12 +47,12 @@ pub(crate) struct Outage {
     pub kind: Kind,
 }
 
-/// How a CA is not there.
+/// In which way a CA is down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Connections are refused at once.
     Refuses,
-    /// Calls are taken and never answered.
+    /// Calls are accepted and never answered.
     Hangs,
 }
 
@@ -62,21 +62,21 @@ impl Outage {
     }
 }
 
-/// What the CA saw.
+/// The CA's records.
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     /// Requests in each second.
     asked: Vec<u32>,
-    /// Certificates that an agent got.
+    /// Certificates that reached their agents.
     issued: Vec<Issued>,
     agents: Vec<Agent>,
-    /// When the last of those who wait is served.
+    /// When the CA has worked off its queue.
     free_at: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Agent {
-    /// The first of the calls that have failed since its last certificate.
+    /// The first of the failed calls since the last certificate.
     waits_since: Option<Duration>,
     ends: Option<Duration>,
 }
@@ -86,9 +86,9 @@ struct Agent {
 struct Issued {
     /// When.
     at: Duration,
-    /// When the agent asked for it first.
+    /// When the agent first asked for it.
     asked: Duration,
-    /// Seconds that were left of the one before it; negative where it had ended.
+    /// Seconds left of the previous certificate; negative if it had expired.
     left: Option<f64>,
 }
 
@@ -107,7 +107,7 @@ impl Books {
         self.issued.push(Issued { at: now, asked, left });
     }
 
-    /// How long a request has to wait for its turn.
+    /// How long a request waits for its turn; none if it is refused.
     fn queue(&mut self, now: Duration, capacity: u32) -> Option<Duration> {
         let turn = self.free_at.max(now);
         let wait = turn - now;
@@ -118,10 +118,10 @@ impl Books {
         Some(wait)
     }
 
-    /// Requests in each second of `from..to`, none where nobody asked any more.
+    /// Requests in each second of `from..to`, 0 after the last request.
     fn seconds(&self, from: Duration, to: Duration) -> impl Iterator<Item = f64> {
         let count = |second| self.asked.get(usize::try_from(second).unwrap()).copied().unwrap_or_default();
-        // The last one counts too where it is not whole.
+        // A partial last second counts, too.
         (from.as_secs()..to.as_secs_f64().ceil() as u64).map(move |second| f64::from(count(second)))
     }
 
@@ -130,14 +130,14 @@ impl Books {
         self.seconds(from, to).sum::<f64>() / (to - from).as_secs_f64()
     }
 
-    /// The most requests per second in any `window` that begins in `from..to`, seconds.
+    /// The highest rate, in requests per second, over any `window` (in seconds) that begins in `from..to`.
     pub(crate) fn peak(&self, from: Duration, to: Duration, window: usize) -> f64 {
         let seconds: Vec<_> = self.seconds(from, to + Duration::from_secs(window as u64 - 1)).collect();
         let sums = seconds.windows(window).map(|counts| counts.iter().sum());
         sums.fold(0.0, f64::max) / window as f64
     }
 
-    /// The second of `from..to` before which `share` of its requests came.
+    /// The second of `from..to` by which `share` of its requests had arrived.
     pub(crate) fn quantile(&self, from: Duration, to: Duration, share: f64) -> Duration {
         let wanted = share * self.seconds(from, to).sum::<f64>();
         let mut sum = 0.0;
@@ -162,7 +162,7 @@ impl Books {
         bins.map(|begin| (x(begin), self.mean(begin, begin + bin))).collect()
     }
 
-    /// When the last agent that asked in vain before `moment` has a certificate.
+    /// When the last agent that failed before `moment` has a certificate.
     pub(crate) fn settled(&self, moment: Duration) -> Option<Duration> {
         if self.agents.iter().any(|agent| agent.waits_since.is_some_and(|since| since < moment)) {
             return None;
@@ -171,13 +171,13 @@ impl Books {
         late.map(|issued| issued.at).max()
     }
 
-    /// The least that was left of a certificate when the next one came.
+    /// The shortest remaining lifetime of a certificate when its successor arrived.
     pub(crate) fn least_left(&self) -> Option<f64> {
         self.issued.iter().filter_map(|issued| issued.left).min_by(f64::total_cmp)
     }
 }
 
-/// The CA: it signs what it can, in turn.
+/// The CA: it signs as fast as it can, in turn.
 #[derive(Debug)]
 struct Office {
     ca: DevelopmentCa,
@@ -186,7 +186,7 @@ struct Office {
     books: Mutex<Books>,
 }
 
-/// One agent's way to the CA.
+/// One agent's connection to the CA.
 #[derive(Debug)]
 struct Line {
     office: Arc<Office>,
@@ -237,8 +237,7 @@ impl CertificateAuthority for Line {
         Ok(Answer { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
     }
 
-    /// So a call that failed is repeated with the same key: to make others would take most of the time, and decides
-    /// nothing.
+    /// Makes a failed call repeat with the same key: new keys would take most of the time, and decide nothing.
     fn pending(&self) -> Option<Pending> {
         Some(Pending { waits_for: None })
     }
@@ -249,7 +248,7 @@ fn identity() -> SpiffeId {
 }
 
 impl Scenario {
-    /// Lets it happen. The same scenario gives the same books.
+    /// Runs the scenario. The same scenario gives the same records.
     pub(crate) fn run(&self) -> Books {
         fastrand::seed(1);
         let mut runtime = tokio::runtime::Builder::new_current_thread();
@@ -276,7 +275,7 @@ impl Scenario {
             })
             .collect();
         tokio::time::sleep(self.length).await;
-        assert!(running.iter().all(|agent| !agent.is_finished()), "an agent has ended");
+        assert!(running.iter().all(|agent| !agent.is_finished()), "an agent has stopped");
         std::mem::take(&mut *office.books())
     }
 

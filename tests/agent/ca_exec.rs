@@ -1,4 +1,4 @@
-//! A command as the CA: what goes in and comes out, and whatever can go wrong with commands.
+//! `--ca exec`: a command's input, its output, and its failures.
 
 use rustix::process::Signal;
 
@@ -9,7 +9,7 @@ use crate::support::process::{Agent, Process, attache, strs};
 use crate::support::wait::{wait_for, wait_until};
 
 #[tokio::test]
-async fn a_command_that_fails_is_told_with_its_words_and_run_again() {
+async fn a_failed_command_is_reported_with_its_standard_error_and_retried() {
     let folder = tempfile::tempdir().unwrap();
     let ca = Pipes::start(folder.path());
     let options = ca.client();
@@ -28,7 +28,7 @@ async fn a_command_that_fails_is_told_with_its_words_and_run_again() {
 }
 
 #[tokio::test]
-async fn a_command_has_the_agents_environment_but_not_its_options() {
+async fn a_command_gets_the_agents_environment_without_its_options() {
     let folder = tempfile::tempdir().unwrap();
     let ca = Pipes::start(folder.path());
     let seen = folder.path().join("env");
@@ -57,7 +57,7 @@ async fn a_command_has_the_agents_environment_but_not_its_options() {
 }
 
 #[tokio::test]
-async fn a_command_that_runs_when_the_agent_stops_is_ended_with_its_children() {
+async fn stopping_the_agent_kills_a_running_command_and_its_children() {
     let folder = tempfile::tempdir().unwrap();
     let ca = Pipes::start(folder.path());
     ca.set("trap '' TERM; sleep 1000 & echo $! > pid.new; mv pid.new pid; wait", Lie::None);
@@ -73,7 +73,7 @@ async fn a_command_that_runs_when_the_agent_stops_is_ended_with_its_children() {
 }
 
 #[tokio::test]
-async fn a_chain_without_a_root_is_refused_with_the_way_out_which_is_one() {
+async fn a_chain_without_a_root_is_refused_with_a_remedy_that_works() {
     let folder = tempfile::tempdir().unwrap();
     let ca = Pipes::start(folder.path());
     // Leaf and intermediate: all but the last certificate.

@@ -1,5 +1,5 @@
-//! Whoever looks up what is wrong finds it: each cause is named in the log, in the state as JSON, in a metric, and in
-//! `docs/troubleshooting.md`, with the words that the agent says.
+//! Each cause of a failure can be looked up: it is named in the log, in the status JSON, in a metric, and in
+//! `docs/troubleshooting.md`, with the agent's own words.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,20 +19,20 @@ fn page() -> String {
     std::fs::read_to_string(format!("{}/docs/troubleshooting.md", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
-/// One of the page's sections.
+/// One section of the page.
 fn section(page: &str, heading: &str) -> String {
     let (_, behind) = page.split_once(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("{heading}"));
     behind.split("\n## ").next().unwrap().to_owned()
 }
 
-/// Words of the agent's, and where else they are found.
+/// The agent's words, and the other places where they are found.
 struct Cause<'a> {
     section: &'a str,
-    /// Quoted there.
+    /// Quoted in that section.
     words: &'a str,
     /// A sample that is not 0.
     metric: &'a str,
-    /// Where in the state the words are.
+    /// JSON pointer to the words in the status.
     state: &'a str,
 }
 
@@ -71,7 +71,7 @@ fn start(folder: &Path, name: &str, options: &[&str]) -> Agent {
 
 const NO_NEW: &str = "No new certificate comes";
 
-/// Finds `words` of a failed call.
+/// Looks up `words` of a failed call.
 async fn no_certificate(folder: &Path, words: &str, outcome: &str, options: &[&str]) {
     let mut agent = start(folder, "web", options);
     let metric = format!("attache_ca_requests_total{{provider=\"citadel\",outcome=\"{outcome}\"}}");
@@ -82,12 +82,12 @@ async fn no_certificate(folder: &Path, words: &str, outcome: &str, options: &[&s
 }
 
 #[tokio::test]
-async fn why_the_ca_gives_nothing_is_found() {
+async fn why_the_ca_issues_nothing_can_be_looked_up() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
     let mut options = ca.client(folder);
-    // What was issued two hours ago has ended.
+    // A certificate issued two hours ago has expired.
     options.extend(["--cert-ttl", "1h"].map(str::to_owned));
     let cases = [
         (Mood::Refuse(Code::PermissionDenied), "PermissionDenied", "refused"),
@@ -127,7 +127,7 @@ async fn why_the_ca_gives_nothing_is_found() {
 }
 
 #[tokio::test]
-async fn why_the_ca_is_not_reached_is_found() {
+async fn why_the_ca_is_unreachable_can_be_looked_up() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Never).await;
@@ -156,7 +156,7 @@ async fn why_the_ca_is_not_reached_is_found() {
 }
 
 #[tokio::test]
-async fn why_files_are_not_used_is_found() {
+async fn why_files_are_not_used_can_be_looked_up() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = folder.join("ca");
@@ -200,7 +200,7 @@ async fn why_files_are_not_used_is_found() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_between_envoy_and_the_agent_is_found() {
+async fn problems_between_envoy_and_the_agent_can_be_looked_up() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let (certs, prefix) = (folder.join("certs"), folder.join("prefix"));
@@ -249,7 +249,7 @@ async fn what_is_wrong_between_envoy_and_the_agent_is_found() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_crls_output_and_state_is_found() {
+async fn problems_with_crls_output_and_state_can_be_looked_up() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
@@ -290,7 +290,7 @@ async fn what_is_wrong_with_crls_output_and_state_is_found() {
     assert_eq!(report["output"]["hook_failing"], true, "{report}");
 }
 
-/// What stands in the first column of the page's tables is said somewhere in the agent.
+/// The first column of the page's tables quotes the agent's sources.
 #[test]
 fn the_page_quotes_what_the_agent_says() {
     fn sources(folder: &Path, all: &mut String) {
@@ -305,7 +305,7 @@ fn the_page_quotes_what_the_agent_says() {
     }
     let mut all = String::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut all);
-    // Long messages go on in the next line.
+    // Long messages continue on the next line.
     let said = all.split("\\\n").map(str::trim_start).collect::<String>().replace("\\\"", "\"");
     let mut quotes = 0;
     let page = page();

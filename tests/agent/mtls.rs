@@ -1,4 +1,4 @@
-//! The main job: two real Envoys, mutual TLS, certificates of seconds, and never a failed request.
+//! The main job: two real Envoys, mutual TLS, certificates that live for seconds, and no failed request.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -51,12 +51,13 @@ async fn every_request_succeeds_across_ten_renewals_and_strangers_are_refused() 
     wait_success(&web_envoy, outbound).await;
 
     let traffic = Traffic::start(outbound);
-    // One renewal after the other, so that the deadline is that of a single one.
-    for issued in 2..=11 {
-        web.process.wait_log_times("certificate issued", issued).await;
-        api.process.wait_log_times("certificate issued", issued).await;
+    let known = [&web, &api].map(|agent| agent.process.count("certificate issued"));
+    // One renewal after the other, so that each has a deadline of its own.
+    for renewals in 1..=10 {
+        web.process.wait_log_times("certificate issued", known[0] + renewals).await;
+        api.process.wait_log_times("certificate issued", known[1] + renewals).await;
     }
-    // The newest certificate has its time to arrive.
+    // The newest certificate needs time to reach the peer.
     let newest = web.serials().last().unwrap().clone();
     let is_used = async || http_get(outbound, "/").await.unwrap().1["x-peer-serial"].contains(&newest);
     web_envoy.wait_until("the newest serial is seen by the peer", is_used).await;
@@ -75,7 +76,7 @@ async fn every_request_succeeds_across_ten_renewals_and_strangers_are_refused() 
     assert_eq!(web.metric("attache_nacks_total{name=\"default\"}").await, 0.0);
     assert!(web.metric("attache_acks_total{name=\"default\"}").await >= 10.0);
 
-    // The callee is not whom the caller wants.
+    // The callee is not the one that the caller expects.
     let picky = caller_envoy(folder, "picky", &web, inbound, &spiffe("somebody-else")).await;
     picky.wait_listeners(&["outbound"]).await;
     picky.wait_stat("sds.default.update_success", 1).await;
@@ -83,7 +84,7 @@ async fn every_request_succeeds_across_ten_renewals_and_strangers_are_refused() 
     assert_eq!(status, 503);
     assert!(picky.stat("cluster.peer.ssl.fail_verify_san").await >= 1);
 
-    // The caller is not whom the callee lets in.
+    // The caller is not one that the callee accepts.
     let stranger = agent(folder, &ca, "stranger", "60s").await;
     let stranger = caller_envoy(folder, "stranger", &stranger, inbound, &spiffe("api")).await;
     stranger.wait_listeners(&["outbound"]).await;
@@ -99,7 +100,7 @@ async fn every_request_succeeds_across_ten_renewals_and_strangers_are_refused() 
 }
 
 #[tokio::test]
-async fn envoy_may_come_first_and_the_agent_may_be_killed_under_traffic() {
+async fn envoy_can_start_first_and_the_agent_can_be_killed_under_traffic() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca_dir = folder.join("ca");
@@ -116,7 +117,7 @@ async fn envoy_may_come_first_and_the_agent_may_be_killed_under_traffic() {
     web.process.wait_log("ready").await;
     web.process.kill().await;
 
-    // Both Envoys start while nobody answers on the socket: one finds a dead socket, one finds none.
+    // Both Envoys start while no agent listens: one finds a dead socket, one finds none.
     let mut api = start("api");
     api.process.wait_log("ready").await;
     api.process.signal(rustix::process::Signal::TERM);
@@ -138,13 +139,13 @@ async fn envoy_may_come_first_and_the_agent_may_be_killed_under_traffic() {
         api.process.kill().await;
         web.restart();
         api.restart();
-        // The new agent has a new certificate, and Envoy comes for it.
+        // The new agent has a new certificate, and Envoy fetches it.
         web_envoy.wait_stat("sds.default.update_success", updates + 1).await;
     }
     let report = traffic.stop().await;
     assert!(report.failures.is_empty(), "{:#?}\n{}", report.failures, web_envoy.log());
     assert!(report.serials.len() >= 3, "{:?}", report.serials);
-    // The root is the same ever since: a client that comes back with its version is not sent it again.
+    // The root never changed: a client that reconnects with its version is not sent it again.
     assert_eq!(web_envoy.stat("sds.ROOTCA.update_success").await, 1);
     assert!(web_envoy.stat("sds.ROOTCA.update_attempt").await >= 4);
     let replaced = format!("a dead agent's socket is replaced path={}", web.socket.display());
@@ -152,7 +153,7 @@ async fn envoy_may_come_first_and_the_agent_may_be_killed_under_traffic() {
 }
 
 #[tokio::test]
-async fn no_request_fails_while_the_ca_is_away_and_it_is_back_in_use_within_two_seconds() {
+async fn no_request_fails_while_the_ca_is_down_and_it_is_used_again_within_two_seconds() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let mut ca = Ca::start(folder).await;
@@ -163,7 +164,7 @@ async fn no_request_fails_while_the_ca_is_away_and_it_is_back_in_use_within_two_
 
     let traffic = Traffic::start(outbound);
     ca.process.kill().await;
-    // Renewal is due with 10 s left; it fails several times.
+    // Renewal is due with 10 s left, and fails several times.
     let (_, line) = web.process.wait_next_log("no new certificate").await;
     assert!(line.contains("connecting to the CA at https://127.0.0.1"), "{line}");
     assert!(line.contains("the certificate that is served is valid until"), "{line}");

@@ -1,4 +1,4 @@
-//! Those who wait for the agent: by its ready file, by `attache get --wait`; and those who look on for long.
+//! Waiting for the agent with its ready file and `attache get --wait`, and commands that keep watching it.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -22,18 +22,18 @@ async fn refusing_ca(folder: &Path) -> FakeCa {
     ca
 }
 
-/// Has the CA asked at once.
+/// Requests a renewal, until one succeeds.
 pub async fn renew(socket: &str) {
     let mut renewed = output(&["renew", "--socket", socket]).await;
     if !renewed.status.success() {
-        // A try that was under way is told as its outcome, and may have been refused just before.
+        // A renewal in progress reports its own outcome, which may be a refusal from just before.
         renewed = output(&["renew", "--socket", socket]).await;
     }
     assert!(renewed.status.success(), "{}", String::from_utf8_lossy(&renewed.stderr));
 }
 
 #[tokio::test]
-async fn the_ready_file_is_there_while_the_agent_is_ready() {
+async fn the_ready_file_exists_while_the_agent_is_ready() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("place");
     std::fs::create_dir(&place).unwrap();
@@ -41,13 +41,13 @@ async fn the_ready_file_is_there_while_the_agent_is_ready() {
     let ca = refusing_ca(folder.path()).await;
     let mut options = ca.client(folder.path());
     options.extend(["--ready-file", ready.to_str().unwrap(), "--cert-ttl", "6s"].map(str::to_owned));
-    // What a run that was killed has left.
+    // The file of a run that was killed.
     std::fs::write(&ready, "attache is ready (process 1)\n").unwrap();
     let mut agent = Agent::start(folder.path(), "agent", &strs(&options));
     agent.process.wait_log("no new certificate").await;
     assert!(!ready.exists());
 
-    // A disk that takes nothing is told of once, and tried again.
+    // A disk that refuses writes is reported once, and retried.
     std::fs::remove_dir(&place).unwrap();
     ca.set(Mood::Good);
     let socket = agent.socket.to_str().unwrap().to_owned();
@@ -61,12 +61,12 @@ async fn the_ready_file_is_there_while_the_agent_is_ready() {
     assert_eq!(std::fs::read_to_string(&ready).unwrap(), format!("attache is ready (process {pid})\n"));
     assert_eq!(std::fs::read_dir(&place).unwrap().count(), 1);
 
-    // Another agent that can't start leaves it alone.
+    // Another agent that can't start leaves the file alone.
     let same = [&["run", "--socket", &socket], &strs(&options)[..]].concat();
     let (code, error) = failure(&same).await;
     assert!(code == 1 && error.contains("belongs to a live agent") && ready.exists(), "{error}");
 
-    // So does one with a socket of its own.
+    // So does an agent with another socket.
     let other = folder.path().join("other.sock").display().to_string();
     let other = [&["run", "--socket", &other, "--status-address", "none"], &strs(&options)[..]].concat();
     let (code, error) = failure(&other).await;
@@ -99,7 +99,7 @@ async fn get_waits_for_the_agent_and_for_all_secrets() {
         command.env("ATTACHE_SOCKET", &socket);
         command
     };
-    // Without an agent: no longer than it may.
+    // Without an agent, it waits no longer than its timeout.
     let gone = get(&["--timeout", "300ms"]).output().await.unwrap();
     let error = String::from_utf8(gone.stderr).unwrap();
     assert!(gone.status.code() == Some(1) && error.contains("not there within 300ms: connecting"), "{error}");
@@ -116,7 +116,7 @@ async fn get_waits_for_the_agent_and_for_all_secrets() {
         "{error}"
     );
     assert!(last.contains("PermissionDenied"), "{error}");
-    // What can't come is not waited for.
+    // A name that can never come is not waited for.
     let unknown = get(&["nobody", "default"]).output().await.unwrap();
     let error = String::from_utf8(unknown.stderr).unwrap();
     assert!(
@@ -134,7 +134,7 @@ async fn get_waits_for_the_agent_and_for_all_secrets() {
     drop(agent);
 }
 
-/// Takes `count` connections at `socket` and ends them without a word: every other one has sent something by then.
+/// Accepts `count` connections at `socket` and closes them silently, every other one after it has sent something.
 async fn turn_away(socket: &Path, count: usize) {
     let listener = tokio::net::UnixListener::bind(socket).unwrap();
     for index in 0..count {
@@ -147,7 +147,7 @@ async fn turn_away(socket: &Path, count: usize) {
 }
 
 #[tokio::test]
-async fn who_is_always_turned_away_does_not_wait_and_who_is_once_does() {
+async fn a_client_that_is_always_turned_away_gives_up_and_one_turned_away_once_waits() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("agent.sock");
     let command = |arguments: &[&str]| {
@@ -162,7 +162,7 @@ async fn who_is_always_turned_away_does_not_wait_and_who_is_once_does() {
         async move { turn_away(&socket, 1000).await }
     });
     wait_until("somebody listens", || socket.exists()).await;
-    // Who waits is told once that it does, and once that it does no more.
+    // Each client is told once that it waits, and once that it has stopped waiting.
     for (arguments, times) in [(&["get"][..], 1), (&["get"], 1), (&["get", "--wait"], 2), (&["watch"], 1)] {
         let ended = timeout(PATIENCE, command(arguments).output()).await.expect("it does not end").unwrap();
         let error = String::from_utf8(ended.stderr).unwrap();
@@ -173,7 +173,7 @@ async fn who_is_always_turned_away_does_not_wait_and_who_is_once_does() {
     let _ = away.await;
     std::fs::remove_file(&socket).unwrap();
 
-    // An agent that is just stopping is followed by another one.
+    // An agent that is stopping is followed by another one.
     let mut waiting = Process::start(command(&["get", "--wait"]));
     waiting.wait_log("waiting: connecting to").await;
     turn_away(&socket, 2).await;
@@ -182,7 +182,7 @@ async fn who_is_always_turned_away_does_not_wait_and_who_is_once_does() {
     assert_eq!(waiting.ended().await.code(), Some(0), "{}", waiting.log());
 }
 
-/// A command that goes on, and what it prints.
+/// A long-running command and its output.
 struct Running {
     lines: Lines<BufReader<ChildStdout>>,
     errors: Lines<BufReader<ChildStderr>>,
@@ -221,7 +221,7 @@ async fn wait<IO: tokio::io::AsyncBufRead + Unpin>(lines: &mut Lines<IO>, words:
 }
 
 #[tokio::test]
-async fn watch_and_status_go_on_when_the_agent_restarts() {
+async fn watch_and_status_continue_when_the_agent_restarts() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
     let mut agent = Agent::ready(folder.path(), "web", &strs(&ca.client(folder.path()))).await;
@@ -241,7 +241,7 @@ async fn watch_and_status_go_on_when_the_agent_restarts() {
     told.push(serial(watching.wait("\"version\"").await));
 
     agent.process.kill().await;
-    // Told once each: that it is gone, and that nobody is there.
+    // Reported once each: that the agent is gone, and that no agent listens.
     let gone = watching.wait_error("").await;
     assert!(gone.ends_with("; connecting anew") && !gone.contains("status:"), "{gone}");
     let nobody = watching.wait_error("").await;

@@ -1,4 +1,4 @@
-//! An API server of Kubernetes, as far as certificates go: holds every request to the documented API, and can
+//! Kubernetes' API server, limited to certificates: it checks every request against the documented API, and can
 //! misbehave in every way.
 
 use std::collections::BTreeMap;
@@ -31,29 +31,29 @@ pub const SIGNER: &str = "example.com/spiffe";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 const BUNDLES: &str = "/apis/certificates.k8s.io/v1beta1/clustertrustbundles";
 
-/// What is done with the next requests.
+/// How the next requests are handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mood {
     Good,
-    /// Nobody approves.
+    /// No approval.
     Unapproved,
-    /// Approved, but no signer is there.
+    /// Approved, but not signed.
     Unsigned,
     Denied,
     Failed,
     /// Something about the certificate is wrong.
     Lie(Lie),
-    /// `status.certificate` that is no PEM.
+    /// A `status.certificate` that is not PEM.
     JunkCertificate,
-    /// This answer to all.
+    /// This answer to every request.
     Answer(u16, &'static str, String),
-    /// These bytes to all, and the end of the connection.
+    /// These bytes to every request, then the connection closes.
     Raw(Vec<u8>),
-    /// Takes all and never answers.
+    /// Never answers.
     Hang,
-    /// Does what it is asked, and loses the answer.
+    /// Executes requests, and loses the answers.
     LoseAnswers,
-    /// Good, but lets nobody delete.
+    /// Good, but refuses deletions.
     KeepAll,
 }
 
@@ -66,7 +66,7 @@ pub struct Call {
     pub body: Value,
 }
 
-/// A running API server. It ends with the test's runtime, or when it is dropped.
+/// A running API server. It stops with the test's runtime, or when it is dropped.
 pub struct KubeApi {
     pub address: SocketAddr,
     pub folder: PathBuf,
@@ -93,7 +93,7 @@ impl Drop for KubeApi {
 }
 
 impl KubeApi {
-    /// An API server with TLS, whose files are in `folder`: the token, and both roots (of TLS, and the signer's).
+    /// An API server with TLS, with its files in `folder`: the token, and the roots of TLS and of the signer.
     pub async fn start(folder: &Path) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -116,7 +116,7 @@ impl KubeApi {
         Self { address, folder: folder.to_owned(), state, acceptor, task }
     }
 
-    /// Takes no connections for a while; what it has, it keeps.
+    /// Accepts no connections for a while; its objects stay.
     pub async fn stop(&mut self) {
         self.task.abort();
         let _ = (&mut self.task).await;
@@ -127,7 +127,7 @@ impl KubeApi {
         self.task = spawn(listener, &self.acceptor, &self.state);
     }
 
-    /// The options with which an agent uses it.
+    /// The agent's options for it.
     pub fn client(&self) -> Vec<String> {
         let file = |name: &str| self.folder.join(name).display().to_string();
         let options = [
@@ -149,12 +149,12 @@ impl KubeApi {
         self.state.calls.lock().unwrap().clone()
     }
 
-    /// The names of the requests that are there.
+    /// The names of the existing requests.
     pub fn names(&self) -> Vec<String> {
         self.state.objects.lock().unwrap().keys().cloned().collect()
     }
 
-    /// Somebody deletes every request.
+    /// Deletes every request, like an administrator.
     pub fn delete_all(&self) {
         self.state.objects.lock().unwrap().clear();
     }
@@ -230,7 +230,7 @@ async fn read(io: &mut (impl tokio::io::AsyncRead + Unpin)) -> Option<Call> {
     Some(Call { method, path, headers, body })
 }
 
-/// An error as the API server tells it.
+/// An error in the API server's format.
 pub fn status(code: u16, reason: &str, message: &str) -> Value {
     json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
@@ -238,7 +238,7 @@ pub fn status(code: u16, reason: &str, message: &str) -> Value {
     })
 }
 
-/// RBAC's refusal.
+/// A refusal by RBAC.
 pub fn forbidden(verb: &str) -> Value {
     let message = format!(
         "certificatesigningrequests.certificates.k8s.io is forbidden: User \"system:serviceaccount:default:web\" cannot \
@@ -329,7 +329,7 @@ impl State {
         }
     }
 
-    /// What approvers and signers have done since the last look.
+    /// Applies what approvers and signers have done since the last call.
     fn advance(&self, object: &mut Value, mood: &Mood) {
         let condition = |kind: &str, reason: &str, message: &str| {
             json!({
@@ -371,7 +371,7 @@ impl State {
     }
 }
 
-/// What the API server checks of a new request, and that there is nothing in it that the API does not know.
+/// Checks a new request like the API server, and that it has no field that the API does not know.
 fn check(body: &Value) -> Result<(), String> {
     let keys = |path: &str, wanted: &[&str]| {
         let object = body.pointer(path).and_then(Value::as_object).ok_or(format!("no {path}"))?;
@@ -414,7 +414,7 @@ fn check(body: &Value) -> Result<(), String> {
     }
 }
 
-/// Whether the key of `request` is RSA: its algorithm's identifier is in it.
+/// Whether `request` has an RSA key: it contains the algorithm's identifier.
 fn is_rsa(request: &CertificateSigningRequestDer<'_>) -> bool {
     const RSA: [u8; 11] = [0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
     request.windows(RSA.len()).any(|window| window == RSA)

@@ -1,4 +1,4 @@
-//! What the tests talk to: real proxies and servers, not mocks of the agent's own traits.
+//! The tests' counterparts: real proxies and servers, not mocks of the agent's own traits.
 
 pub mod cfssl;
 pub mod chromium;

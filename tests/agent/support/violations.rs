@@ -1,4 +1,4 @@
-//! Calls that the API which a fake serves does not have.
+//! Calls that are not part of the API that a fake serves.
 
 use std::sync::Mutex;
 
@@ -11,7 +11,7 @@ impl Violations {
         self.0.lock().unwrap().push(violation);
     }
 
-    /// Fails the test if there was any, unless it fails already.
+    /// Fails the test if there was any, unless it has failed already.
     pub fn assert_none(&self, api: &str) {
         let violations = self.0.lock().unwrap();
         assert!(

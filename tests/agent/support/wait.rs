@@ -13,7 +13,7 @@ pub async fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     wait_for(what, async || holds().then_some(())).await;
 }
 
-/// Polls until `find` returns something.
+/// Polls until `find` returns something; `what` is the sentence that becomes true.
 pub async fn wait_for<T>(what: &str, mut find: impl AsyncFnMut() -> Option<T>) -> T {
     let found = timeout(PATIENCE, async {
         loop {

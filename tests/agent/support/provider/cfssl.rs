@@ -9,7 +9,7 @@ use crate::support::process::flags;
 
 impl Provider for FakeCfssl {
     const NAME: &'static str = "cfssl";
-    /// Its profile says so.
+    /// Set by its profile.
     const LIFETIME: u64 = 120;
 
     async fn start(folder: &Path, _: u64) -> Self {

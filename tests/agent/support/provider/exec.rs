@@ -25,7 +25,7 @@ impl Provider for Pipes {
         let (script, lie) = match behaviour {
             Behaviour::Signs => (GOOD.to_owned(), Lie::None),
             Behaviour::Refuses => ("echo 'not for you' >&2; exit 77".to_owned(), Lie::None),
-            // A command in the background can be waited for: the shell hears that it is to end.
+            // In the background, so that the shell can `wait` and still handle SIGTERM.
             Behaviour::Hangs => ("sleep 1000 & wait".to_owned(), Lie::None),
             Behaviour::Junk => ("echo '<html>'".to_owned(), Lie::None),
             Behaviour::Lies(lie) => (GOOD.to_owned(), lie),

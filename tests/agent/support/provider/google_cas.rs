@@ -6,7 +6,7 @@ use tonic::Code;
 use super::{Behaviour, Provider, Told};
 use crate::support::fake_google_cas::{CALLER, FakeGoogleCas, Mood};
 
-/// The access token, in a file.
+/// The access token in the file.
 const TOKEN: &str = "ya29.the-token";
 
 impl Provider for FakeGoogleCas {

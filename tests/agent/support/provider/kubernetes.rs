@@ -6,7 +6,7 @@ use crate::support::kube_api::{KubeApi, Mood};
 
 impl Provider for KubeApi {
     const NAME: &'static str = "kubernetes";
-    /// The API takes no shorter one.
+    /// The shortest that the API accepts.
     const LIFETIME: u64 = 600;
 
     async fn start(folder: &Path, _: u64) -> Self {
