@@ -1,5 +1,5 @@
 //! Many agents against one CA, in virtual time. Each agent is a [`WorkloadSource`] as in the binary: it makes keys and
-//! requests, checks the answers, and decides itself when to call. Only the CA is a model, in [`Office`].
+//! requests, checks the answers, and decides itself when to call. Only the CA is a model, in [`ModelCa`].
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
@@ -64,7 +64,7 @@ impl Outage {
 
 /// The CA's records.
 #[derive(Debug, Default)]
-pub(crate) struct Books {
+pub(crate) struct Records {
     /// Requests in each second.
     asked: Vec<u32>,
     /// Certificates that reached their agents.
@@ -77,8 +77,8 @@ pub(crate) struct Books {
 #[derive(Clone, Copy, Debug, Default)]
 struct Agent {
     /// The first of the failed calls since the last certificate.
-    waits_since: Option<Duration>,
-    ends: Option<Duration>,
+    failing_since: Option<Duration>,
+    expires: Option<Duration>,
 }
 
 /// One certificate that has reached its agent.
@@ -92,18 +92,18 @@ struct Issued {
     left: Option<f64>,
 }
 
-impl Books {
+impl Records {
     fn note_request(&mut self, agent: usize, now: Duration) {
         let second = usize::try_from(now.as_secs()).unwrap();
         self.asked.resize(self.asked.len().max(second + 1), 0);
         self.asked[second] += 1;
-        self.agents[agent].waits_since.get_or_insert(now);
+        self.agents[agent].failing_since.get_or_insert(now);
     }
 
-    fn note_certificate(&mut self, agent: usize, now: Duration, ends: Duration) {
+    fn note_certificate(&mut self, agent: usize, now: Duration, expires: Duration) {
         let agent = &mut self.agents[agent];
-        let asked = agent.waits_since.take().unwrap();
-        let left = agent.ends.replace(ends).map(|ends| ends.as_secs_f64() - now.as_secs_f64());
+        let asked = agent.failing_since.take().unwrap();
+        let left = agent.expires.replace(expires).map(|expires| expires.as_secs_f64() - now.as_secs_f64());
         self.issued.push(Issued { at: now, asked, left });
     }
 
@@ -164,7 +164,7 @@ impl Books {
 
     /// When the last agent that failed before `moment` has a certificate.
     pub(crate) fn settled(&self, moment: Duration) -> Option<Duration> {
-        if self.agents.iter().any(|agent| agent.waits_since.is_some_and(|since| since < moment)) {
+        if self.agents.iter().any(|agent| agent.failing_since.is_some_and(|since| since < moment)) {
             return None;
         }
         let late = self.issued.iter().filter(|issued| issued.asked < moment && issued.at >= moment);
@@ -179,41 +179,41 @@ impl Books {
 
 /// The CA: it signs as fast as it can, in turn.
 #[derive(Debug)]
-struct Office {
+struct ModelCa {
     ca: DevelopmentCa,
     scenario: Scenario,
     begun: Instant,
-    books: Mutex<Books>,
+    records: Mutex<Records>,
 }
 
 /// One agent's connection to the CA.
 #[derive(Debug)]
-struct Line {
-    office: Arc<Office>,
+struct Connection {
+    model: Arc<ModelCa>,
     agent: usize,
 }
 
-impl Office {
+impl ModelCa {
     fn now(&self) -> Duration {
         self.begun.elapsed()
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap()
+    fn records(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().unwrap()
     }
 }
 
 #[tonic::async_trait]
-impl CertificateAuthority for Line {
+impl CertificateAuthority for Connection {
     fn name(&self) -> &'static str {
         "model"
     }
 
     async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
-        let (office, now) = (&self.office, self.office.now());
+        let (model, now) = (&self.model, self.model.now());
         let address = String::from("ca:15012");
-        office.books().note_request(self.agent, now);
-        match office.scenario.outage.filter(|outage| outage.covers(now)).map(|outage| outage.kind) {
+        model.records().note_request(self.agent, now);
+        match model.scenario.outage.filter(|outage| outage.covers(now)).map(|outage| outage.kind) {
             Some(Kind::Hangs) => std::future::pending().await,
             Some(Kind::Refuses) => {
                 let source = std::io::ErrorKind::ConnectionRefused.into();
@@ -221,19 +221,19 @@ impl CertificateAuthority for Line {
             }
             None => {}
         }
-        let turn = office
+        let turn = model
             .scenario
             .capacity
-            .map_or(Some(Duration::ZERO), |capacity| office.books().queue(now, capacity));
+            .map_or(Some(Duration::ZERO), |capacity| model.records().queue(now, capacity));
         let Some(wait) = turn else {
             let (code, message) = (tonic::Code::ResourceExhausted, String::from("busy"));
             return Err(CaError::Refused { address, code, message, retry_after: None });
         };
         tokio::time::sleep(wait + LATENCY).await;
-        let leaf = office.ca.issue(&request.csr, &identity(), request.ttl).unwrap();
-        let [intermediate, root] = office.ca.chain();
-        let now = office.now();
-        office.books().note_certificate(self.agent, now, now + request.ttl);
+        let leaf = model.ca.issue(&request.csr, &identity(), request.ttl).unwrap();
+        let [intermediate, root] = model.ca.chain();
+        let now = model.now();
+        model.records().note_certificate(self.agent, now, now + request.ttl);
         Ok(Answer { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
     }
 
@@ -249,24 +249,24 @@ fn identity() -> SpiffeId {
 
 impl Scenario {
     /// Runs the scenario. The same scenario gives the same records.
-    pub(crate) fn run(&self) -> Books {
+    pub(crate) fn run(&self) -> Records {
         fastrand::seed(1);
         let mut runtime = tokio::runtime::Builder::new_current_thread();
-        runtime.enable_time().start_paused(true).build().unwrap().block_on(self.happen())
+        runtime.enable_time().start_paused(true).build().unwrap().block_on(self.simulate())
     }
 
-    async fn happen(&self) -> Books {
+    async fn simulate(&self) -> Records {
         let dir = tempfile::tempdir().unwrap();
         let clock = Clock::never_set(UNIX_EPOCH + Duration::from_secs(1_782_000_000));
         let ca = DevelopmentCa::open(dir.path(), clock.clone()).unwrap();
-        let books = Books { agents: vec![Agent::default(); self.agents], ..Books::default() };
+        let records = Records { agents: vec![Agent::default(); self.agents], ..Records::default() };
         let (scenario, begun) = (self.clone(), Instant::now());
-        let office = Arc::new(Office { ca, scenario, begun, books: Mutex::new(books) });
+        let model = Arc::new(ModelCa { ca, scenario, begun, records: Mutex::new(records) });
         let metrics = Metrics::default();
         let running: Vec<_> = (0..self.agents)
             .map(|agent| {
-                let line = Line { office: Arc::clone(&office), agent };
-                let source = self.source(line, clock.clone(), metrics.clone());
+                let connection = Connection { model: Arc::clone(&model), agent };
+                let source = self.source(connection, clock.clone(), metrics.clone());
                 let delay = self.started_within.mul_f64(agent as f64 / self.agents as f64);
                 tokio::spawn(async move {
                     tokio::time::sleep(delay).await;
@@ -276,10 +276,10 @@ impl Scenario {
             .collect();
         tokio::time::sleep(self.length).await;
         assert!(running.iter().all(|agent| !agent.is_finished()), "an agent has stopped");
-        std::mem::take(&mut *office.books())
+        std::mem::take(&mut *model.records())
     }
 
-    fn source(&self, line: Line, clock: Clock, metrics: Metrics) -> WorkloadSource {
+    fn source(&self, connection: Connection, clock: Clock, metrics: Metrics) -> WorkloadSource {
         let settings = Settings {
             identity: IdentitySource::Fixed(identity()),
             key_type: KeyType::EcdsaP256,
@@ -290,7 +290,7 @@ impl Scenario {
             drops_old_roots: false,
             state: None,
         };
-        let cas = Failover::new(vec![Member::new("office", line)]);
+        let cas = Failover::new(vec![Member::new("model", connection)]);
         WorkloadSource::new(cas, settings, &Cache::default(), Workload(0), clock, metrics)
     }
 }

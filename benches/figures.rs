@@ -37,7 +37,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(10);
 
 fn main() {
-    outage::take_part();
+    outage::run_if_child();
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench { binary: release_binary(), dir: dir.path().to_owned() };
     let ca = bench.ca();

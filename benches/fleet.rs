@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::agents::{Books, Kind, Outage, Scenario};
+use crate::agents::{Kind, Outage, Records, Scenario};
 use crate::chart::{Chart, Curve, Scale};
 
 const AGENTS: usize = 10_000;
@@ -85,7 +85,7 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
 }
 
 /// The records of each scenario.
-type Outcomes = BTreeMap<&'static str, Books>;
+type Outcomes = BTreeMap<&'static str, Records>;
 
 fn main() {
     let scenarios = scenarios();
@@ -119,9 +119,9 @@ fn run(scenarios: &[(&'static str, Scenario)]) -> Outcomes {
             scope.spawn(|| {
                 while let Some((name, scenario)) = { waiting.lock().unwrap().next() } {
                     let began = std::time::Instant::now();
-                    let books = scenario.run();
+                    let records = scenario.run();
                     eprintln!("{name}: {:.0?}", began.elapsed());
-                    outcomes.lock().unwrap().insert(*name, books);
+                    outcomes.lock().unwrap().insert(*name, records);
                 }
             });
         }
@@ -130,17 +130,19 @@ fn run(scenarios: &[(&'static str, Scenario)]) -> Outcomes {
 }
 
 /// A row of the first table: from the end of the outage, or from the start if there was none.
-fn recovery(name: &str, scenario: &Scenario, books: &Books) -> String {
+fn recovery(name: &str, scenario: &Scenario, records: &Records) -> String {
     let away = scenario.outage.map_or("".to_owned(), |Outage { from, to, .. }| {
-        format!("{:.1}, {:.0}", books.mean(from, to), books.peak(from, to, 1))
+        format!("{:.1}, {:.0}", records.mean(from, to), records.peak(from, to, 1))
     });
     let (begin, asked_before) =
         scenario.outage.map_or((Duration::ZERO, SECOND), |outage| (outage.to, outage.to));
-    let Some(settled) = books.settled(asked_before) else { return format!("| {name} | {away} | not yet |") };
+    let Some(settled) = records.settled(asked_before) else {
+        return format!("| {name} | {away} | not yet |");
+    };
     let end = begin + SECOND.max(settled - begin);
-    let mean = books.mean(begin, end);
-    let peaks = [1, 10, 60].map(|seconds| books.peak(begin, end, seconds));
-    let least = books.least_left().map_or("".to_owned(), |left| {
+    let mean = records.mean(begin, end);
+    let peaks = [1, 10, 60].map(|seconds| records.peak(begin, end, seconds));
+    let least = records.least_left().map_or("".to_owned(), |left| {
         let length = Duration::from_secs(left.abs() as u64);
         let length = humantime::format_duration(length);
         if left < 0.0 { format!("expired {length} before") } else { length.to_string() }
@@ -154,12 +156,12 @@ fn recovery(name: &str, scenario: &Scenario, books: &Books) -> String {
 }
 
 /// A row of the second table.
-fn renewals(title: &str, generation: u32, books: &Books) -> String {
+fn renewals(title: &str, generation: u32, records: &Records) -> String {
     let half = 12 * HOUR;
     let (from, to) = (generation * half - half / 2, generation * half + half / 2);
-    let (from, to) = (books.quantile(from, to, 0.01), books.quantile(from, to, 0.99));
-    let mean = books.mean(from, to);
-    let [one, ten, sixty] = [1, 10, 60].map(|seconds| books.peak(from, to, seconds));
+    let (from, to) = (records.quantile(from, to, 0.01), records.quantile(from, to, 0.99));
+    let mean = records.mean(from, to);
+    let [one, ten, sixty] = [1, 10, 60].map(|seconds| records.peak(from, to, seconds));
     format!(
         "| {title}, no. {generation} | {:.0} min | {mean:.2} | {one:.0} | {ten:.1} | {sixty:.1} | {:.1} | {:.1} |",
         (to - from).as_secs_f64() / 60.0,

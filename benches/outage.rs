@@ -33,7 +33,7 @@ pub(crate) fn print(dir: &Path) {
 }
 
 /// In the process that `print` has started: runs the agent, and exits.
-pub(crate) fn take_part() {
+pub(crate) fn run_if_child() {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().as_deref() != Some(OsStr::new(FLAG)) {
         return;

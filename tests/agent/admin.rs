@@ -45,7 +45,7 @@ async fn status_renew_and_log_report_and_act() {
         ] {
             assert!(table.contains(words), "{words}:\n{table}");
         }
-        assert!(!table.contains('\u{1b}'), "no colours where there is no terminal");
+        assert!(!table.contains('\u{1b}'), "no colours without a terminal");
         report().await
     })
     .await;
@@ -112,7 +112,7 @@ async fn commands_report_an_agent_that_is_not_ready_or_not_running() {
 }
 
 #[tokio::test]
-async fn an_agent_without_an_admin_socket_is_never_mistaken_for_another() {
+async fn with_the_admin_socket_disabled_the_admin_commands_call_no_agent() {
     for command in ["status", "renew", "log"] {
         let mut command = attache(&[command]);
         let failed = command.env("ATTACHE_ADMIN_SOCKET", "none").output().await.unwrap();

@@ -120,7 +120,7 @@ async fn a_ca_with_a_fixed_identity_accepts_any_token() {
 }
 
 #[tokio::test]
-async fn the_embedded_ca_uses_the_same_directory() {
+async fn the_embedded_ca_and_attache_ca_share_a_directory() {
     let folder = tempfile::tempdir().unwrap();
     let (_ca, address) = plaintext(folder.path(), &[]).await;
     let chain = call(&address, &[bearer(&token("web", "istio-ca", 60))], a_csr(), 60).await.unwrap();

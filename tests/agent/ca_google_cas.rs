@@ -223,10 +223,10 @@ async fn a_lost_answer_does_not_cost_a_second_certificate() {
     assert!(client.pending().is_none());
     cas.set(Mood::Lost);
     tokio::select! {
-        _ = client.sign(&request) => panic!("it was to be lost"),
+        _ = client.sign(&request) => panic!("the answer was to be lost"),
         () = wait_until("a certificate is issued", || cas.issued() > 0) => {}
     }
-    assert!(client.pending().is_some(), "nobody knows what became of it");
+    assert!(client.pending().is_some(), "its outcome is unknown");
     // Before the retry reaches the service, something else fails.
     cas.change(|rules| rules.roots = Err(Code::Unavailable));
     client.sign(&request).await.unwrap_err();
@@ -271,7 +271,7 @@ async fn a_refused_token_is_replaced_within_the_same_attempt() {
     let error = client.sign(&a_request()).await.unwrap_err().to_string();
     assert!(error.contains("Unauthenticated") && !error.contains("outdated"), "{error}");
     assert!(error.contains("the metadata server at http://127.0.0.1"), "{error}");
-    assert_eq!(metadata.calls().len(), 1, "it had just been got");
+    assert_eq!(metadata.calls().len(), 1, "the token was fetched just before");
     cas.admit("ya29.outdated");
     client.sign(&a_request()).await.unwrap();
     client.sign(&a_request()).await.unwrap();

@@ -13,7 +13,8 @@ use crate::support::process::{Agent, Ca, PATIENCE, attache, strs};
 async fn check(options: &[&str], environment: &[(&str, &str)]) -> (Vec<String>, i32, String) {
     let mut command = attache(&[&["check", "--output", "json"], options].concat());
     command.envs(environment.iter().copied());
-    let output = tokio::time::timeout(PATIENCE, command.output()).await.expect("it does not end").unwrap();
+    let output =
+        tokio::time::timeout(PATIENCE, command.output()).await.expect("attache check does not exit").unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     let findings: Value = serde_json::from_slice(&output.stdout).unwrap_or(Value::Array(Vec::new()));
     let text = |one: &Value, field: &str| one[field].as_str().unwrap().to_owned();

@@ -50,7 +50,7 @@ async fn outlives_all<P: Provider>(behaviours: &[Behaviour], timeout: &str) {
         for behaviour in behaviours {
             if *behaviour == Behaviour::Slow {
                 waits_for(&mut site, &mut open).await;
-            } else if P::told(*behaviour).is_some() {
+            } else if P::expected_log(*behaviour).is_some() {
                 outlives(&mut site, &mut open, *behaviour).await;
             }
         }
@@ -80,7 +80,7 @@ async fn waits_for<P: Provider>(site: &mut Site<P>, open: &mut Open) {
 
 async fn outlives<P: Provider>(site: &mut Site<P>, open: &mut Open, behaviour: Behaviour) {
     let case = format!("{} {behaviour:?}", P::NAME);
-    let told = P::told(behaviour).unwrap();
+    let told = P::expected_log(behaviour).unwrap();
     // In this order: a call may fail in between.
     let before = site.count(told.outcome).await;
     let known = site.failures(told.words[0]).len();
@@ -99,7 +99,7 @@ async fn outlives<P: Provider>(site: &mut Site<P>, open: &mut Open, behaviour: B
     // The CA is called again, and there is nothing new to report.
     site.wait_failure(told.words[0], known + 1).await;
     assert!(site.count(told.outcome).await >= before + 2.0, "{case}");
-    site.assert_told_once(told.words[0]);
+    site.assert_logged_once(told.words[0]);
 
     site.set(Behaviour::Signs);
     site.agent.process.wait_next_log("the CA signs again").await;

@@ -409,7 +409,7 @@ async fn a_missing_or_expired_crl_costs_no_client_anything() {
         let has_ended = Clock::system().now() > end + Duration::from_secs(1);
         http_get(outbound, "/").await.is_ok_and(|(status, ..)| status == 200) && has_ended
     };
-    world.good_caller.wait_until("it has ended, and the good one gets in", gets_in).await;
+    world.good_caller.wait_until("the CRL has expired, and the good caller is accepted", gets_in).await;
 
     let crl = of_middle(&world, HOUR);
     world.swap(&[of_root, crl]);

@@ -116,7 +116,7 @@ fn pages() -> BTreeMap<PathBuf, Page> {
 }
 
 #[test]
-fn every_link_leads_to_something_that_is_there() {
+fn every_link_has_a_target() {
     let pages = pages();
     let mut broken = Vec::new();
     for (path, page) in &pages {

@@ -53,7 +53,7 @@ fn another_listener(bootstrap: &Value, name: &str, timeout: Option<&str>) -> Val
 async fn wait_serial(envoy: &Envoy, mounted: &Mounted) {
     let serial = mounted.serial();
     envoy
-        .wait_until("it uses the newest certificate", async || {
+        .wait_until("Envoy uses the newest certificate", async || {
             envoy.certs().await.to_string().contains(&serial)
         })
         .await;
@@ -94,7 +94,7 @@ async fn the_whole_protocol(version: &str, delta: bool) {
     wait_serial(&envoy, &third).await;
     assert_eq!(envoy.stat("sds.default.update_rejected").await, 1);
     envoy
-        .wait_until("the agent hears that it is taken", async || {
+        .wait_until("the agent has counted the ACK", async || {
             agent.metric("attache_secret_rejected{name=\"default\"}").await == 0.0
         })
         .await;
@@ -117,7 +117,11 @@ async fn the_whole_protocol(version: &str, delta: bool) {
     envoy.wait_stat("listener_manager.total_listeners_active", 2).await;
     assert_eq!(envoy.stat("sds.default.update_success").await, received);
     assert_eq!(agent.metric("attache_pushes_total{name=\"default\"}").await, 0.0);
-    assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, 1.0, "it shares the stream");
+    assert_eq!(
+        agent.metric("attache_streams{name=\"default\"}").await,
+        1.0,
+        "the listener shares the stream"
+    );
 
     // A listener with its own configuration opens its own streams, which are answered.
     let apart = another_listener(&plain, "apart", Some("16s"));
@@ -222,7 +226,7 @@ async fn an_expired_certificate_is_sent_to_no_new_stream_and_taken_from_no_old_o
     let newest = agent.serials().last().unwrap().clone();
     for envoy in [&old, &new] {
         let is_used = async || envoy.certs().await.to_string().contains(&newest);
-        envoy.wait_until("it has the newest certificate", is_used).await;
+        envoy.wait_until("Envoy has the newest certificate", is_used).await;
     }
 }
 

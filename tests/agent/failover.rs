@@ -53,7 +53,7 @@ async fn the_second_ca_signs_while_the_first_is_down_or_hangs_and_the_first_once
     let calls = second.calls().len();
     agent.process.wait_next_log("certificate issued").await;
     agent.process.wait_next_log("certificate issued").await;
-    assert_eq!(second.calls().len(), calls, "nobody asks the second one while the first one signs");
+    assert_eq!(second.calls().len(), calls, "the second CA is not called while the first one signs");
 
     // It hangs: the second CA is called after its timeout.
     first.process.signal(Signal::STOP);
@@ -95,7 +95,7 @@ async fn while_all_cas_are_down_the_last_good_certificate_is_served_and_the_firs
     for (ca, asked) in [&first, &second].into_iter().zip(asked) {
         wait_until("each CA is called twice more", || ca.calls().len() >= asked + 2).await;
     }
-    assert_eq!(agent.process.count("no new certificate"), 1, "told once:\n{}", agent.process.log());
+    assert_eq!(agent.process.count("no new certificate"), 1, "logged once:\n{}", agent.process.log());
     assert_eq!(served_serial(&agent.socket).await, *agent.serials().last().unwrap());
     assert_eq!(agent.status("/readyz").await, (200, "ready\n".to_owned()));
     assert_eq!(agent.metric("attache_secret_failing{name=\"default\"}").await, 1.0);

@@ -34,7 +34,7 @@ fn mutated(random: &mut fastrand::Rng, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn certificates_keys_and_chains() {
+fn mutated_certificates_keys_and_chains_never_panic() {
     let folder = tempfile::tempdir().unwrap();
     let mounted = Mounted::new(folder.path(), "web");
     let ders = pem::certificates(&mounted.chain).unwrap();
@@ -66,7 +66,7 @@ fn certificates_keys_and_chains() {
 }
 
 #[test]
-fn tokens_names_addresses_and_durations() {
+fn mutated_tokens_names_addresses_and_durations_never_panic() {
     let token = token("web", "istio-ca", 60);
     let seeds = [
         token.as_str(),
@@ -101,7 +101,7 @@ fn tokens_names_addresses_and_durations() {
 }
 
 #[test]
-fn manifests() {
+fn mutated_manifests_never_panic() {
     let sidecar = Sidecar {
         name: "attache".to_owned(),
         image: "attache".to_owned(),

@@ -104,7 +104,7 @@ async fn envoys_and_nginx_accept_every_key_in_either_format_but_envoys_need_ed25
         }
     }
     for envoy in &envoys {
-        assert!(envoy.stat("cluster.peer.ssl.connection_error").await > 0, "it is the handshake that fails");
+        assert!(envoy.stat("cluster.peer.ssl.connection_error").await > 0, "the handshake fails");
         assert_eq!(envoy.stat("cluster.peer-named.ssl.connection_error").await, 0);
     }
     assert_eq!(nginx.errors(), [""; 0]);

@@ -292,7 +292,7 @@ async fn problems_with_crls_output_and_state_can_be_looked_up() {
 
 /// The first column of the page's tables quotes the agent's sources.
 #[test]
-fn the_page_quotes_what_the_agent_says() {
+fn the_page_quotes_the_agents_messages() {
     fn sources(folder: &Path, all: &mut String) {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -315,7 +315,7 @@ fn the_page_quotes_what_the_agent_says() {
             for quote in cell.split('`').skip(1).step_by(2) {
                 // The kernel's words.
                 let is_found = quote == "Permission denied" || said.contains(quote);
-                assert!(is_found, "nothing in the agent says {quote:?}");
+                assert!(is_found, "no source of the agent contains {quote:?}");
                 quotes += 1;
             }
         }
@@ -357,5 +357,5 @@ async fn a_real_envoy_shows_what_the_page_says() {
     let rejected = ["sds.default.update_rejected", "sds.ROOTCA.update_rejected"];
     rejected.into_iter().for_each(quoted);
     let is_rejected = async || envoy.stat(rejected[0]).await + envoy.stat(rejected[1]).await > 0;
-    envoy.wait_until("it rejects one of the two", is_rejected).await;
+    envoy.wait_until("Envoy rejects one of the two", is_rejected).await;
 }

@@ -125,7 +125,7 @@ async fn the_documented_metrics_are_exactly_those_that_exist() {
     let (_, row) = page.split_once("(troubleshooting.md#the-agent-refuses-envoy): `").unwrap();
     let (row, _) = row.split_once("`. ").unwrap();
     let described: BTreeSet<_> = row.split("`, `").collect();
-    assert_eq!(reasons.collect::<BTreeSet<_>>(), described, "each is there from the start");
+    assert_eq!(reasons.collect::<BTreeSet<_>>(), described, "each exists from the start");
 
     let process = ["process_open_fds", "process_resident_memory_bytes", "process_cpu_seconds_total"];
     for name in process {

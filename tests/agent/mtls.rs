@@ -170,7 +170,7 @@ async fn no_request_fails_while_the_ca_is_down_and_it_is_used_again_within_two_s
     assert!(line.contains("the certificate that is served is valid until"), "{line}");
     let failures = "attache_ca_requests_total{provider=\"citadel\",outcome=\"unreachable\"}";
     web.wait_metric_that(failures, |count| count >= 4.0).await;
-    assert_eq!(web.process.count(" WARN no new certificate"), 1, "told once:\n{}", web.process.log());
+    assert_eq!(web.process.count(" WARN no new certificate"), 1, "logged once:\n{}", web.process.log());
     assert_eq!(web.status("/readyz").await, (200, "ready\n".to_owned()));
     assert_eq!(web.metric("attache_secret_failing{name=\"default\"}").await, 1.0);
 

@@ -31,7 +31,7 @@ async fn refusal(client: &Client) -> String {
 
 async fn waits_for_the_ca<P: Provider>() {
     let mut site = Site::<P>::start(Behaviour::Down, P::LIFETIME, &["--log-level", "attache=debug"]).await;
-    let told = P::told(Behaviour::Down).unwrap().words;
+    let told = P::expected_log(Behaviour::Down).unwrap().words;
     let line = site.wait_failure(told[0], 0).await;
     for words in told.iter().copied().chain(["there is no certificate yet"]) {
         assert!(line.contains(words), "{words:?} is not in {line}");
@@ -45,7 +45,7 @@ async fn waits_for_the_ca<P: Provider>() {
         for name in ["default", "ROOTCA"] {
             assert!(body.contains(&format!("{name}: connecting to the CA at")), "{body}");
         }
-        site.assert_told_once(told[0]);
+        site.assert_logged_once(told[0]);
         let failures = site.agent.process.count("no new certificate");
         site.set(Behaviour::Signs);
         site.agent.process.wait_log("ready").await;
@@ -105,7 +105,7 @@ async fn outlives_its_certificate<P: Provider>() {
         site.agent.process.wait_next_log("no new certificate").await;
         let log = site.agent.process.log();
         assert!(delays(&log).into_iter().all(|delay| delay <= SOON), "{log}");
-        site.assert_told_once("the connection to the CA at");
+        site.assert_logged_once("the connection to the CA at");
 
         let failures = site.agent.process.count("no new certificate");
         site.set(Behaviour::Signs);

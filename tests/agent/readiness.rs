@@ -55,7 +55,7 @@ async fn the_ready_file_exists_while_the_agent_is_ready() {
     let (_, line) = agent.process.wait_log("the ready file can't be written").await;
     assert!(line.contains(" WARN ") && line.contains("--ready-file"), "{line}");
     std::fs::create_dir(&place).unwrap();
-    wait_until("the file is there", || ready.exists()).await;
+    wait_until("the ready file exists", || ready.exists()).await;
     assert_eq!(std::fs::metadata(&ready).unwrap().permissions().mode() & 0o777, 0o644);
     let pid = agent.process.pid().as_raw_nonzero();
     assert_eq!(std::fs::read_to_string(&ready).unwrap(), format!("attache is ready (process {pid})\n"));
@@ -75,10 +75,10 @@ async fn the_ready_file_exists_while_the_agent_is_ready() {
 
     ca.set(Mood::Refuse(Code::Unavailable));
     agent.process.wait_log("not ready any more").await;
-    wait_until("the file is gone", || !ready.exists()).await;
+    wait_until("the ready file is gone", || !ready.exists()).await;
     ca.set(Mood::Good);
     renew(&socket).await;
-    wait_until("the file is there again", || ready.exists()).await;
+    wait_until("the ready file exists again", || ready.exists()).await;
     agent.process.signal(Signal::TERM);
     assert_eq!(agent.process.ended().await.code(), Some(0));
     assert!(!ready.exists());
@@ -138,7 +138,7 @@ async fn get_waits_for_the_agent_and_for_all_secrets() {
 async fn turn_away(socket: &Path, count: usize) {
     let listener = tokio::net::UnixListener::bind(socket).unwrap();
     for index in 0..count {
-        let (mut peer, _) = timeout(PATIENCE, listener.accept()).await.expect("nobody comes").unwrap();
+        let (mut peer, _) = timeout(PATIENCE, listener.accept()).await.expect("no client connects").unwrap();
         if index % 2 == 0 {
             peer.read_exact(&mut [0; 24]).await.unwrap();
         }
@@ -161,10 +161,11 @@ async fn a_client_that_is_always_turned_away_gives_up_and_one_turned_away_once_w
         let socket = socket.clone();
         async move { turn_away(&socket, 1000).await }
     });
-    wait_until("somebody listens", || socket.exists()).await;
-    // Each client is told once that it waits, and once that it has stopped waiting.
+    wait_until("the test listens", || socket.exists()).await;
+    // Each client reports once that it waits, and once that it has stopped waiting.
     for (arguments, times) in [(&["get"][..], 1), (&["get"], 1), (&["get", "--wait"], 2), (&["watch"], 1)] {
-        let ended = timeout(PATIENCE, command(arguments).output()).await.expect("it does not end").unwrap();
+        let ended =
+            timeout(PATIENCE, command(arguments).output()).await.expect("the command does not exit").unwrap();
         let error = String::from_utf8(ended.stderr).unwrap();
         assert_eq!(ended.status.code(), Some(1), "{error}");
         assert!(error.lines().count() == times && error.matches(&words).count() == times, "{error}");
@@ -211,7 +212,7 @@ impl Running {
 async fn wait<IO: tokio::io::AsyncBufRead + Unpin>(lines: &mut Lines<IO>, words: &str) -> String {
     let found = timeout(PATIENCE, async {
         loop {
-            let line = lines.next_line().await.unwrap().expect("it has ended");
+            let line = lines.next_line().await.unwrap().expect("the command has exited");
             if line.contains(words) {
                 return line;
             }

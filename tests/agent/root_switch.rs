@@ -85,7 +85,7 @@ impl Side {
         let is_trusted = async || {
             sorted(self.used("ROOTCA", "/validation_context/trusted_ca/inline_bytes").await) == wanted
         };
-        self.envoy.wait_until(&format!("it trusts these {} roots", wanted.len()), is_trusted).await;
+        self.envoy.wait_until(&format!("Envoy trusts these {} roots", wanted.len()), is_trusted).await;
     }
 
     /// Waits until Envoy presents a certificate of `root`.
@@ -94,7 +94,7 @@ impl Side {
             let chain = self.used("default", "/tls_certificate/certificate_chain/inline_bytes").await;
             chain.last() == Some(root.chain()[0])
         };
-        self.envoy.wait_until("it presents a certificate of the other root", is_used).await;
+        self.envoy.wait_until("Envoy presents a certificate of the other root", is_used).await;
     }
 }
 
@@ -312,7 +312,7 @@ async fn the_certificate_waits_for_the_streams_of_the_roots_in_both_dialects() {
         // Certificates renewed before the switch may still arrive.
         while let Ok(push) = timeout(quiet, pair.next()).await {
             let push = push.unwrap();
-            assert!(!is_new(&push), "nobody has accepted the roots");
+            assert!(!is_new(&push), "no stream has accepted the roots");
             pair.accept(&push).await;
         }
         sotw.accept(&in_sotw).await;

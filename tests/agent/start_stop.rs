@@ -161,7 +161,7 @@ async fn probes_name_what_is_missing_and_metrics_when_it_expires() {
     agent.process.wait_log(" ready ").await;
     assert_eq!(agent.status("/readyz").await, (200, "ready\n".to_owned()));
     assert_eq!(agent.metric("attache_ready").await, 1.0);
-    #[expect(clippy::disallowed_methods, reason = "compared with what the agent's own clock says")]
+    #[expect(clippy::disallowed_methods, reason = "compared with the agent's own clock")]
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let end = Duration::from_secs_f64(
         agent.metric("attache_secret_not_after_timestamp_seconds{name=\"default\"}").await,
@@ -209,7 +209,7 @@ async fn fifos_and_devices_in_place_of_files_block_nothing() {
 }
 
 #[tokio::test]
-async fn a_directory_locked_by_another_agent_is_named() {
+async fn a_directory_locked_by_another_process_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let lock = std::fs::File::open(folder.path()).unwrap();
     lock.lock().unwrap();
@@ -218,7 +218,7 @@ async fn a_directory_locked_by_another_agent_is_named() {
         failure(&["run", "--ca", "none", "--socket", &socket, "--status-address", "none"]).await;
     assert_eq!(code, 1);
     assert!(error.contains("holds a lock on it"), "{error}");
-    assert_eq!(error.matches("holds a lock on it").count(), 1, "told once: {error}");
+    assert_eq!(error.matches("holds a lock on it").count(), 1, "reported once: {error}");
 }
 
 #[tokio::test]

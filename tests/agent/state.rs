@@ -131,7 +131,7 @@ async fn a_useless_state_is_reported_and_replaced() {
         let (_, line) = agent.process.wait_log("an earlier run is not used").await;
         assert!(line.contains(" WARN ") && line.contains(file.to_str().unwrap()), "{name}: {line}");
         assert!(words.iter().all(|word| line.contains(word)), "{name}: {line}");
-        wait_until("it is replaced", || {
+        wait_until("the state is replaced", || {
             fs::read_to_string(&file).is_ok_and(|now| now != content && now.starts_with("{\"version\":1,"))
         })
         .await;

@@ -54,7 +54,7 @@ async fn a_token_is_kept_until_it_nears_expiry_or_is_refused() {
     let (source, clock) = source(&service, folder.path());
     let first = source.token().await.unwrap();
     assert_eq!(source.token().await.unwrap().secret(), first.secret());
-    assert!(source.another(&first).await.is_none(), "it had only just been got");
+    assert!(source.another(&first).await.is_none(), "the token was fetched just before");
     // But it is not kept.
     let second = source.token().await.unwrap();
     assert_ne!(second.secret(), first.secret());

@@ -98,7 +98,7 @@ fn full_request() -> full_discovery::DiscoveryRequest {
 }
 
 #[test]
-fn discovery_messages_are_envoys() {
+fn discovery_messages_match_envoys() {
     both_ways(node(), full_node());
     both_ways(
         core::ControlPlane { identifier: "attache".into() },
@@ -127,7 +127,7 @@ fn discovery_messages_are_envoys() {
 }
 
 #[test]
-fn delta_messages_are_envoys() {
+fn delta_messages_match_envoys() {
     let versions = || [("default".to_owned(), "v1".to_owned())].into();
     both_ways(
         discovery::DeltaDiscoveryRequest {
@@ -181,7 +181,7 @@ fn delta_messages_are_envoys() {
 }
 
 #[test]
-fn secrets_are_envoys() {
+fn secrets_match_envoys() {
     use core::data_source::Specifier;
     use full_core::data_source::Specifier as FullSpecifier;
     for (ours, theirs) in [
@@ -229,7 +229,7 @@ fn secrets_are_envoys() {
 }
 
 #[test]
-fn structs_are_protobufs() {
+fn structs_match_protobufs() {
     use full_protobuf::value::Kind as FullKind;
     use protobuf::value::Kind;
     let value = |kind| protobuf::Value { kind: Some(kind) };
@@ -258,7 +258,7 @@ fn structs_are_protobufs() {
 }
 
 #[test]
-fn what_the_subset_leaves_out_is_skipped() {
+fn fields_outside_the_subset_are_skipped() {
     let text = |text: &str| full_protobuf::Value {
         kind: Some(full_protobuf::value::Kind::StringValue(text.into())),
     };
@@ -328,7 +328,7 @@ fn delimited(number: u8, content: &[u8]) -> Vec<u8> {
 
 /// No crate carries Istio's definitions, so their bytes are spelled out.
 #[test]
-fn certificate_requests_and_answers_are_istios() {
+fn certificate_requests_and_answers_match_istios() {
     use proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
 
     let signer = |name: &str| protobuf::Value { kind: Some(protobuf::value::Kind::StringValue(name.into())) };
@@ -353,7 +353,7 @@ fn certificate_requests_and_answers_are_istios() {
 
 /// The same for Google's definitions.
 #[test]
-fn what_googles_service_is_asked_and_answers_is_googles() {
+fn certificate_requests_and_answers_match_googles() {
     use privateca::certificate::CertificateConfig;
     use privateca::fetch_ca_certs_response::CertChain;
     use proto::google::cloud::security::privateca::v1 as privateca;

@@ -277,7 +277,7 @@ impl Cfssl {
         let mut child = command.stdin(Stdio::null()).spawn().unwrap();
         wait_for("cfssl listens", async || {
             let log = || std::fs::read_to_string(&log).unwrap();
-            assert!(child.try_wait().unwrap().is_none(), "cfssl has ended:\n{}", log());
+            assert!(child.try_wait().unwrap().is_none(), "cfssl has exited:\n{}", log());
             TcpStream::connect(address).await.ok()
         })
         .await;

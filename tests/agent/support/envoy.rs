@@ -122,7 +122,7 @@ impl Envoy {
     /// Waits until these listeners accept connections: their secrets have arrived, or `initial_fetch_timeout` has
     /// passed without them.
     pub async fn wait_listeners(&self, names: &[&str]) {
-        self.wait_until(&format!("it listens as {names:?}"), async || {
+        self.wait_until(&format!("its listeners {names:?} are open"), async || {
             // Before Envoy is live no worker accepts, and this page answers 503.
             if !matches!(http_get(self.admin, "/ready").await, Ok((200, ..))) {
                 return false;
@@ -180,7 +180,7 @@ impl Envoy {
             }
         })
         .await;
-        assert!(waited.is_ok(), "{}: waited in vain until {what}:\n{}", self.name, self.log());
+        assert!(waited.is_ok(), "{}: timed out waiting until {what}:\n{}", self.name, self.log());
     }
 
     async fn bound(&self, name: &str) -> Option<SocketAddr> {

@@ -148,7 +148,7 @@ struct State {
     open: AtomicUsize,
     calls: Mutex<Vec<Call>>,
     /// The CA that signs, and the CAs whose roots are announced.
-    office: Mutex<Office>,
+    issuing: Mutex<Issuing>,
     ca: Arc<DevelopmentCa>,
     /// The same CA more than an hour ago.
     past: DevelopmentCa,
@@ -161,9 +161,9 @@ struct State {
 }
 
 #[derive(Clone)]
-struct Office {
+struct Issuing {
     signer: Arc<DevelopmentCa>,
-    named: Vec<Arc<DevelopmentCa>>,
+    announced: Vec<Arc<DevelopmentCa>>,
 }
 
 impl FakeCa {
@@ -196,7 +196,7 @@ impl FakeCa {
             connected: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
             calls: Mutex::default(),
-            office: Mutex::new(Office { signer: Arc::clone(&ca), named: vec![Arc::clone(&ca)] }),
+            issuing: Mutex::new(Issuing { signer: Arc::clone(&ca), announced: vec![Arc::clone(&ca)] }),
             ca,
             past: open("fake-ca", Clock::starting_at(now - 2 * hour)),
             future: open("fake-ca", Clock::starting_at(now + hour)),
@@ -239,15 +239,15 @@ impl FakeCa {
         self.service.state.open.load(Ordering::SeqCst)
     }
 
-    /// From now on `signer` signs, and the responses contain the roots of `named`.
-    pub fn switch(&self, signer: &Arc<DevelopmentCa>, named: &[&Arc<DevelopmentCa>]) {
-        let named = named.iter().copied().map(Arc::clone).collect();
-        *self.service.state.office.lock().unwrap() = Office { signer: Arc::clone(signer), named };
+    /// From now on `signer` signs, and the responses contain the roots of `announced`.
+    pub fn switch(&self, signer: &Arc<DevelopmentCa>, announced: &[&Arc<DevelopmentCa>]) {
+        let announced = announced.iter().copied().map(Arc::clone).collect();
+        *self.service.state.issuing.lock().unwrap() = Issuing { signer: Arc::clone(signer), announced };
     }
 
-    /// Runs `happen` during the next call. Afterwards the CA is good.
-    pub fn during_next_call(&self, happen: impl FnOnce() + Send + 'static) {
-        *self.service.state.meanwhile.lock().unwrap() = Some(Box::new(happen));
+    /// Runs `run` during the next call. Afterwards the CA is good.
+    pub fn during_next_call(&self, run: impl FnOnce() + Send + 'static) {
+        *self.service.state.meanwhile.lock().unwrap() = Some(Box::new(run));
     }
 
     pub fn calls(&self) -> Vec<Call> {
@@ -384,10 +384,10 @@ impl IstioCertificateService for Service {
         };
         let answered = || self.state.calls.lock().unwrap()[number].time.1 = Some(Instant::now());
         let mood = *self.state.mood.lock().unwrap();
-        let Office { signer, named } = self.state.office.lock().unwrap().clone();
+        let Issuing { signer, announced } = self.state.issuing.lock().unwrap().clone();
         let meanwhile = self.state.meanwhile.lock().unwrap().take();
-        if let Some(happen) = meanwhile {
-            happen();
+        if let Some(run) = meanwhile {
+            run();
             *self.state.mood.lock().unwrap() = Mood::Good;
         }
         let ttl = Duration::from_secs(request.validity_duration.try_into().unwrap());
@@ -429,7 +429,7 @@ impl IstioCertificateService for Service {
             String::from_utf8(pem::of_certificates(certificates.iter().copied())).unwrap()
         };
         // Like an istiod whose `root-cert.pem` holds several roots.
-        let roots: Vec<_> = named.iter().map(|ca| ca.chain()[1]).collect();
+        let roots: Vec<_> = announced.iter().map(|ca| ca.chain()[1]).collect();
         let [leaf, intermediate, roots] = [&[&leaf.unwrap()][..], &[signer.chain()[0]], &roots].map(text);
         let cert_chain = match mood {
             Mood::Shape(shape) => shape.write(&leaf, &intermediate, &roots),

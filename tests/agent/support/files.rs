@@ -17,7 +17,7 @@ use serde_json::json;
 
 /// A service-account token as the kubelet writes it, with a fake signature. `lifetime` in seconds, from now.
 pub fn token(account: &str, audience: &str, lifetime: i64) -> String {
-    #[expect(clippy::disallowed_methods, reason = "a token that is good now needs the time that is now")]
+    #[expect(clippy::disallowed_methods, reason = "a valid token needs the current time")]
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let claims = json!({
         "sub": format!("system:serviceaccount:default:{account}"),

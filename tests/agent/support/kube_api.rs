@@ -170,7 +170,9 @@ impl KubeApi {
                 counted.changed().await.unwrap();
             }
         });
-        found.await.unwrap_or_else(|_| panic!("it never comes: {:#?}", self.calls().last()))
+        found
+            .await
+            .unwrap_or_else(|_| panic!("the call never comes; the last one: {:#?}", self.calls().last()))
     }
 }
 
@@ -221,7 +223,7 @@ async fn read(io: &mut (impl tokio::io::AsyncRead + Unpin)) -> Option<Call> {
         let mut line = String::new();
         io.read_line(&mut line).await.ok()?;
         let Some((name, value)) = line.trim_end().split_once(": ") else { break };
-        assert!(headers.insert(name.to_ascii_lowercase(), value.to_owned()).is_none(), "{name} comes twice");
+        assert!(headers.insert(name.to_ascii_lowercase(), value.to_owned()).is_none(), "{name} is repeated");
     }
     let length = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
     let mut body = vec![0; length];

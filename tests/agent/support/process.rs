@@ -35,7 +35,7 @@ pub fn flags<'a>(options: impl IntoIterator<Item = (&'a str, impl Into<String>)>
 
 /// Runs a command line until it exits.
 pub async fn output(arguments: &[&str]) -> Output {
-    timeout(PATIENCE, attache(arguments).output()).await.expect("it does not end").unwrap()
+    timeout(PATIENCE, attache(arguments).output()).await.expect("the command does not exit").unwrap()
 }
 
 /// The same; returns exit code and standard error.
@@ -126,14 +126,14 @@ impl Process {
     }
 
     pub fn pid(&self) -> rustix::process::Pid {
-        let pid = self.child.id().expect("it has ended");
+        let pid = self.child.id().expect("the process has exited");
         rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap()
     }
 
     /// Waits until it exits.
     pub async fn ended(&mut self) -> ExitStatus {
         let ended = timeout(PATIENCE, self.child.wait()).await;
-        ended.unwrap_or_else(|_| panic!("it does not end:\n{}", self.log())).unwrap()
+        ended.unwrap_or_else(|_| panic!("the process does not exit:\n{}", self.log())).unwrap()
     }
 
     /// Sends SIGKILL, and waits until it exits.

@@ -42,7 +42,7 @@ pub enum Behaviour {
 }
 
 /// The agent's report of a failure.
-pub struct Told {
+pub struct ExpectedLog {
     pub words: Vec<&'static str>,
     /// Whether the address is in it, too.
     pub has_address: bool,
@@ -50,7 +50,7 @@ pub struct Told {
     pub outcome: &'static str,
 }
 
-impl Told {
+impl ExpectedLog {
     /// Words of a line that names the CA's address, if it has one.
     pub fn new(words: &[&'static str], outcome: &'static str) -> Self {
         Self { words: words.to_vec(), has_address: true, outcome }
@@ -82,15 +82,15 @@ pub trait Provider: Sized {
     fn set(&self, behaviour: Behaviour);
 
     /// The agent's report of `behaviour`, if that is a failure that this CA can have.
-    fn told(behaviour: Behaviour) -> Option<Told> {
+    fn expected_log(behaviour: Behaviour) -> Option<ExpectedLog> {
         match behaviour {
             Behaviour::Refuses => Self::refusal(),
-            other => usual(other),
+            other => common_log(other),
         }
     }
 
     /// The agent's report of a refusal.
-    fn refusal() -> Option<Told> {
+    fn refusal() -> Option<ExpectedLog> {
         None
     }
 
@@ -101,24 +101,24 @@ pub trait Provider: Sized {
 }
 
 /// The report that all servers have in common.
-fn usual(behaviour: Behaviour) -> Option<Told> {
+fn common_log(behaviour: Behaviour) -> Option<ExpectedLog> {
     Some(match behaviour {
         Behaviour::Signs | Behaviour::Slow | Behaviour::Refuses => return None,
         Behaviour::Hangs => {
-            Told::new(&["gave no answer within 4s", "--ca-timeout"], "timeout").without_address()
+            ExpectedLog::new(&["gave no answer within 4s", "--ca-timeout"], "timeout").without_address()
         }
         Behaviour::Junk => {
-            Told::new(&["no PEM certificate", "the CA's answer is not used"], "junk").without_address()
+            ExpectedLog::new(&["no PEM certificate", "the CA's answer is not used"], "junk").without_address()
         }
         Behaviour::Lies(lie) => {
             let (_, [what, way_out], outcome) = LIES.into_iter().find(|(known, ..)| *known == lie)?;
-            Told::new(&[what, "the CA's answer is not used", way_out], outcome).without_address()
+            ExpectedLog::new(&[what, "the CA's answer is not used", way_out], outcome).without_address()
         }
         Behaviour::Down => {
             let words = ["Connection refused", "connecting to the CA at", "is --ca-address right?"];
-            Told::new(&words, "unreachable")
+            ExpectedLog::new(&words, "unreachable")
         }
-        Behaviour::Cut => Told::new(
+        Behaviour::Cut => ExpectedLog::new(
             &["the connection to the CA at", "broke before it had answered", "log may tell why"],
             "unreachable",
         ),
@@ -178,12 +178,12 @@ impl<P: Provider> Site<P> {
                 };
             }
         });
-        found.await.unwrap_or_else(|_| panic!("{words:?} is not told"))
+        found.await.unwrap_or_else(|_| panic!("{words:?} is not logged"))
     }
 
     /// Asserts that a failure with `words` was logged since the last certificate, and no failure twice. A call in
     /// progress when the CA changed may have failed in another way.
-    pub fn assert_told_once(&self, words: &str) {
+    pub fn assert_logged_once(&self, words: &str) {
         let log = self.agent.process.log();
         let since = log.rsplit("certificate issued").next().unwrap();
         let mut told = HashSet::new();
@@ -193,9 +193,9 @@ impl<P: Provider> Site<P> {
             let reason = line.split_once("reason=").unwrap().1.split(" served=").next().unwrap();
             // Times differ each time.
             let words = reason.split_whitespace().filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
-            assert!(told.insert(words.collect::<Vec<_>>().join(" ")), "told twice: {reason}\n{log}");
+            assert!(told.insert(words.collect::<Vec<_>>().join(" ")), "logged twice: {reason}\n{log}");
         }
-        assert!(warnings.iter().any(|line| line.contains(words)), "{words:?} is not told\n{log}");
+        assert!(warnings.iter().any(|line| line.contains(words)), "{words:?} is not logged\n{log}");
     }
 
     /// The number of calls to the CA with this outcome.

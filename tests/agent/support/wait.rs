@@ -23,5 +23,5 @@ pub async fn wait_for<T>(what: &str, mut find: impl AsyncFnMut() -> Option<T>) -
             sleep(POLL).await;
         }
     });
-    found.await.unwrap_or_else(|_| panic!("waited {PATIENCE:?} in vain until {what}"))
+    found.await.unwrap_or_else(|_| panic!("timed out after {PATIENCE:?} waiting until {what}"))
 }

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, Provider, Told};
+use super::{Behaviour, ExpectedLog, Provider};
 use crate::support::cfssl::{FakeCfssl, Mood};
 use crate::support::files::spiffe;
 use crate::support::issuer::Issuer;
@@ -41,12 +41,12 @@ impl Provider for FakeCfssl {
         });
     }
 
-    fn refusal() -> Option<Told> {
+    fn refusal() -> Option<ExpectedLog> {
         let words = [
             "the CA at",
             "answered 400 Bad Request: authentication required (code 400)",
             "the profile has an auth_key: give it with --cfssl-auth-key-file",
         ];
-        Some(Told::new(&words, "refused"))
+        Some(ExpectedLog::new(&words, "refused"))
     }
 }

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use tonic::Code;
 
-use super::{Behaviour, Provider, Told};
+use super::{Behaviour, ExpectedLog, Provider};
 use crate::support::fake_ca::{FakeCa, Mood, Tls};
 use crate::support::files::spiffe;
 use crate::support::issuer::Lie;
@@ -40,7 +40,7 @@ impl Provider for FakeCa {
         });
     }
 
-    fn refusal() -> Option<Told> {
+    fn refusal() -> Option<ExpectedLog> {
         let words = [
             "the CA at",
             "answered Unauthenticated",
@@ -48,6 +48,6 @@ impl Provider for FakeCa {
             "it is read from",
             "the cluster id is",
         ];
-        Some(Told::new(&words, "refused"))
+        Some(ExpectedLog::new(&words, "refused"))
     }
 }

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, Provider, Told};
+use super::{Behaviour, ExpectedLog, Provider};
 
 /// The agent's own CA, which always signs.
 pub struct Embedded;
@@ -24,7 +24,7 @@ impl Provider for Embedded {
 
     fn set(&self, _: Behaviour) {}
 
-    fn told(_: Behaviour) -> Option<Told> {
+    fn expected_log(_: Behaviour) -> Option<ExpectedLog> {
         None
     }
 }

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, Provider, Told, usual};
+use super::{Behaviour, ExpectedLog, Provider, common_log};
 use crate::support::issuer::Lie;
 use crate::support::pipes::{GOOD, Pipes};
 
@@ -37,16 +37,16 @@ impl Provider for Pipes {
         self.set(&format!("{alone}; {script}"), lie);
     }
 
-    fn told(behaviour: Behaviour) -> Option<Told> {
+    fn expected_log(behaviour: Behaviour) -> Option<ExpectedLog> {
         let words = match behaviour {
             Behaviour::Down => {
                 "the command of --ca-exec ended with exit status 127: the shell found no such program"
             }
             Behaviour::Cut => "the command of --ca-exec ended with signal: 9",
             Behaviour::Refuses => "the command of --ca-exec ended with exit status: 77; it said: not for you",
-            _ => return usual(behaviour),
+            _ => return common_log(behaviour),
         };
-        Some(Told::new(&[words], "command"))
+        Some(ExpectedLog::new(&[words], "command"))
     }
 
     fn has_overlapped(&self) -> bool {

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use tonic::Code;
 
-use super::{Behaviour, Provider, Told};
+use super::{Behaviour, ExpectedLog, Provider};
 use crate::support::fake_google_cas::{CALLER, FakeGoogleCas, Mood};
 
 /// The access token in the file.
@@ -40,8 +40,8 @@ impl Provider for FakeGoogleCas {
         });
     }
 
-    fn refusal() -> Option<Told> {
+    fn refusal() -> Option<ExpectedLog> {
         let words = ["the CA at", "answered PermissionDenied", "privateca.workloadCertificateRequester"];
-        Some(Told::new(&words, "refused"))
+        Some(ExpectedLog::new(&words, "refused"))
     }
 }
