@@ -23,7 +23,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// A fleet, and the events of its CA.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
-    /// How many.
     pub agents: usize,
     /// The agents start evenly over this time.
     pub started_within: Duration,
@@ -84,7 +83,6 @@ struct Agent {
 /// One certificate that has reached its agent.
 #[derive(Clone, Copy, Debug)]
 struct Issued {
-    /// When.
     at: Duration,
     /// When the agent first asked for it.
     asked: Duration,

@@ -9,7 +9,6 @@ const FIELD: (f64, f64, f64, f64) = (64.0, 44.0, 744.0, 252.0);
 const GREY: &str = "#7d8590";
 const COLOURS: [&str; 4] = ["#3b82f6", "#e8590c", "#2f9e44", "#ae3ec9"];
 
-/// One picture.
 pub(crate) struct Chart<'a> {
     pub title: &'a str,
     /// The label of the horizontal axis, with its unit.
@@ -31,7 +30,6 @@ pub(crate) enum Scale {
     Logarithmic,
 }
 
-/// A name and points.
 pub(crate) struct Curve {
     pub name: String,
     pub points: Vec<(f64, f64)>,

@@ -80,15 +80,15 @@ async fn waits_for<P: Provider>(site: &mut Site<P>, open: &mut Open) {
 
 async fn outlives<P: Provider>(site: &mut Site<P>, open: &mut Open, behaviour: Behaviour) {
     let case = format!("{} {behaviour:?}", P::NAME);
-    let told = P::expected_log(behaviour).unwrap();
+    let expected = P::expected_log(behaviour).unwrap();
     // In this order: a call may fail in between.
-    let before = site.count(told.outcome).await;
-    let known = site.failures(told.words[0]).len();
+    let before = site.count(expected.outcome).await;
+    let known = site.failures(expected.words[0]).len();
     site.set(behaviour);
-    let line = site.wait_failure(told.words[0], known).await;
-    let address = site.proxy.as_ref().filter(|_| told.has_address).map(|proxy| proxy.address.to_string());
+    let line = site.wait_failure(expected.words[0], known).await;
+    let address = site.proxy.as_ref().filter(|_| expected.has_address).map(|proxy| proxy.address.to_string());
     let common = ["the certificate that is served is valid until", "retry="];
-    let words = common.into_iter().chain(told.words.iter().copied()).chain(address.as_deref());
+    let words = common.into_iter().chain(expected.words.iter().copied()).chain(address.as_deref());
     for word in words {
         assert!(line.contains(word), "{case}: {word:?} is not in {line}");
     }
@@ -97,9 +97,9 @@ async fn outlives<P: Provider>(site: &mut Site<P>, open: &mut Open, behaviour: B
     assert_eq!(served_serial(&site.agent.socket).await, *last, "{case}");
     assert_eq!(site.agent.status("/readyz").await.0, 200, "{case}");
     // The CA is called again, and there is nothing new to report.
-    site.wait_failure(told.words[0], known + 1).await;
-    assert!(site.count(told.outcome).await >= before + 2.0, "{case}");
-    site.assert_logged_once(told.words[0]);
+    site.wait_failure(expected.words[0], known + 1).await;
+    assert!(site.count(expected.outcome).await >= before + 2.0, "{case}");
+    site.assert_logged_once(expected.words[0]);
 
     site.set(Behaviour::Signs);
     site.agent.process.wait_next_log("the CA signs again").await;

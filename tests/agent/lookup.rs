@@ -285,8 +285,8 @@ async fn problems_with_crls_output_and_state_can_be_looked_up() {
     agent.process.wait_log("the output hook failed").await;
     assert_eq!(agent.metric("attache_output_failing").await, 1.0);
     let socket = agent.socket.to_str().unwrap();
-    let told = output(&["status", "--output", "json", "--admin-socket", &admin(socket)]).await;
-    let report: Value = serde_json::from_slice(&told.stdout).unwrap();
+    let status = output(&["status", "--output", "json", "--admin-socket", &admin(socket)]).await;
+    let report: Value = serde_json::from_slice(&status.stdout).unwrap();
     assert_eq!(report["output"]["hook_failing"], true, "{report}");
 }
 

@@ -295,13 +295,13 @@ async fn only_what_parses_leaves_the_agent_and_nothing_else_shows() {
     let names = strs(&names);
 
     on_connection(&agent.socket.clone(), async |client| {
-        let mut told = String::new();
+        let mut errors = String::new();
         for (name, error) in refused(&client, names.iter().copied()).await {
             assert!(
                 error.message().starts_with("no secret ") && error.message().len() > 40,
                 "{name}: {error:?}"
             );
-            told = told + error.message() + "\n";
+            errors = errors + error.message() + "\n";
         }
         // All at once, and one good name.
         let mut stream = Stream::open(&client, &[&names[..], &["default"]].concat()).await.unwrap();
@@ -319,7 +319,7 @@ async fn only_what_parses_leaves_the_agent_and_nothing_else_shows() {
         let too_long = 3;
         assert_eq!(failing.count(), count - too_long);
         let log = agent.process.log();
-        for (where_to, text) in [("errors", &told), ("metrics", &metrics), ("log", &log)] {
+        for (where_to, text) in [("errors", &errors), ("metrics", &metrics), ("log", &log)] {
             for hidden in [SECRET, &base64[..40], key_line] {
                 assert!(!text.contains(hidden), "{hidden} is in the {where_to}:\n{text}");
             }
@@ -509,8 +509,8 @@ async fn certificates_from_before_1970_harm_nothing() {
         stream.next().await.unwrap();
         let error = fetch(&client, &[&ended]).await.unwrap_err();
         assert!(error.message().contains("1970-01-01"), "{error}");
-        let told = output(&["status", "--output", "json", "--socket", socket.to_str().unwrap()]).await;
-        let report: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap();
+        let status = output(&["status", "--output", "json", "--socket", socket.to_str().unwrap()]).await;
+        let report: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
         let secrets = report["secrets"].as_array().unwrap();
         let served = secrets.iter().find(|secret| secret["name"] == good.as_str()).unwrap();
         assert_eq!(served["trust_bundle"]["roots"][0]["not_before"], "1970-01-01T00:00:00.000Z");

@@ -234,12 +234,12 @@ async fn watch_and_status_continue_when_the_agent_restarts() {
         let push: serde_json::Value = serde_json::from_str(&line).unwrap();
         push["secret"]["certificates"][0]["serial"].as_str().unwrap().to_owned()
     };
-    let mut told = vec![serial(watching.wait("\"version\"").await)];
+    let mut serials = vec![serial(watching.wait("\"version\"").await)];
     let mut looking = Running::start(attache(&["status", "--watch", "--socket", &socket]));
     looking.wait("ready; CA: citadel").await;
     // A renewal is pushed.
     renew(&socket).await;
-    told.push(serial(watching.wait("\"version\"").await));
+    serials.push(serial(watching.wait("\"version\"").await));
 
     agent.process.kill().await;
     // Reported once each: that the agent is gone, and that no agent listens.
@@ -250,10 +250,10 @@ async fn watch_and_status_continue_when_the_agent_restarts() {
     assert!(timeout(Duration::from_millis(1500), watching.wait_error("")).await.is_err());
     looking.wait_error("the agent is gone: connecting to the admin socket").await;
     agent.restart();
-    told.push(serial(watching.wait("\"version\"").await));
+    serials.push(serial(watching.wait("\"version\"").await));
     looking.wait(&format!("process {},", agent.process.pid().as_raw_nonzero())).await;
-    told.dedup();
-    assert_eq!(told.len(), 3, "{told:?}");
+    serials.dedup();
+    assert_eq!(serials.len(), 3, "{serials:?}");
 
     let (code, error) = failure(&["watch", "--socket", "/nowhere/socket"]).await;
     assert!(code == 1 && error.contains("/nowhere/socket") && error.contains("attache run"), "{error}");

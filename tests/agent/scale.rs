@@ -122,15 +122,15 @@ async fn ten_thousand_streams_get_each_change_once_and_leave_nothing_behind() {
                     Some(ended) = tasks.join_next() => panic!("a connection ended: {ended:?}"),
                 }
             };
-            let told = |times: usize| (2 * (wave - 1) + times) * STREAMS;
+            let acks = |times: usize| (2 * (wave - 1) + times) * STREAMS;
             parts().await;
-            agent.wait_metric("attache_acks_total{name=\"default\"}", told(1)).await;
+            agent.wait_metric("attache_acks_total{name=\"default\"}", acks(1)).await;
             assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, STREAMS as f64);
             *open = agent.memory();
             Mounted::new(&ca, "web").write(&dir);
             parts().await;
-            agent.wait_metric("attache_acks_total{name=\"default\"}", told(2)).await;
-            assert_eq!(agent.metric("attache_pushes_total{name=\"default\"}").await, told(2) as f64);
+            agent.wait_metric("attache_acks_total{name=\"default\"}", acks(2)).await;
+            assert_eq!(agent.metric("attache_pushes_total{name=\"default\"}").await, acks(2) as f64);
             parts().await;
             while let Some(ended) = tasks.join_next().await {
                 ended.unwrap();

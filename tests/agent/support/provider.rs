@@ -186,14 +186,14 @@ impl<P: Provider> Site<P> {
     pub fn assert_logged_once(&self, words: &str) {
         let log = self.agent.process.log();
         let since = log.rsplit("certificate issued").next().unwrap();
-        let mut told = HashSet::new();
+        let mut logged = HashSet::new();
         let warnings: Vec<_> =
             since.lines().filter(|line| line.contains("WARN no new certificate")).collect();
         for line in &warnings {
             let reason = line.split_once("reason=").unwrap().1.split(" served=").next().unwrap();
             // Times differ each time.
             let words = reason.split_whitespace().filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
-            assert!(told.insert(words.collect::<Vec<_>>().join(" ")), "logged twice: {reason}\n{log}");
+            assert!(logged.insert(words.collect::<Vec<_>>().join(" ")), "logged twice: {reason}\n{log}");
         }
         assert!(warnings.iter().any(|line| line.contains(words)), "{words:?} is not logged\n{log}");
     }

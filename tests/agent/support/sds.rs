@@ -41,7 +41,6 @@ pub fn request(names: &[&str]) -> DiscoveryRequest {
     }
 }
 
-/// One open stream.
 pub struct Stream {
     requests: mpsc::Sender<DiscoveryRequest>,
     responses: Streaming<DiscoveryResponse>,
@@ -63,7 +62,6 @@ impl Stream {
         Ok(Self { requests, responses, names })
     }
 
-    /// The next response.
     pub async fn next(&mut self) -> Result<DiscoveryResponse, Status> {
         let next = timeout(PATIENCE, self.responses.next()).await.expect("no response comes");
         next.unwrap_or_else(|| Err(Status::ok("the stream ended")))
@@ -122,7 +120,6 @@ impl DeltaStream {
         Ok(Self { requests, responses })
     }
 
-    /// The next response.
     pub async fn next(&mut self) -> Result<DeltaDiscoveryResponse, Status> {
         let next = timeout(PATIENCE, self.responses.next()).await.expect("no response comes");
         next.unwrap_or_else(|| Err(Status::ok("the stream ended")))
@@ -139,7 +136,6 @@ impl DeltaStream {
     }
 }
 
-/// `FetchSecrets`.
 pub async fn fetch(client: &Client, names: &[&str]) -> Result<DiscoveryResponse, Status> {
     let answer = timeout(PATIENCE, client.clone().fetch_secrets(request(names))).await;
     answer.expect("no answer comes").map(tonic::Response::into_inner)
