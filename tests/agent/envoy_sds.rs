@@ -94,7 +94,7 @@ async fn the_whole_protocol(version: &str, delta: bool) {
     wait_serial(&envoy, &third).await;
     assert_eq!(envoy.stat("sds.default.update_rejected").await, 1);
     envoy
-        .wait_until("the agent has counted the ACK", async || {
+        .wait_until("the agent has received the ACK", async || {
             agent.metric("attache_secret_rejected{name=\"default\"}").await == 0.0
         })
         .await;

@@ -124,7 +124,7 @@ async fn each_kind_of_name_is_served_and_followed_in_every_protocol() {
     assert!(line.contains(&format!("from=\"{}\"", volume.join("system.pem").display())), "{line}");
     let (_, line) = agent.process.wait_log("files that were asked for can't be served yet").await;
     let missing = folder.path().join("nowhere/root.pem");
-    assert!(line.contains(&format!("{} does not exist", missing.display())), "{line}");
+    assert!(line.contains(&format!("{} is not there", missing.display())), "{line}");
 }
 
 fn text(pem: &[u8]) -> String {

@@ -42,7 +42,7 @@ pub enum Behaviour {
 }
 
 /// The agent's report of a failure.
-pub struct ExpectedLog {
+pub struct Told {
     pub words: Vec<&'static str>,
     /// Whether the address is in it, too.
     pub has_address: bool,
@@ -50,7 +50,7 @@ pub struct ExpectedLog {
     pub outcome: &'static str,
 }
 
-impl ExpectedLog {
+impl Told {
     /// Words of a line that names the CA's address, if it has one.
     pub fn new(words: &[&'static str], outcome: &'static str) -> Self {
         Self { words: words.to_vec(), has_address: true, outcome }
@@ -82,7 +82,7 @@ pub trait Provider: Sized {
     fn set(&self, behaviour: Behaviour);
 
     /// The agent's report of `behaviour`, if that is a failure that this CA can have.
-    fn expected_log(behaviour: Behaviour) -> Option<ExpectedLog> {
+    fn expected_log(behaviour: Behaviour) -> Option<Told> {
         match behaviour {
             Behaviour::Refuses => Self::refusal(),
             other => common_log(other),
@@ -90,7 +90,7 @@ pub trait Provider: Sized {
     }
 
     /// The agent's report of a refusal.
-    fn refusal() -> Option<ExpectedLog> {
+    fn refusal() -> Option<Told> {
         None
     }
 
@@ -101,24 +101,24 @@ pub trait Provider: Sized {
 }
 
 /// The report that all servers have in common.
-fn common_log(behaviour: Behaviour) -> Option<ExpectedLog> {
+fn common_log(behaviour: Behaviour) -> Option<Told> {
     Some(match behaviour {
         Behaviour::Signs | Behaviour::Slow | Behaviour::Refuses => return None,
         Behaviour::Hangs => {
-            ExpectedLog::new(&["gave no answer within 4s", "--ca-timeout"], "timeout").without_address()
+            Told::new(&["gave no answer within 4s", "--ca-timeout"], "timeout").without_address()
         }
         Behaviour::Junk => {
-            ExpectedLog::new(&["no PEM certificate", "the CA's answer is not used"], "junk").without_address()
+            Told::new(&["no PEM certificate", "the CA's answer is not used"], "junk").without_address()
         }
         Behaviour::Lies(lie) => {
             let (_, [what, way_out], outcome) = LIES.into_iter().find(|(known, ..)| *known == lie)?;
-            ExpectedLog::new(&[what, "the CA's answer is not used", way_out], outcome).without_address()
+            Told::new(&[what, "the CA's answer is not used", way_out], outcome).without_address()
         }
         Behaviour::Down => {
             let words = ["Connection refused", "connecting to the CA at", "is --ca-address right?"];
-            ExpectedLog::new(&words, "unreachable")
+            Told::new(&words, "unreachable")
         }
-        Behaviour::Cut => ExpectedLog::new(
+        Behaviour::Cut => Told::new(
             &["the connection to the CA at", "broke before it had answered", "log may tell why"],
             "unreachable",
         ),

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, ExpectedLog, Provider};
+use super::{Behaviour, Provider, Told};
 use crate::support::cfssl::{FakeCfssl, Mood};
 use crate::support::files::spiffe;
 use crate::support::issuer::Issuer;
@@ -41,12 +41,12 @@ impl Provider for FakeCfssl {
         });
     }
 
-    fn refusal() -> Option<ExpectedLog> {
+    fn refusal() -> Option<Told> {
         let words = [
             "the CA at",
             "answered 400 Bad Request: authentication required (code 400)",
             "the profile has an auth_key: give it with --cfssl-auth-key-file",
         ];
-        Some(ExpectedLog::new(&words, "refused"))
+        Some(Told::new(&words, "refused"))
     }
 }

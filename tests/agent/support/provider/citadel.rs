@@ -3,7 +3,7 @@ use std::path::Path;
 
 use tonic::Code;
 
-use super::{Behaviour, ExpectedLog, Provider};
+use super::{Behaviour, Provider, Told};
 use crate::support::fake_ca::{FakeCa, Mood, Tls};
 use crate::support::files::spiffe;
 use crate::support::issuer::Lie;
@@ -40,7 +40,7 @@ impl Provider for FakeCa {
         });
     }
 
-    fn refusal() -> Option<ExpectedLog> {
+    fn refusal() -> Option<Told> {
         let words = [
             "the CA at",
             "answered Unauthenticated",
@@ -48,6 +48,6 @@ impl Provider for FakeCa {
             "it is read from",
             "the cluster id is",
         ];
-        Some(ExpectedLog::new(&words, "refused"))
+        Some(Told::new(&words, "refused"))
     }
 }

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, ExpectedLog, Provider};
+use super::{Behaviour, Provider, Told};
 
 /// The agent's own CA, which always signs.
 pub struct Embedded;
@@ -24,7 +24,7 @@ impl Provider for Embedded {
 
     fn set(&self, _: Behaviour) {}
 
-    fn expected_log(_: Behaviour) -> Option<ExpectedLog> {
+    fn expected_log(_: Behaviour) -> Option<Told> {
         None
     }
 }

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, ExpectedLog, Provider, common_log};
+use super::{Behaviour, Provider, Told, common_log};
 use crate::support::issuer::Lie;
 use crate::support::pipes::{GOOD, Pipes};
 
@@ -37,7 +37,7 @@ impl Provider for Pipes {
         self.set(&format!("{alone}; {script}"), lie);
     }
 
-    fn expected_log(behaviour: Behaviour) -> Option<ExpectedLog> {
+    fn expected_log(behaviour: Behaviour) -> Option<Told> {
         let words = match behaviour {
             Behaviour::Down => {
                 "the command of --ca-exec ended with exit status 127: the shell found no such program"
@@ -46,7 +46,7 @@ impl Provider for Pipes {
             Behaviour::Refuses => "the command of --ca-exec ended with exit status: 77; it said: not for you",
             _ => return common_log(behaviour),
         };
-        Some(ExpectedLog::new(&[words], "command"))
+        Some(Told::new(&[words], "command"))
     }
 
     fn has_overlapped(&self) -> bool {

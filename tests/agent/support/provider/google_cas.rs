@@ -3,7 +3,7 @@ use std::path::Path;
 
 use tonic::Code;
 
-use super::{Behaviour, ExpectedLog, Provider};
+use super::{Behaviour, Provider, Told};
 use crate::support::fake_google_cas::{CALLER, FakeGoogleCas, Mood};
 
 /// The access token in the file.
@@ -40,8 +40,8 @@ impl Provider for FakeGoogleCas {
         });
     }
 
-    fn refusal() -> Option<ExpectedLog> {
+    fn refusal() -> Option<Told> {
         let words = ["the CA at", "answered PermissionDenied", "privateca.workloadCertificateRequester"];
-        Some(ExpectedLog::new(&words, "refused"))
+        Some(Told::new(&words, "refused"))
     }
 }

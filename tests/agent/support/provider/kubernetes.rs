@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, ExpectedLog, Provider};
+use super::{Behaviour, Provider, Told};
 use crate::support::kube_api::{KubeApi, Mood};
 
 impl Provider for KubeApi {
@@ -31,7 +31,7 @@ impl Provider for KubeApi {
         });
     }
 
-    fn refusal() -> Option<ExpectedLog> {
-        Some(ExpectedLog::new(&["the CA at", "rejects the request: it was denied (KubectlDeny"], "refused"))
+    fn refusal() -> Option<Told> {
+        Some(Told::new(&["the CA at", "rejects the request: it was denied (KubectlDeny"], "refused"))
     }
 }

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, ExpectedLog, Provider};
+use super::{Behaviour, Provider, Told};
 use crate::support::fake_vault::{FakeVault, Mood};
 
 impl Provider for FakeVault {
@@ -32,9 +32,9 @@ impl Provider for FakeVault {
         self.change(|rules| rules.sign = mood);
     }
 
-    fn refusal() -> Option<ExpectedLog> {
+    fn refusal() -> Option<Told> {
         let words =
             ["the CA at", "answered 403 Forbidden", "no policy of its allows update on mesh/pki/sign/web"];
-        Some(ExpectedLog::new(&words, "refused"))
+        Some(Told::new(&words, "refused"))
     }
 }
