@@ -1,5 +1,5 @@
-//! What a certificate costs the agent, without the CA's share, for each kind of key. In this program, so that each step can be
-//! told from the others; keys and signatures are the same C code in both.
+//! The agent's cost of one certificate, without the CA's share, for each key type. Runs in this program, so that the
+//! steps can be timed separately; keys and signatures use the same C code in both.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use attache::store::{Cache, Key, Origin, Workload};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// How long each step took, each time.
+/// The durations of each step.
 #[derive(Default)]
 struct Steps {
     key: Vec<Duration>,
@@ -43,9 +43,9 @@ pub(crate) fn print() {
     times("the key, median", |steps| median(&steps.key));
     times("the key, slowest", |steps| steps.key.iter().copied().max().unwrap());
     times("the CSR", |steps| median(&steps.csr));
-    times("the checks of the answer", |steps| median(&steps.check));
+    times("checking the answer", |steps| median(&steps.check));
     times("publishing", |steps| median(&steps.publish));
-    times("together, median", |steps| median(&steps.together));
+    times("total, median", |steps| median(&steps.together));
     for (format, name) in ["a PKCS#8 key", "a traditional key"].into_iter().enumerate() {
         let size = |steps: &Steps| steps.size[format].map_or("-".to_owned(), |size| format!("{size} B"));
         row(&format!("`Secret` with {name}"), all.each_ref().map(size));

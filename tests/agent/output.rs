@@ -11,6 +11,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::support::files::{Mounted, swap};
 use crate::support::process::{Agent, PATIENCE};
+use crate::support::wait::wait_until;
 
 const NAMES: [&str; 3] = ["key.pem", "cert-chain.pem", "root-cert.pem"];
 
@@ -35,15 +36,6 @@ fn whole(directory: &Path) -> String {
     let (pair, roots) = read(directory);
     roots.verify(&pair, attache::base::clock::Clock::system().now()).unwrap();
     pair.leaf().serial.clone()
-}
-
-pub async fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let waited = timeout(PATIENCE, async {
-        while !holds() {
-            sleep(Duration::from_millis(5)).await;
-        }
-    });
-    assert!(waited.await.is_ok(), "timed out: {what}");
 }
 
 /// Options of an agent that renews a certificate of the embedded CA every two seconds.

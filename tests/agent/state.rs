@@ -1,4 +1,4 @@
-//! `--state-dir`: what outlives the agent, and what does not.
+//! `--state-dir`: what survives a restart, and what does not.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use rustix::process::Signal;
 use tonic::Code;
 
-use crate::output::wait_until;
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::spiffe;
 use crate::support::process::{Agent, failure, strs};
 use crate::support::sds::{Stream, content, on_connection, secrets, served_serial};
+use crate::support::wait::wait_until;
 
 /// Options of an agent that keeps its state in `state`, and renews with `ratio` of a minute left.
 fn options(ca: &FakeCa, folder: &Path, state: &Path, ratio: &str) -> Vec<String> {
@@ -21,7 +21,7 @@ fn options(ca: &FakeCa, folder: &Path, state: &Path, ratio: &str) -> Vec<String>
     options
 }
 
-/// Everything that a stream gets that opens now.
+/// Everything that a new stream gets.
 async fn served(agent: &Agent) -> Vec<(String, Option<String>)> {
     on_connection(&agent.socket, async |client| {
         let mut all = Vec::new();
@@ -39,7 +39,7 @@ async fn stop(agent: &mut Agent) {
     assert!(agent.process.ended().await.success());
 }
 
-/// An agent whose first certificate is on the disk.
+/// An agent whose first certificate is on disk.
 async fn kept(folder: &Path, ca: &FakeCa, state: &Path, ratio: &str) -> (Agent, PathBuf) {
     let agent = Agent::ready(folder, "web", &strs(&options(ca, folder, state, ratio))).await;
     let file = state.join("attache.state");
@@ -48,7 +48,7 @@ async fn kept(folder: &Path, ca: &FakeCa, state: &Path, ratio: &str) -> (Agent, 
 }
 
 #[tokio::test]
-async fn an_agent_that_starts_while_the_ca_is_away_serves_what_it_had_and_renews_when_it_is_back() {
+async fn an_agent_that_starts_while_the_ca_is_down_serves_its_state_and_renews_once_the_ca_is_back() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
@@ -79,14 +79,14 @@ async fn an_agent_that_starts_while_the_ca_is_away_serves_what_it_had_and_renews
 }
 
 #[tokio::test]
-async fn whenever_the_agent_is_killed_the_next_one_finds_a_whole_state() {
+async fn whenever_the_agent_is_killed_the_next_run_finds_a_complete_state() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
     // Renewed every 0.2 s.
     let (mut agent, _) = kept(folder, &ca, &folder.join("state"), "0.999").await;
     for round in 1..=6 {
-        // Just before the state is written, or while it is, or after it.
+        // The kill comes before the state is written, during the write, or after it.
         agent.process.wait_next_log("certificate issued").await;
         tokio::time::sleep(std::time::Duration::from_micros(300 * round)).await;
         agent.process.kill().await;
@@ -96,7 +96,7 @@ async fn whenever_the_agent_is_killed_the_next_one_finds_a_whole_state() {
 }
 
 #[tokio::test]
-async fn a_state_that_is_of_no_use_is_told_of_and_replaced() {
+async fn a_useless_state_is_reported_and_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
@@ -131,7 +131,7 @@ async fn a_state_that_is_of_no_use_is_told_of_and_replaced() {
         let (_, line) = agent.process.wait_log("an earlier run is not used").await;
         assert!(line.contains(" WARN ") && line.contains(file.to_str().unwrap()), "{name}: {line}");
         assert!(words.iter().all(|word| line.contains(word)), "{name}: {line}");
-        wait_until("it is replaced", || {
+        wait_until("the state is replaced", || {
             fs::read_to_string(&file).is_ok_and(|now| now != content && now.starts_with("{\"version\":1,"))
         })
         .await;
@@ -142,7 +142,7 @@ async fn a_state_that_is_of_no_use_is_told_of_and_replaced() {
 }
 
 #[tokio::test]
-async fn a_disk_that_takes_no_state_is_told_of_once_and_keeps_no_certificate_back() {
+async fn a_disk_that_refuses_the_state_is_reported_once_and_delays_no_certificate() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
@@ -155,7 +155,7 @@ async fn a_disk_that_takes_no_state_is_told_of_once_and_keeps_no_certificate_bac
 
     let mut agent = Agent::on_small_disk(folder, "full", &options, &disk, "1m").await;
     agent.process.wait_log(" ready ").await;
-    // The disk is in a namespace of the agent's own.
+    // The disk is mounted in the agent's own namespace.
     let root = PathBuf::from(format!("/proc/{}/root", agent.process.pid().as_raw_nonzero()));
     let its_disk = root.join(disk.strip_prefix("/").unwrap());
     let mut filler = fs::File::create(its_disk.join("filler")).unwrap();
@@ -186,12 +186,12 @@ async fn a_disk_that_takes_no_state_is_told_of_once_and_keeps_no_certificate_bac
 }
 
 #[tokio::test]
-async fn nobody_gets_the_state_by_naming_its_file() {
+async fn naming_the_state_file_does_not_serve_it() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
     let (mut agent, file) = kept(folder, &ca, &folder.join("state"), "0.5").await;
-    // Whoever has the chain would have a whole pair.
+    // With the chain, a client could ask for a whole pair.
     let chain = folder.join("chain.pem");
     fs::write(&chain, &served(&agent).await[0].0).unwrap();
     let link = folder.join("link.pem");
