@@ -37,7 +37,7 @@ use crate::os::permissions;
 use crate::os::systemd::Started;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::serve::listener::Listener;
-use crate::serve::peers::Peers;
+use crate::serve::peer::Peers;
 use crate::serve::sds::SecretDiscovery;
 use crate::source::crl::CrlSource;
 use crate::source::files::FileSource;

@@ -21,7 +21,7 @@ use crate::net::http2;
 use crate::ops::admin::Admin;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::serve::listener::{Listener, Passed};
-use crate::serve::peers::Peers;
+use crate::serve::peer::Peers;
 use crate::serve::sds::SecretDiscovery;
 
 /// Everything that can be taken by somebody else.

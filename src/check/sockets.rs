@@ -20,7 +20,7 @@ use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
 use crate::serve::listener::{Occupant, occupant};
-use crate::serve::peers::Allowed;
+use crate::serve::peer::Allowed;
 
 /// The user and group of Istio's proxy.
 const ISTIO_PROXY: u32 = 1337;

@@ -1,5 +1,5 @@
 //! What Envoy connects to.
 
 pub mod listener;
-pub mod peers;
+pub mod peer;
 pub mod sds;

@@ -18,6 +18,7 @@ use self::dialect::{Delta, StateOfTheWorld};
 use self::stream::SecretStream;
 use crate::base::clock::Clock;
 use crate::base::limits;
+use crate::base::text;
 use crate::metrics::{ByName, Metrics};
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::service::discovery::v3::{
@@ -199,7 +200,7 @@ impl SecretDiscoveryService for SecretDiscovery {
 
 /// Short enough for a header, even if there are several.
 fn no_secret(name: &str, reason: &str) -> String {
-    format!("no secret {:?}: {}", limits::sanitize_for_log(name), limits::sanitize_for_log(reason))
+    format!("no secret {:?}: {}", text::sanitize_for_log(name), text::sanitize_for_log(reason))
 }
 
 /// The client's deadline, from the header that the gRPC protocol defines: digits and a unit.

@@ -11,6 +11,7 @@ pub use self::sotw::StateOfTheWorld;
 
 use super::session::{Push, Session};
 use crate::base::limits;
+use crate::base::text;
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::{ControlPlane, Node};
 use crate::proto::google::rpc;
@@ -105,13 +106,13 @@ impl From<Refusal> for tonic::Status {
 pub fn check_type(type_url: &str) -> Result<(), Refusal> {
     match type_url {
         "" | SECRET_TYPE_URL => Ok(()),
-        other => Err(Refusal::ForeignType(limits::sanitize_for_log(other))),
+        other => Err(Refusal::ForeignType(text::sanitize_for_log(other))),
     }
 }
 
 /// The node's id, fit for a log line; refuses a stream of nobody.
 fn check_node(node: Option<Node>) -> Result<Arc<str>, Refusal> {
-    let id = node.map(|node| limits::sanitize_for_log(&node.id)).filter(|id| !id.is_empty());
+    let id = node.map(|node| text::sanitize_for_log(&node.id)).filter(|id| !id.is_empty());
     id.map(Arc::from).ok_or(Refusal::NoNode)
 }
 
@@ -131,7 +132,7 @@ fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), Refusal> 
 fn verdict(session: &mut Session, nonce: &str, error: Option<rpc::Status>) -> Option<Verdict> {
     let (items, rejection) = match error {
         None => (session.accept(nonce), None),
-        Some(status) => (session.reject(nonce), Some(limits::sanitize_for_log(&status.message))),
+        Some(status) => (session.reject(nonce), Some(text::sanitize_for_log(&status.message))),
     };
     (!items.is_empty()).then_some(Verdict { items, rejection })
 }

@@ -16,7 +16,7 @@ use tonic::Status;
 use super::SecretDiscovery;
 use super::dialect::{Dialect, Received, Verdict};
 use super::session::Session;
-use crate::base::limits;
+use crate::base::text;
 use crate::metrics::ByName;
 use crate::secret::{Resource, SecretName};
 use crate::store::{Entry, Subscription};
@@ -122,7 +122,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
                     self.subscriptions.insert(text, Subscribed { subscription, pushes, acks });
                     return Ok(());
                 }
-                Err(error) => (error.label(), format!("{}: {error}", limits::sanitize_for_log(&text))),
+                Err(error) => (error.label(), format!("{}: {error}", text::sanitize_for_log(&text))),
             },
             Err(unknown) => ("unknown_name", unknown.to_string()),
         };

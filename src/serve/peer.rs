@@ -71,7 +71,7 @@ impl Peers {
         let refused = |state: &mut State, reason: &'static str, words: &str| {
             metrics.refuse(reason, &format_args!("a connection of user {uid}: {words}"));
             // Once of each: they come again and again.
-            if state.told.len() < limits::PEERS_TOLD && state.told.insert((uid, gid, reason)) {
+            if state.told.len() < limits::REFUSED_PEERS_LOGGED && state.told.insert((uid, gid, reason)) {
                 tracing::warn!(uid, gid, pid, "a connection to the SDS socket is refused: {words}");
             }
             None

@@ -1,0 +1,167 @@
+//! Names are added and dropped while the stream is open.
+
+use super::*;
+
+#[test]
+fn subscriptions_change_while_the_stream_is_open() {
+    play(&[
+        (
+            "a name that is added is answered alone",
+            &[
+                Publish("a", "1"),
+                Publish("b", "1"),
+                Open(&["a"]),
+                Sent(&[("a", "1")]),
+                Ack,
+                Want(&["a", "b"]),
+                NoVerdict,
+                Sent(&[("b", "1")]),
+                Ack,
+                Accepted(&[("b", "1")]),
+                Silence,
+            ],
+        ),
+        (
+            "a name that is added with an acceptance is answered",
+            &[
+                Publish("a", "1"),
+                Publish("b", "1"),
+                Open(&["a"]),
+                Sent(&[("a", "1")]),
+                Want(&["a", "b"]),
+                Accepted(&[("a", "1")]),
+                Sent(&[("b", "1")]),
+            ],
+        ),
+        (
+            "a name that is added before the first response is answered with it",
+            &[
+                Open(&["a"]),
+                Silence,
+                Want(&["a", "b"]),
+                Silence,
+                Publish("a", "1"),
+                Publish("b", "1"),
+                Sent(&[("a", "1"), ("b", "1")]),
+            ],
+        ),
+        (
+            "nothing is sent for a name that is no longer wanted",
+            &[
+                Publish("a", "1"),
+                Publish("b", "1"),
+                Open(&["a", "b"]),
+                Sent(&[("a", "1"), ("b", "1")]),
+                Ack,
+                Want(&["b"]),
+                Publish("a", "2"),
+                Silence,
+                Publish("b", "2"),
+                Sent(&[("b", "2")]),
+            ],
+        ),
+        (
+            "a name that is asked for anew is answered, unchanged as it is",
+            &[
+                Publish("a", "1"),
+                Open(&["a", "b"]),
+                Sent(&[("a", "1")]),
+                Ack,
+                Want(&["b"]),
+                Silence,
+                Want(&["a", "b"]),
+                Sent(&[("a", "1")]),
+                Ack,
+                Silence,
+            ],
+        ),
+        (
+            "a verdict on a name that is no longer wanted is still told",
+            &[
+                Publish("a", "1"),
+                Open(&["a"]),
+                Sent(&[("a", "1")]),
+                Want(&[]),
+                Accepted(&[("a", "1")]),
+                Silence,
+            ],
+        ),
+        (
+            "a rejection of a name that is no longer wanted is told too, and is no obstacle to asking anew",
+            &[
+                Publish("a", "1"),
+                Open(&["a"]),
+                Sent(&[("a", "1")]),
+                InDelta(&[
+                    Change { ask: &[], give_up: &["a"] },
+                    NoVerdict,
+                    Nack,
+                    Rejected(&[("a", "1")]),
+                    Silence,
+                ]),
+                InSotw(&[Want(&[])]),
+                Publish("a", "2"),
+                Publish("a", "1"),
+                Silence,
+                Want(&["a"]),
+                Sent(&[("a", "1")]),
+            ],
+        ),
+        (
+            "it gives up one name with its answer and asks for another",
+            &[
+                Publish("a", "1"),
+                Publish("b", "1"),
+                Open(&["a"]),
+                Sent(&[("a", "1")]),
+                Want(&["b"]),
+                Accepted(&[("a", "1")]),
+                Sent(&[("b", "1")]),
+                Publish("a", "2"),
+                Silence,
+                Publish("b", "2"),
+                Sent(&[("b", "2")]),
+            ],
+        ),
+        (
+            "a name is given up before it is there",
+            &[
+                Open(&["a", "b"]),
+                Want(&["b"]),
+                Publish("a", "1"),
+                Silence,
+                Publish("b", "1"),
+                Sent(&[("b", "1")]),
+            ],
+        ),
+        (
+            "the last name is given up: the stream stays open for others",
+            &[
+                Publish("a", "1"),
+                Open(&["a"]),
+                Sent(&[("a", "1")]),
+                Want(&[]),
+                Publish("a", "2"),
+                Silence,
+                Publish("b", "1"),
+                Silence,
+                Want(&["b"]),
+                Sent(&[("b", "1")]),
+            ],
+        ),
+        (
+            "names that are asked for before anything is there are answered each when it comes",
+            &[
+                Open(&[]),
+                Silence,
+                Want(&["a"]),
+                Silence,
+                Want(&["a", "b"]),
+                Publish("b", "1"),
+                Sent(&[("b", "1")]),
+                Publish("a", "1"),
+                Sent(&[("a", "1")]),
+            ],
+        ),
+    ]);
+}
