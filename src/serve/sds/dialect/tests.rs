@@ -1,6 +1,6 @@
-//! Conversations, told from the client's side and played against the session through each dialect.
+//! Conversations from the client's view, played against a session in each dialect.
 
-/// A test that is told once and runs in each dialect.
+/// Runs generic tests in each dialect.
 macro_rules! in_both_dialects {
     ($($name:ident)*) => {
         mod sotw { $(#[test] fn $name() { super::$name::<super::StateOfTheWorld>(); })* }
@@ -20,7 +20,7 @@ mod verdicts;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::client::{Answer, Wire, Words};
+use super::client::{ClientDialect, RequestFields, ResponseFields};
 use super::*;
 use crate::proto::google::protobuf::Any;
 use crate::serve::sds::session::Session;
@@ -30,41 +30,39 @@ use crate::serve::sds::session::Session;
 enum Step {
     /// The client opens a stream for these names.
     Open(&'static [&'static str]),
-    /// The client opens a stream for these names, and says that it holds these versions.
-    Return(&'static [&'static str], &'static [Item]),
-    /// The client wants these names from now on; it says so with the nonce that it saw last, and so takes what it
-    /// got last.
-    Want(&'static [&'static str]),
-    /// The same, with an older nonce.
-    WantOf(&'static str, &'static [&'static str]),
-    /// The client asks for some names, again for those that it has, and gives others up. It answers nothing with it.
-    /// Only delta can say this.
-    Change { ask: &'static [&'static str], give_up: &'static [&'static str] },
-    /// The client takes what it got last.
+    /// The client opens a stream for these names and holds these versions.
+    Reconnect(&'static [&'static str], &'static [Item]),
+    /// The client subscribes to exactly these names, with the last nonce: this also acknowledges the last response.
+    SetNames(&'static [&'static str]),
+    /// Like `SetNames`, with this nonce.
+    SetNamesOf(&'static str, &'static [&'static str]),
+    /// The client subscribes to some names, perhaps again, and unsubscribes from others, without a nonce. Delta only.
+    Change { subscribe: &'static [&'static str], unsubscribe: &'static [&'static str] },
+    /// The client acknowledges the last response.
     Ack,
-    /// The client refuses what it got last.
+    /// The client rejects the last response.
     Nack,
-    /// The client takes the response with this nonce.
+    /// The client acknowledges the response with this nonce.
     AckOf(&'static str),
-    /// The client refuses the response with this nonce.
+    /// The client rejects the response with this nonce.
     NackOf(&'static str),
-    /// This is the newest value of a name.
+    /// A name has a new value.
     Publish(&'static str, &'static str),
-    /// The client is sent this, and no more.
+    /// The client is sent exactly this.
     Sent(&'static [Item]),
-    /// The client is sent this, and told that these names can never be served: in state of the world it is not told.
-    Told(&'static [Item], &'static [&'static str]),
+    /// The client is sent this, and in delta also that these names are removed.
+    SentAndRemoved(&'static [Item], &'static [&'static str]),
     /// The client is sent nothing.
     Silence,
-    /// The last request held a verdict on this.
+    /// The last request acknowledged this.
     Accepted(&'static [Item]),
-    /// The last request held a rejection of this.
+    /// The last request rejected this.
     Rejected(&'static [Item]),
-    /// The last request held no verdict.
+    /// The last request had no verdict.
     NoVerdict,
-    /// How it goes in state of the world alone.
+    /// Steps for state of the world only.
     InSotw(&'static [Step]),
-    /// How it goes in delta alone.
+    /// Steps for delta only.
     InDelta(&'static [Step]),
 }
 
@@ -73,7 +71,7 @@ use Step::*;
 /// A name and its value.
 type Item = (&'static str, &'static str);
 
-/// Names that can be served. No other ever is.
+/// The only names that can be served.
 const SERVED: [&str; 3] = ["a", "b", "c"];
 
 fn version(name: &str, value: &str) -> Version {
@@ -88,38 +86,38 @@ fn strings(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|text| (*text).to_owned()).collect()
 }
 
-/// Both ends of a stream, with the loop between them cut down to what the protocol needs.
+/// Both ends of a stream, with the loop between them reduced to the protocol.
 #[derive(Default)]
 struct Talk<D> {
     session: Session,
     dialect: D,
     resources: HashMap<String, Resource>,
-    /// What there is, whether or not somebody subscribed to it.
-    world: BTreeMap<String, String>,
-    wanted: BTreeSet<String>,
-    /// What the client accepted last, as `version_info`.
+    /// All published values, whether or not subscribed.
+    published: BTreeMap<String, String>,
+    subscribed: BTreeSet<String>,
+    /// The version that the client accepted last, as `version_info`.
     accepted: String,
-    last: Option<Answer>,
+    last: Option<ResponseFields>,
     nonces: BTreeSet<String>,
     received: Received,
 }
 
-/// What the client is sent: names and values, and the names that it is told not to wait for.
-type Heard = (Vec<(String, String)>, Vec<String>);
+/// What the client is sent: names and values, and removed names.
+type Sending = (Vec<(String, String)>, Vec<String>);
 
-impl<D: Wire> Talk<D> {
-    /// What every request of this client says.
-    fn words(&self) -> Words {
-        Words {
+impl<D: ClientDialect> Talk<D> {
+    /// The fields that every request of this client has.
+    fn fields(&self) -> RequestFields {
+        RequestFields {
             type_url: SECRET_TYPE_URL.to_owned(),
-            names: self.wanted.iter().cloned().collect(),
+            names: self.subscribed.iter().cloned().collect(),
             version: self.accepted.clone(),
-            ..Words::default()
+            ..RequestFields::default()
         }
     }
 
-    fn receive(&mut self, words: Words) {
-        self.received = self.dialect.receive(&mut self.session, D::request(words)).unwrap();
+    fn receive(&mut self, fields: RequestFields) {
+        self.received = self.dialect.receive(&mut self.session, D::request(fields)).unwrap();
         for name in &self.received.removed {
             self.resources.remove(name);
         }
@@ -132,38 +130,38 @@ impl<D: Wire> Talk<D> {
         }
     }
 
-    /// `held` are names and versions, as text.
+    /// `held` has names and versions, as text.
     fn open(&mut self, names: &[&str], held: Vec<(String, String)>) {
         let subscribe = strings(names);
-        self.wanted = subscribe.iter().cloned().collect();
-        self.receive(Words { node: Words::node(), subscribe, held, ..self.words() });
+        self.subscribed = subscribe.iter().cloned().collect();
+        self.receive(RequestFields { node: RequestFields::node(), subscribe, held, ..self.fields() });
     }
 
-    fn want(&mut self, nonce: &str, names: &[&str]) {
-        let wanted: BTreeSet<_> = strings(names).into_iter().collect();
-        let subscribe = wanted.difference(&self.wanted).cloned().collect();
-        let unsubscribe = self.wanted.difference(&wanted).cloned().collect();
-        self.wanted = wanted;
-        self.receive(Words { nonce: nonce.to_owned(), subscribe, unsubscribe, ..self.words() });
+    fn set_names(&mut self, nonce: &str, names: &[&str]) {
+        let names: BTreeSet<_> = strings(names).into_iter().collect();
+        let subscribe = names.difference(&self.subscribed).cloned().collect();
+        let unsubscribe = self.subscribed.difference(&names).cloned().collect();
+        self.subscribed = names;
+        self.receive(RequestFields { nonce: nonce.to_owned(), subscribe, unsubscribe, ..self.fields() });
     }
 
     fn change(&mut self, subscribe: &[&str], unsubscribe: &[&str]) {
         let (subscribe, unsubscribe) = (strings(subscribe), strings(unsubscribe));
-        self.wanted.retain(|name| !unsubscribe.contains(name));
-        self.wanted.extend(subscribe.iter().cloned());
-        self.receive(Words { subscribe, unsubscribe, ..self.words() });
+        self.subscribed.retain(|name| !unsubscribe.contains(name));
+        self.subscribed.extend(subscribe.iter().cloned());
+        self.receive(RequestFields { subscribe, unsubscribe, ..self.fields() });
     }
 
     fn ack(&mut self, nonce: &str) {
         if let Some(last) = self.last.as_ref().filter(|last| last.nonce == nonce) {
             self.accepted.clone_from(&last.version);
         }
-        self.receive(Words { nonce: nonce.to_owned(), ..self.words() });
+        self.receive(RequestFields { nonce: nonce.to_owned(), ..self.fields() });
     }
 
     fn nack(&mut self, nonce: &str) {
         let rejection = Some("no\nway".to_owned());
-        self.receive(Words { nonce: nonce.to_owned(), rejection, ..self.words() });
+        self.receive(RequestFields { nonce: nonce.to_owned(), rejection, ..self.fields() });
     }
 
     fn last_nonce(&self) -> String {
@@ -171,13 +169,13 @@ impl<D: Wire> Talk<D> {
     }
 
     fn publish(&mut self, name: &str, value: &str) {
-        self.world.insert(name.to_owned(), value.to_owned());
+        self.published.insert(name.to_owned(), value.to_owned());
         self.offer(name);
     }
 
-    /// As the cache does for whoever subscribes: the newest value, now and at each change.
+    /// Like the store for a subscription: offers the newest value, now and at each change.
     fn offer(&mut self, name: &str) {
-        if let Some(value) = self.world.get(name).filter(|_| self.wanted.contains(name)) {
+        if let Some(value) = self.published.get(name).filter(|_| self.subscribed.contains(name)) {
             let version = version(name, value);
             let value = format!("{name} {value}").into_bytes().into();
             let any = Any { type_url: SECRET_TYPE_URL.to_owned(), value };
@@ -186,36 +184,36 @@ impl<D: Wire> Talk<D> {
         }
     }
 
-    fn respond(&mut self) -> Heard {
+    fn respond(&mut self) -> Sending {
         let Some((_, response)) = self.dialect.respond(&mut self.session, &self.resources) else {
-            return Heard::default();
+            return Sending::default();
         };
-        let answer = D::answer(response);
-        assert!(self.nonces.insert(answer.nonce.clone()), "nonce {} again", answer.nonce);
-        assert_eq!(answer.type_url, SECRET_TYPE_URL);
+        let fields = D::response(response);
+        assert!(self.nonces.insert(fields.nonce.clone()), "nonce {} again", fields.nonce);
+        assert_eq!(fields.type_url, SECRET_TYPE_URL);
         let item = |any: &Any| {
             assert_eq!(any.type_url, SECRET_TYPE_URL);
             let text = String::from_utf8(any.value.to_vec()).unwrap();
             text.split_once(' ').map(|(name, value)| (name.to_owned(), value.to_owned())).unwrap()
         };
-        let items: Vec<_> = answer.resources.iter().map(item).collect();
+        let items: Vec<_> = fields.resources.iter().map(item).collect();
         let labels: Vec<_> =
             items.iter().map(|(name, value)| (name.clone(), version(name, value).to_string())).collect();
-        assert_eq!(answer.labels, D::IS_DELTA.then_some(labels));
-        let removed = answer.removed.clone();
+        assert_eq!(fields.labels, D::IS_DELTA.then_some(labels));
+        let removed = fields.removed.clone();
         assert!(!items.is_empty() || !removed.is_empty(), "an empty response");
-        self.last = Some(answer);
+        self.last = Some(fields);
         assert!(
             self.dialect.respond(&mut self.session, &self.resources).is_none(),
-            "everything goes at once"
+            "one response has everything"
         );
         (items, removed)
     }
 
     fn expect(&mut self, items: &[Item], removed: &[&str]) {
-        let (sent, told) = self.respond();
+        let (sent, removed_names) = self.respond();
         let sent: Vec<_> = sent.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        assert_eq!((sent.as_slice(), told), (items, strings(removed)));
+        assert_eq!((sent.as_slice(), removed_names), (items, strings(removed)));
     }
 
     fn play(&mut self, step: &Step) {
@@ -224,17 +222,17 @@ impl<D: Wire> Talk<D> {
         };
         match *step {
             Open(names) => self.open(names, Vec::new()),
-            Return(names, items) => {
+            Reconnect(names, items) => {
                 let held: Vec<_> = owned(items);
                 self.accepted = combined(held.iter().map(|(name, version)| (name.as_str(), version)));
                 let held = held.into_iter().map(|(name, version)| (name, version.to_string())).collect();
                 self.open(names, held);
             }
-            Want(names) => self.want(&self.last_nonce(), names),
-            WantOf(nonce, names) => self.want(nonce, names),
-            Change { ask, give_up } => {
-                assert!(D::IS_DELTA, "only delta can say this");
-                self.change(ask, give_up);
+            SetNames(names) => self.set_names(&self.last_nonce(), names),
+            SetNamesOf(nonce, names) => self.set_names(nonce, names),
+            Change { subscribe, unsubscribe } => {
+                assert!(D::IS_DELTA, "this step is for delta only");
+                self.change(subscribe, unsubscribe);
             }
             Ack => self.ack(&self.last_nonce()),
             Nack => self.nack(&self.last_nonce()),
@@ -242,7 +240,7 @@ impl<D: Wire> Talk<D> {
             NackOf(nonce) => self.nack(nonce),
             Publish(name, value) => self.publish(name, value),
             Sent(items) => self.expect(items, &[]),
-            Told(items, removed) => self.expect(items, if D::IS_DELTA { removed } else { &[] }),
+            SentAndRemoved(items, removed) => self.expect(items, if D::IS_DELTA { removed } else { &[] }),
             Silence => self.expect(&[], &[]),
             Accepted(items) => assert_eq!(self.received.verdict, verdict(items, None)),
             Rejected(items) => assert_eq!(self.received.verdict, verdict(items, Some("no\u{fffd}way"))),
@@ -254,14 +252,14 @@ impl<D: Wire> Talk<D> {
     }
 }
 
-/// Plays each conversation in both dialects; what fails is told with its name and line.
+/// Plays each conversation in both dialects; a failure is reported with its title and line.
 fn play(conversations: &[(&str, &[Step])]) {
-    fn play_in<D: Wire>(title: &str, steps: &[Step]) {
+    fn play_in<D: ClientDialect>(title: &str, steps: &[Step]) {
         let mut talk = Talk::<D>::default();
         for (line, step) in steps.iter().enumerate() {
-            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| talk.play(step)));
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| talk.play(step)));
             let dialect = if D::IS_DELTA { "delta" } else { "sotw" };
-            assert!(told.is_ok(), "{title:?} in {dialect}, line {}: {step:?}", line + 1);
+            assert!(outcome.is_ok(), "{title:?} in {dialect}, line {}: {step:?}", line + 1);
         }
     }
     for (title, steps) in conversations {

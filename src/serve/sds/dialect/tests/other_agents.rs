@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// Situations of the tests of SPIRE's agent (`sds/v3`) and of Istio's (`sds` and `xds`), which are not named above.
+/// Cases from the tests of SPIRE's agent (`sds/v3`) and Istio's (`sds` and `xds`) that the other modules don't have.
 #[test]
-fn what_other_agents_test_holds_here() {
+fn the_cases_of_spire_and_istio_pass() {
     play(&[
         (
             "SPIRE: key pair and bundle on one stream, then both renewed",
@@ -23,7 +23,7 @@ fn what_other_agents_test_holds_here() {
             ],
         ),
         (
-            "SPIRE: an update that is not about what was asked for is not sent",
+            "SPIRE: an update of a name that is not subscribed is not sent",
             &[Publish("a", "1"), Open(&["a"]), Sent(&[("a", "1")]), Ack, Publish("b", "1"), Silence],
         ),
         (
@@ -42,7 +42,7 @@ fn what_other_agents_test_holds_here() {
             ],
         ),
         (
-            "SPIRE: a refused version waits for the next update",
+            "SPIRE: after a NACK the client waits for the next update",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -56,24 +56,24 @@ fn what_other_agents_test_holds_here() {
             ],
         ),
         (
-            "SPIRE: the names change from one to another with the answer",
+            "SPIRE: an ACK changes the subscribed names",
             &[
                 Publish("a", "1"),
                 Publish("b", "1"),
                 Open(&["a"]),
                 Sent(&[("a", "1")]),
-                Want(&["b"]),
+                SetNames(&["b"]),
                 Sent(&[("b", "1")]),
-                Want(&["a", "b"]),
+                SetNames(&["a", "b"]),
                 Sent(&[("a", "1")]),
             ],
         ),
         (
-            "SPIRE: no name at all subscribes to nothing, not to everything",
+            "SPIRE: an empty list of names subscribes to nothing, not to everything",
             &[Publish("a", "1"), Publish("b", "1"), Open(&[]), Silence, Publish("a", "2"), Silence],
         ),
         (
-            "Istio: one of two secrets changes, it alone is pushed",
+            "Istio: if one of two secrets changes, only that one is pushed",
             &[
                 Publish("a", "1"),
                 Publish("b", "1"),
@@ -90,28 +90,28 @@ fn what_other_agents_test_holds_here() {
             ],
         ),
         (
-            "Istio: a client that was away while the secret changed gets the newer one alone",
+            "Istio: a client that was disconnected while the secret changed gets only the newer one",
             &[
                 Publish("a", "2"),
                 Publish("b", "1"),
-                Return(&["a"], &[("a", "1")]),
+                Reconnect(&["a"], &[("a", "1")]),
                 Sent(&[("a", "2")]),
                 Ack,
                 Silence,
             ],
         ),
         (
-            "Istio: a secret that failed at first is pushed when it can be made",
-            &[Open(&["a"]), Silence, Want(&["a"]), Silence, Publish("a", "1"), Sent(&[("a", "1")])],
+            "Istio: a secret that failed at first is pushed once it is available",
+            &[Open(&["a"]), Silence, SetNames(&["a"]), Silence, Publish("a", "1"), Sent(&[("a", "1")])],
         ),
         (
-            "Istio: no push after the client gave the name up, though it has not answered",
+            "Istio: no push after the client unsubscribed, although it has not answered",
             &[
                 Publish("a", "1"),
                 Open(&["a", "b"]),
                 Sent(&[("a", "1")]),
-                InDelta(&[Change { ask: &[], give_up: &["a"] }, NoVerdict]),
-                InSotw(&[Want(&["b"])]),
+                InDelta(&[Change { subscribe: &[], unsubscribe: &["a"] }, NoVerdict]),
+                InSotw(&[SetNames(&["b"])]),
                 Publish("a", "2"),
                 Silence,
                 InDelta(&[Ack, Accepted(&[("a", "1")]), Silence]),

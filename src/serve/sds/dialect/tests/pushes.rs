@@ -1,4 +1,4 @@
-//! What is sent when: each version once, each name by itself.
+//! What is sent, and when: each version once, each name on its own.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 fn a_version_is_sent_once_and_the_next_one_is_pushed() {
     play(&[
         (
-            "what is there is sent at once, and not again",
+            "an available secret is sent at once, and not again",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -35,7 +35,7 @@ fn a_version_is_sent_once_and_the_next_one_is_pushed() {
             ],
         ),
         (
-            "of two updates before a push the newest is sent",
+            "of two updates before a push, the newest is sent",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -50,7 +50,7 @@ fn a_version_is_sent_once_and_the_next_one_is_pushed() {
             ],
         ),
         (
-            "an update that is taken back before it is pushed is no update",
+            "an update that is reverted before it is pushed is not pushed",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -62,7 +62,7 @@ fn a_version_is_sent_once_and_the_next_one_is_pushed() {
             ],
         ),
         (
-            "an answer that never comes holds nothing back",
+            "a missing ACK holds nothing back",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -77,7 +77,7 @@ fn a_version_is_sent_once_and_the_next_one_is_pushed() {
             ],
         ),
         (
-            "an answer twice is one verdict",
+            "a repeated answer is one verdict",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -95,10 +95,10 @@ fn a_version_is_sent_once_and_the_next_one_is_pushed() {
 }
 
 #[test]
-fn every_name_has_its_own_fate() {
+fn every_name_is_sent_on_its_own() {
     play(&[
         (
-            "what is ready is sent at once, the rest when it comes",
+            "available names are sent at once, the others when they become available",
             &[
                 Publish("b", "1"),
                 Open(&["a", "b", "c"]),
@@ -114,22 +114,22 @@ fn every_name_has_its_own_fate() {
             ],
         ),
         (
-            "a name that nobody gives is never sent and holds nothing back",
+            "an unknown name is never sent and holds nothing back",
             &[
-                Open(&["a", "nobody"]),
-                Told(&[], &["nobody"]),
+                Open(&["a", "unknown"]),
+                SentAndRemoved(&[], &["unknown"]),
                 Publish("a", "1"),
                 Sent(&[("a", "1")]),
                 Ack,
                 Silence,
                 Publish("a", "2"),
                 Sent(&[("a", "2")]),
-                Want(&["nobody"]),
+                SetNames(&["unknown"]),
                 Silence,
             ],
         ),
         (
-            "several names that are ready go in one response, sorted",
+            "available names are sent in one response, sorted",
             &[
                 Publish("b", "1"),
                 Publish("a", "1"),
@@ -140,9 +140,9 @@ fn every_name_has_its_own_fate() {
             ],
         ),
         (
-            "a name that is asked for twice is one name",
+            "a name that is listed twice is one name",
             &[Publish("a", "1"), Open(&["a", "a"]), Sent(&[("a", "1")]), Ack, Silence],
         ),
-        ("no name at all is no answer", &[Publish("a", "1"), Open(&[]), Silence]),
+        ("a request without names has no response", &[Publish("a", "1"), Open(&[]), Silence]),
     ]);
 }

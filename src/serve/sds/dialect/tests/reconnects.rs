@@ -3,13 +3,13 @@
 use super::*;
 
 #[test]
-fn a_client_that_comes_back_is_sent_only_what_it_does_not_hold() {
+fn a_reconnecting_client_is_sent_only_what_it_does_not_hold() {
     play(&[
         (
-            "it holds the one name's newest version",
+            "the client holds the newest version of its only name",
             &[
                 Publish("a", "1"),
-                Return(&["a"], &[("a", "1")]),
+                Reconnect(&["a"], &[("a", "1")]),
                 NoVerdict,
                 Silence,
                 Publish("a", "2"),
@@ -17,50 +17,50 @@ fn a_client_that_comes_back_is_sent_only_what_it_does_not_hold() {
             ],
         ),
         (
-            "it holds an older version",
-            &[Publish("a", "2"), Return(&["a"], &[("a", "1")]), Sent(&[("a", "2")]), Ack, Silence],
+            "the client holds an older version",
+            &[Publish("a", "2"), Reconnect(&["a"], &[("a", "1")]), Sent(&[("a", "2")]), Ack, Silence],
         ),
         (
-            "it holds the newest version of all names",
+            "the client holds the newest version of all names",
             &[
                 Publish("a", "1"),
                 Publish("b", "1"),
-                Return(&["a", "b"], &[("a", "1"), ("b", "1")]),
+                Reconnect(&["a", "b"], &[("a", "1"), ("b", "1")]),
                 Silence,
                 Publish("b", "2"),
                 Sent(&[("b", "2")]),
             ],
         ),
         (
-            "it holds an older version of one of them: which, it can say in delta alone",
+            "the client holds an older version of one name: only delta can say of which",
             &[
                 Publish("a", "1"),
                 Publish("b", "2"),
-                Return(&["a", "b"], &[("a", "1"), ("b", "1")]),
+                Reconnect(&["a", "b"], &[("a", "1"), ("b", "1")]),
                 InSotw(&[Sent(&[("a", "1"), ("b", "2")])]),
                 InDelta(&[Sent(&[("b", "2")])]),
                 Silence,
             ],
         ),
         (
-            "it never held one of them, because there was none",
+            "the client holds no version of a name that was not available",
             &[
                 Publish("a", "1"),
-                Return(&["a", "b"], &[("a", "1")]),
+                Reconnect(&["a", "b"], &[("a", "1")]),
                 Silence,
                 Publish("b", "1"),
                 Sent(&[("b", "1")]),
             ],
         ),
         (
-            "what it holds comes only after it: it is judged then",
-            &[Return(&["a"], &[("a", "1")]), Silence, Publish("a", "1"), Silence],
+            "the held version is published only later: it is not sent then",
+            &[Reconnect(&["a"], &[("a", "1")]), Silence, Publish("a", "1"), Silence],
         ),
         (
-            "its claim is judged only once",
+            "the claim counts only once",
             &[
                 Publish("a", "2"),
-                Return(&["a"], &[("a", "1")]),
+                Reconnect(&["a"], &[("a", "1")]),
                 Sent(&[("a", "2")]),
                 Ack,
                 Publish("a", "1"),
@@ -68,25 +68,31 @@ fn a_client_that_comes_back_is_sent_only_what_it_does_not_hold() {
             ],
         ),
         (
-            "its claim holds for what it asked for then, not for a name that it asks for anew",
-            &[Return(&["a"], &[("a", "1")]), Want(&[]), Want(&["a"]), Publish("a", "1"), Sent(&[("a", "1")])],
+            "the claim does not count for a name that is subscribed again",
+            &[
+                Reconnect(&["a"], &[("a", "1")]),
+                SetNames(&[]),
+                SetNames(&["a"]),
+                Publish("a", "1"),
+                Sent(&[("a", "1")]),
+            ],
         ),
         (
-            "a name that it adds later is answered although it comes back with the rest",
+            "a name that is added later is sent, although the others are held",
             &[
                 Publish("a", "1"),
                 Publish("b", "1"),
-                Return(&["a"], &[("a", "1")]),
+                Reconnect(&["a"], &[("a", "1")]),
                 Silence,
-                Want(&["a", "b"]),
+                SetNames(&["a", "b"]),
                 Sent(&[("b", "1")]),
             ],
         ),
         (
-            "the newer version of what it holds was refused: the older one replaces that when it comes back",
+            "the newer version was rejected: the held older one replaces it when it returns",
             &[
                 Publish("a", "2"),
-                Return(&["a"], &[("a", "1")]),
+                Reconnect(&["a"], &[("a", "1")]),
                 Sent(&[("a", "2")]),
                 Nack,
                 Publish("a", "1"),
@@ -94,33 +100,33 @@ fn a_client_that_comes_back_is_sent_only_what_it_does_not_hold() {
             ],
         ),
         (
-            "it holds versions of names that it does not want: in delta they don't matter",
+            "the client holds versions of other names: delta ignores them",
             &[
                 Publish("a", "1"),
                 Publish("b", "1"),
-                Return(&["a"], &[("a", "1"), ("b", "1"), ("nobody", "1")]),
-                InDelta(&[Silence, Want(&["a", "b"])]),
-                InSotw(&[Sent(&[("a", "1")]), Want(&["a", "b"])]),
+                Reconnect(&["a"], &[("a", "1"), ("b", "1"), ("unknown", "1")]),
+                InDelta(&[Silence, SetNames(&["a", "b"])]),
+                InSotw(&[Sent(&[("a", "1")]), SetNames(&["a", "b"])]),
                 Sent(&[("b", "1")]),
             ],
         ),
         (
-            "it says that it holds nothing that ever was here",
+            "the client holds a version that never existed here",
             &[
                 Publish("a", "1"),
-                Return(&["a"], &[("a", "of another agent")]),
+                Reconnect(&["a"], &[("a", "of another agent")]),
                 Sent(&[("a", "1")]),
                 Ack,
                 Silence,
             ],
         ),
         (
-            "it holds what it asks for again: it is answered",
+            "the client holds a version and requests the name again: it is sent",
             &[
                 Publish("a", "1"),
-                Return(&["a"], &[("a", "1")]),
+                Reconnect(&["a"], &[("a", "1")]),
                 Silence,
-                InDelta(&[Change { ask: &["a"], give_up: &[] }, Sent(&[("a", "1")])]),
+                InDelta(&[Change { subscribe: &["a"], unsubscribe: &[] }, Sent(&[("a", "1")])]),
                 Silence,
             ],
         ),
@@ -128,7 +134,7 @@ fn a_client_that_comes_back_is_sent_only_what_it_does_not_hold() {
 }
 
 #[test]
-fn a_claim_that_is_no_version_is_nothing_that_is_held() {
+fn a_held_version_that_is_malformed_is_ignored() {
     let junk = [
         "",
         "1",
@@ -141,23 +147,23 @@ fn a_claim_that_is_no_version_is_nothing_that_is_held() {
     for claim in junk {
         let mut talk = Talk::<Delta>::default();
         talk.open(
-            &["a", "nobody"],
-            vec![("a".to_owned(), claim.clone()), ("nobody".to_owned(), claim.clone())],
+            &["a", "unknown"],
+            vec![("a".to_owned(), claim.clone()), ("unknown".to_owned(), claim.clone())],
         );
-        talk.expect(&[], &["nobody"]);
-        assert_eq!(talk.last.as_ref().unwrap().version, combined([].into_iter()), "{claim:?} comes back");
+        talk.expect(&[], &["unknown"]);
+        assert_eq!(talk.last.as_ref().unwrap().version, combined([].into_iter()), "{claim:?} was echoed");
         talk.publish("a", "1");
         talk.expect(&[("a", "1")], &[]);
     }
 }
 
 #[test]
-fn only_the_first_request_says_what_is_kept_from_an_earlier_stream() {
+fn only_the_first_request_can_name_held_versions() {
     let mut talk = Talk::<Delta>::default();
     talk.publish("a", "1");
     talk.open(&[], Vec::new());
-    talk.wanted.insert("a".to_owned());
+    talk.subscribed.insert("a".to_owned());
     let held = vec![("a".to_owned(), version("a", "1").to_string())];
-    talk.receive(Words { subscribe: strings(&["a"]), held, ..talk.words() });
+    talk.receive(RequestFields { subscribe: strings(&["a"]), held, ..talk.fields() });
     talk.expect(&[("a", "1")], &[]);
 }

@@ -2,13 +2,13 @@
 
 use super::*;
 
-/// What only delta can say: there is no other way to ask twice, nor to speak of names without an answer.
+/// Only delta can request a name twice, or change names without a nonce.
 #[test]
-fn a_name_that_is_asked_for_again_is_answered_again() {
-    const AGAIN: Step = Change { ask: &["a"], give_up: &[] };
+fn a_name_that_is_requested_again_is_sent_again() {
+    const AGAIN: Step = Change { subscribe: &["a"], unsubscribe: &[] };
     play(&[
         (
-            "although it is unchanged and was taken",
+            "although it is unchanged and was accepted",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -21,7 +21,7 @@ fn a_name_that_is_asked_for_again_is_answered_again() {
             ],
         ),
         (
-            "although it was not answered yet, and each answer has its verdict",
+            "although the first response waits for its verdict, and each response has its own verdict",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -51,7 +51,7 @@ fn a_name_that_is_asked_for_again_is_answered_again() {
             ],
         ),
         (
-            "although its rejection comes after the question",
+            "although its NACK arrives after the second request",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -60,7 +60,7 @@ fn a_name_that_is_asked_for_again_is_answered_again() {
             ],
         ),
         (
-            "although its acceptance comes after the question",
+            "although its ACK arrives after the second request",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -69,7 +69,7 @@ fn a_name_that_is_asked_for_again_is_answered_again() {
             ],
         ),
         (
-            "once, although the rejection of the first answer comes after the second",
+            "once, although the NACK of the first response arrives after the second response",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -89,7 +89,7 @@ fn a_name_that_is_asked_for_again_is_answered_again() {
             ],
         ),
         (
-            "and what it was answered with stands, although the first answer was rejected",
+            "and the second response counts as sent, although the first one was rejected",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -108,17 +108,22 @@ fn a_name_that_is_asked_for_again_is_answered_again() {
             ],
         ),
         (
-            "once, however often it is asked for in between",
+            "once, however often it is requested before the response",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
                 Sent(&[("a", "1")]),
-                InDelta(&[AGAIN, Change { ask: &["a", "a"], give_up: &[] }, AGAIN, Sent(&[("a", "1")])]),
+                InDelta(&[
+                    AGAIN,
+                    Change { subscribe: &["a", "a"], unsubscribe: &[] },
+                    AGAIN,
+                    Sent(&[("a", "1")]),
+                ]),
                 Silence,
             ],
         ),
         (
-            "alone, without the names that are not asked for again",
+            "alone, without the names that are not requested again",
             &[
                 Publish("a", "1"),
                 Publish("b", "1"),
@@ -141,11 +146,11 @@ fn a_name_that_is_asked_for_again_is_answered_again() {
             ],
         ),
         (
-            "when it comes, if it is not there yet",
+            "when it becomes available",
             &[Open(&["a"]), InDelta(&[AGAIN]), Silence, Publish("a", "1"), Sent(&[("a", "1")]), Silence],
         ),
         (
-            "given up and asked for in one request",
+            "unsubscribed and subscribed in one request",
             &[
                 Publish("a", "1"),
                 Publish("b", "1"),
@@ -153,7 +158,7 @@ fn a_name_that_is_asked_for_again_is_answered_again() {
                 Sent(&[("a", "1"), ("b", "1")]),
                 Ack,
                 InDelta(&[
-                    Change { ask: &["a"], give_up: &["a"] },
+                    Change { subscribe: &["a"], unsubscribe: &["a"] },
                     Sent(&[("a", "1")]),
                     Publish("a", "2"),
                     Sent(&[("a", "2")]),
@@ -162,24 +167,29 @@ fn a_name_that_is_asked_for_again_is_answered_again() {
             ],
         ),
         (
-            "given up and asked for in two requests",
+            "unsubscribed and subscribed in two requests",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
                 Sent(&[("a", "1")]),
                 Ack,
-                InDelta(&[Change { ask: &[], give_up: &["a"] }, Silence, AGAIN, Sent(&[("a", "1")])]),
+                InDelta(&[
+                    Change { subscribe: &[], unsubscribe: &["a"] },
+                    Silence,
+                    AGAIN,
+                    Sent(&[("a", "1")]),
+                ]),
                 Silence,
             ],
         ),
         (
-            "given up and asked for while a response is unanswered: its verdict is not about the next one",
+            "unsubscribed and subscribed while a response waits: its verdict does not count for the next response",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
                 Sent(&[("a", "1")]),
                 InDelta(&[
-                    Change { ask: &["a"], give_up: &["a"] },
+                    Change { subscribe: &["a"], unsubscribe: &["a"] },
                     Sent(&[("a", "1")]),
                     NackOf("1"),
                     Rejected(&[("a", "1")]),
@@ -193,13 +203,13 @@ fn a_name_that_is_asked_for_again_is_answered_again() {
             ],
         ),
         (
-            "what was taken before it was given up is not held when it is asked for anew",
+            "a version that was accepted before unsubscribing is not held after subscribing again",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
                 Sent(&[("a", "1")]),
                 InDelta(&[
-                    Change { ask: &["a"], give_up: &["a"] },
+                    Change { subscribe: &["a"], unsubscribe: &["a"] },
                     Publish("a", "2"),
                     Sent(&[("a", "2")]),
                     AckOf("1"),
@@ -211,15 +221,15 @@ fn a_name_that_is_asked_for_again_is_answered_again() {
             ],
         ),
         (
-            "names that were never asked for are given up without a word",
+            "unsubscribing from names that were never subscribed has no response",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
                 Sent(&[("a", "1")]),
                 InDelta(&[
-                    Change { ask: &[], give_up: &["b", "nobody", "b", ""] },
+                    Change { subscribe: &[], unsubscribe: &["b", "unknown", "b", ""] },
                     Silence,
-                    Change { ask: &[], give_up: &[] },
+                    Change { subscribe: &[], unsubscribe: &[] },
                     Silence,
                 ]),
                 Publish("a", "2"),

@@ -1,4 +1,4 @@
-//! Names are added and dropped while the stream is open.
+//! Names are subscribed and unsubscribed while the stream is open.
 
 use super::*;
 
@@ -6,14 +6,14 @@ use super::*;
 fn subscriptions_change_while_the_stream_is_open() {
     play(&[
         (
-            "a name that is added is answered alone",
+            "an added name is sent alone",
             &[
                 Publish("a", "1"),
                 Publish("b", "1"),
                 Open(&["a"]),
                 Sent(&[("a", "1")]),
                 Ack,
-                Want(&["a", "b"]),
+                SetNames(&["a", "b"]),
                 NoVerdict,
                 Sent(&[("b", "1")]),
                 Ack,
@@ -22,23 +22,23 @@ fn subscriptions_change_while_the_stream_is_open() {
             ],
         ),
         (
-            "a name that is added with an acceptance is answered",
+            "a name that is added together with an ACK is sent",
             &[
                 Publish("a", "1"),
                 Publish("b", "1"),
                 Open(&["a"]),
                 Sent(&[("a", "1")]),
-                Want(&["a", "b"]),
+                SetNames(&["a", "b"]),
                 Accepted(&[("a", "1")]),
                 Sent(&[("b", "1")]),
             ],
         ),
         (
-            "a name that is added before the first response is answered with it",
+            "a name that is added before the first response is sent with it",
             &[
                 Open(&["a"]),
                 Silence,
-                Want(&["a", "b"]),
+                SetNames(&["a", "b"]),
                 Silence,
                 Publish("a", "1"),
                 Publish("b", "1"),
@@ -46,14 +46,14 @@ fn subscriptions_change_while_the_stream_is_open() {
             ],
         ),
         (
-            "nothing is sent for a name that is no longer wanted",
+            "nothing is sent for an unsubscribed name",
             &[
                 Publish("a", "1"),
                 Publish("b", "1"),
                 Open(&["a", "b"]),
                 Sent(&[("a", "1"), ("b", "1")]),
                 Ack,
-                Want(&["b"]),
+                SetNames(&["b"]),
                 Publish("a", "2"),
                 Silence,
                 Publish("b", "2"),
@@ -61,60 +61,60 @@ fn subscriptions_change_while_the_stream_is_open() {
             ],
         ),
         (
-            "a name that is asked for anew is answered, unchanged as it is",
+            "a name that is subscribed again is sent, even if unchanged",
             &[
                 Publish("a", "1"),
                 Open(&["a", "b"]),
                 Sent(&[("a", "1")]),
                 Ack,
-                Want(&["b"]),
+                SetNames(&["b"]),
                 Silence,
-                Want(&["a", "b"]),
+                SetNames(&["a", "b"]),
                 Sent(&[("a", "1")]),
                 Ack,
                 Silence,
             ],
         ),
         (
-            "a verdict on a name that is no longer wanted is still told",
+            "a verdict on an unsubscribed name is still reported",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
                 Sent(&[("a", "1")]),
-                Want(&[]),
+                SetNames(&[]),
                 Accepted(&[("a", "1")]),
                 Silence,
             ],
         ),
         (
-            "a rejection of a name that is no longer wanted is told too, and is no obstacle to asking anew",
+            "a NACK of an unsubscribed name is reported too, and does not prevent subscribing again",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
                 Sent(&[("a", "1")]),
                 InDelta(&[
-                    Change { ask: &[], give_up: &["a"] },
+                    Change { subscribe: &[], unsubscribe: &["a"] },
                     NoVerdict,
                     Nack,
                     Rejected(&[("a", "1")]),
                     Silence,
                 ]),
-                InSotw(&[Want(&[])]),
+                InSotw(&[SetNames(&[])]),
                 Publish("a", "2"),
                 Publish("a", "1"),
                 Silence,
-                Want(&["a"]),
+                SetNames(&["a"]),
                 Sent(&[("a", "1")]),
             ],
         ),
         (
-            "it gives up one name with its answer and asks for another",
+            "an ACK unsubscribes from one name and subscribes to another",
             &[
                 Publish("a", "1"),
                 Publish("b", "1"),
                 Open(&["a"]),
                 Sent(&[("a", "1")]),
-                Want(&["b"]),
+                SetNames(&["b"]),
                 Accepted(&[("a", "1")]),
                 Sent(&[("b", "1")]),
                 Publish("a", "2"),
@@ -124,10 +124,10 @@ fn subscriptions_change_while_the_stream_is_open() {
             ],
         ),
         (
-            "a name is given up before it is there",
+            "a name is unsubscribed before it is available",
             &[
                 Open(&["a", "b"]),
-                Want(&["b"]),
+                SetNames(&["b"]),
                 Publish("a", "1"),
                 Silence,
                 Publish("b", "1"),
@@ -135,28 +135,28 @@ fn subscriptions_change_while_the_stream_is_open() {
             ],
         ),
         (
-            "the last name is given up: the stream stays open for others",
+            "the last name is unsubscribed: the stream stays open for others",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
                 Sent(&[("a", "1")]),
-                Want(&[]),
+                SetNames(&[]),
                 Publish("a", "2"),
                 Silence,
                 Publish("b", "1"),
                 Silence,
-                Want(&["b"]),
+                SetNames(&["b"]),
                 Sent(&[("b", "1")]),
             ],
         ),
         (
-            "names that are asked for before anything is there are answered each when it comes",
+            "names that are subscribed early are each sent when they become available",
             &[
                 Open(&[]),
                 Silence,
-                Want(&["a"]),
+                SetNames(&["a"]),
                 Silence,
-                Want(&["a", "b"]),
+                SetNames(&["a", "b"]),
                 Publish("b", "1"),
                 Sent(&[("b", "1")]),
                 Publish("a", "1"),

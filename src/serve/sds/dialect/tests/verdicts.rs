@@ -1,4 +1,4 @@
-//! ACKs and NACKs: which response they settle, and what is sent afterwards.
+//! ACKs and NACKs: which response each settles, and what is sent afterwards.
 
 use super::*;
 
@@ -27,7 +27,7 @@ fn a_rejected_version_is_not_sent_again() {
             ],
         ),
         (
-            "nor when it comes back after a version that was accepted",
+            "not even when it returns after a version that was accepted",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -43,7 +43,7 @@ fn a_rejected_version_is_not_sent_again() {
             ],
         ),
         (
-            "nor when it comes back after another that was rejected",
+            "not even when it returns after another rejected version",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -57,7 +57,7 @@ fn a_rejected_version_is_not_sent_again() {
             ],
         ),
         (
-            "what was accepted before its successor was rejected replaces that when it comes back",
+            "a version that was accepted before its successor was rejected replaces the rejected one when it returns",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -73,7 +73,7 @@ fn a_rejected_version_is_not_sent_again() {
             ],
         ),
         (
-            "names that were in another response are not touched by it",
+            "a NACK does not affect the names of another response",
             &[
                 Publish("a", "1"),
                 Open(&["a", "b"]),
@@ -91,14 +91,14 @@ fn a_rejected_version_is_not_sent_again() {
             ],
         ),
         (
-            "asking anew for the name answers it even so",
+            "except after unsubscribing and subscribing again",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
                 Sent(&[("a", "1")]),
                 Nack,
-                Want(&[]),
-                Want(&["a"]),
+                SetNames(&[]),
+                SetNames(&["a"]),
                 Sent(&[("a", "1")]),
             ],
         ),
@@ -106,10 +106,10 @@ fn a_rejected_version_is_not_sent_again() {
 }
 
 #[test]
-fn a_verdict_is_about_the_response_that_it_names() {
+fn a_verdict_settles_the_response_that_it_names() {
     play(&[
         (
-            "an older response: delta hears each, state of the world only the last one",
+            "an older response: delta takes each verdict, state of the world only the last one",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -129,7 +129,7 @@ fn a_verdict_is_about_the_response_that_it_names() {
             ],
         ),
         (
-            "a nonce that never was is no verdict",
+            "an unknown nonce is not a verdict",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -168,7 +168,7 @@ fn a_verdict_is_about_the_response_that_it_names() {
             ],
         ),
         (
-            "the newer response's verdict comes first",
+            "the newer response's verdict arrives first",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -189,7 +189,7 @@ fn a_verdict_is_about_the_response_that_it_names() {
             ],
         ),
         (
-            "it refuses the newer response and then takes the older one",
+            "a NACK of the newer response, then an ACK of the older one",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -211,7 +211,7 @@ fn a_verdict_is_about_the_response_that_it_names() {
             ],
         ),
         (
-            "it refuses an older response: that version is not sent again, the newer one stands",
+            "a NACK of an older response: that version is not sent again, the newer one stays",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -227,7 +227,7 @@ fn a_verdict_is_about_the_response_that_it_names() {
             ],
         ),
         (
-            "it refuses a version and takes it when it comes a second time",
+            "a version is rejected, and accepted when it is sent a second time",
             &[
                 Publish("a", "1"),
                 Open(&["a"]),
@@ -272,7 +272,7 @@ fn a_verdict_is_about_the_response_that_it_names() {
             ],
         ),
         (
-            "one verdict is about all names of its response",
+            "one verdict covers all names of its response",
             &[
                 Publish("a", "1"),
                 Publish("b", "1"),
@@ -289,7 +289,7 @@ fn a_verdict_is_about_the_response_that_it_names() {
             ],
         ),
         (
-            "other names in an answer to an older response: delta hears them, state of the world waits for the last",
+            "other names in an answer to an older response: delta takes them, state of the world waits for the last answer",
             &[
                 Publish("a", "1"),
                 Publish("b", "1"),
@@ -297,8 +297,8 @@ fn a_verdict_is_about_the_response_that_it_names() {
                 Sent(&[("a", "1")]),
                 Publish("a", "2"),
                 Sent(&[("a", "2")]),
-                WantOf("1", &["a", "b"]),
-                InSotw(&[NoVerdict, Silence, Want(&["a", "b"]), Accepted(&[("a", "2")])]),
+                SetNamesOf("1", &["a", "b"]),
+                InSotw(&[NoVerdict, Silence, SetNames(&["a", "b"]), Accepted(&[("a", "2")])]),
                 InDelta(&[Accepted(&[("a", "1")])]),
                 Sent(&[("b", "1")]),
             ],
