@@ -94,7 +94,8 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     if config.landlock {
         // Before there are other threads.
         let sockets = [Some(&sds), admin.as_ref()].into_iter().flatten();
-        let ours = sockets.filter_map(Listener::own_folder).chain(ready_file.as_ref().map(ReadyFile::folder));
+        let ours =
+            sockets.filter_map(Listener::own_directory).chain(ready_file.as_ref().map(ReadyFile::folder));
         confine(&config, ours.map(Path::to_owned).collect())?;
     }
     let cert_dir =

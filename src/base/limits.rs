@@ -20,7 +20,7 @@ pub const CERTIFICATES: usize = 500;
 pub const CRLS: usize = 100;
 /// Bytes of a token file.
 pub const TOKEN_BYTES: u64 = 64 << 10;
-/// Roots that no CA returns any more but that may have issued the leaves of peers.
+/// Roots that CAs no longer return but that may have issued the leaves of peers.
 pub const OLD_ROOTS: usize = 32;
 /// Bytes of a CA's response.
 pub const CA_ANSWER_BYTES: usize = 1 << 20;

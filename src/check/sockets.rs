@@ -77,7 +77,7 @@ impl Findings {
                 self.note(state, about, format!("{shown}: {text}"));
                 return is_agent != Some(false);
             }
-            Ok(Occupant::Nobody | Occupant::Dead) => {
+            Ok(Occupant::None | Occupant::Dead) => {
                 self.note(State::Ok, about, format!("{shown}: its folder is there, and nobody serves"));
             }
         }

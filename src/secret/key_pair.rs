@@ -9,7 +9,7 @@ use crate::base::spiffe_id::SpiffeId;
 use crate::pki::certificate::{Certificate, NotACertificate};
 use crate::pki::key::{NotAKey, PrivateKey};
 
-/// A private key and the chain that speaks for it: leaf first, each followed by its issuer, without roots, without
+/// A private key and its certificate chain: leaf first, each certificate followed by its issuer, without roots and
 /// duplicates.
 pub struct KeyPair {
     chain: Vec<CertificateDer<'static>>,
@@ -21,36 +21,31 @@ pub struct KeyPair {
 /// Why a chain and a key are not a key pair.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAKeyPair {
-    /// A chain without certificates.
-    #[error("the chain is empty")]
+    #[error("the certificate chain is empty")]
     Empty,
-    /// One of the chain's certificates.
     #[error(transparent)]
     Certificate(#[from] NotACertificate),
-    /// The key can't be used.
-    #[error("the key: {0}")]
+    #[error("private key: {0}")]
     Key(#[from] NotAKey),
-    /// Another key's certificate.
-    #[error("the private key does not fit the certificate of {leaf} (serial {serial})")]
+    #[error("the private key does not match the certificate of {leaf} (serial {serial})")]
     Foreign {
-        /// The names of the chain's first certificate.
+        /// Names of the first certificate of the chain.
         leaf: String,
-        /// Its serial number.
+        /// Serial number of that certificate.
         serial: String,
     },
-    /// The leaf is there, but not where it must be.
     #[error(
-        "the private key fits certificate {position} of the chain, not the first: the leaf must come first"
+        "the private key matches certificate {position} of the chain, not the first: the leaf must come first"
     )]
     NotFirst {
-        /// Where it is, from 1.
+        /// Counted from 1.
         position: usize,
     },
 }
 
 impl KeyPair {
-    /// Puts a key and its chain (leaf first) together. Roots and duplicates behind the leaf are left out, and what is
-    /// left is put in order: each certificate before its issuer. Those that issued none of the others come last.
+    /// Combines a key with its chain (leaf first). Drops roots and duplicates after the leaf, and sorts the rest: each
+    /// certificate before its issuer, and those that issued none of the others last.
     pub fn new(chain: Vec<CertificateDer<'static>>, key: PrivateKey) -> Result<Self, NotAKeyPair> {
         let parse = |der: CertificateDer<'static>| Certificate::parse(&der).map(|facts| (der, facts));
         let mut chain = chain.into_iter().map(parse).collect::<Result<Vec<_>, _>>()?;
@@ -58,8 +53,8 @@ impl KeyPair {
             return Err(NotAKeyPair::Empty);
         }
         let public_key = key.public_key()?;
-        let fits = |(_, facts): &(_, Certificate)| facts.public_key == public_key;
-        let (first, leaf) = match chain.iter().position(fits) {
+        let matches_key = |(_, facts): &(_, Certificate)| facts.public_key == public_key;
+        let (first, leaf) = match chain.iter().position(matches_key) {
             Some(0) => chain.remove(0),
             Some(index) => return Err(NotAKeyPair::NotFirst { position: index + 1 }),
             None => {
@@ -83,27 +78,25 @@ impl KeyPair {
         Ok(Self { chain: sorted, key, leaf, not_after })
     }
 
-    /// The certificates, leaf first.
+    /// Leaf first.
     pub fn chain(&self) -> &[CertificateDer<'static>] {
         &self.chain
     }
 
-    /// The private key.
     pub fn key(&self) -> &PrivateKey {
         &self.key
     }
 
-    /// What the leaf says.
     pub fn leaf(&self) -> &Certificate {
         &self.leaf
     }
 
-    /// The leaf's SPIFFE ID, where it has one.
+    /// The leaf's SPIFFE ID, if it has one.
     pub fn spiffe_id(&self) -> Option<SpiffeId> {
         self.leaf.spiffe_id()
     }
 
-    /// The first moment at which a certificate of the chain is no longer valid.
+    /// When the first certificate of the chain expires.
     pub fn not_after(&self) -> SystemTime {
         self.not_after
     }
@@ -145,15 +138,15 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_put_in_order_without_roots_and_duplicates() {
+    fn a_chain_is_sorted_without_roots_and_duplicates() {
         let root = CertifiedIssuer::self_signed(params("root", true), key()).unwrap();
         let upper = CertifiedIssuer::signed_by(params("upper", true), key(), &root).unwrap();
         let lower = CertifiedIssuer::signed_by(params("lower", true), key(), &upper).unwrap();
-        let stranger = CertifiedIssuer::signed_by(params("stranger", true), key(), &root).unwrap();
+        let unrelated = CertifiedIssuer::signed_by(params("unrelated", true), key(), &root).unwrap();
         let leaf_key = key();
         let leaf = params("leaf", false).signed_by(&leaf_key, &lower).unwrap().der().clone();
-        let [root, upper, lower, stranger] =
-            [&root, &upper, &lower, &stranger].map(|issuer| issuer.as_ref().der().clone());
+        let [root, upper, lower, unrelated] =
+            [&root, &upper, &lower, &unrelated].map(|issuer| issuer.as_ref().der().clone());
         let sorted = [&leaf, &lower, &upper].map(Clone::clone);
 
         let pair = |chain: &[&CertificateDer<'static>]| {
@@ -167,8 +160,8 @@ mod tests {
         ] {
             assert_eq!(pair(&chain).unwrap().chain(), sorted);
         }
-        let with_stranger = pair(&[&leaf, &stranger, &upper, &lower]).unwrap();
-        assert_eq!(with_stranger.chain(), [&sorted[..], &[stranger]].concat());
+        let with_unrelated = pair(&[&leaf, &unrelated, &upper, &lower]).unwrap();
+        assert_eq!(with_unrelated.chain(), [&sorted[..], &[unrelated]].concat());
 
         let error = pair(&[&lower, &upper, &leaf]).unwrap_err();
         assert_eq!(error, NotAKeyPair::NotFirst { position: 3 });

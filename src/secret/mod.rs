@@ -1,4 +1,4 @@
-//! Secrets: checked when they are made, so that whoever holds one can serve it.
+//! Secrets, their names and their encoding. A secret is checked when it is created, so it can always be served.
 
 mod key_pair;
 mod name;
@@ -15,18 +15,15 @@ pub use self::revocation::{Gap, Revocation, Uncovered};
 pub use self::trust_bundle::{NotATrustBundle, TrustBundle, Unchained};
 pub use self::wire::{Resource, Version};
 
-/// What a resource name stands for.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "it always lives behind an Arc, made once for each renewal")]
+#[expect(clippy::large_enum_variant, reason = "it is always in an Arc, created once per renewal")]
 pub enum Secret {
-    /// A private key and its certificate chain.
     KeyPair(KeyPair),
-    /// The roots that peers are checked against.
     TrustBundle(TrustBundle),
 }
 
 impl Secret {
-    /// When it ceases to be of use.
+    /// When the secret expires.
     pub fn not_after(&self) -> SystemTime {
         match self {
             Self::KeyPair(pair) => pair.not_after(),
@@ -34,7 +31,7 @@ impl Secret {
         }
     }
 
-    /// The same with the CRLs of `revocation` that are of use at `now`, where it is a trust bundle.
+    /// The same secret; a trust bundle gets the CRLs of `revocation` that are usable at `now`.
     pub fn with_revocation(self, revocation: &Revocation, now: SystemTime) -> Self {
         match self {
             Self::KeyPair(_) => self,

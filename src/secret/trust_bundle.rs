@@ -12,33 +12,31 @@ use crate::base::text;
 use crate::pki::certificate::{Certificate, NotACertificate};
 use crate::pki::crl::Crl;
 
-/// The roots that peers' certificates are checked against, never empty and without duplicates, and CRLs that fit them.
+/// Roots, never empty and without duplicates, and CRLs that cover them.
 pub struct TrustBundle {
     roots: Arc<Roots>,
     crls: Vec<Arc<Crl>>,
     not_after: SystemTime,
 }
 
-/// Shared by the bundles that differ in CRLs alone.
+/// Shared by the bundles that differ only in their CRLs.
 struct Roots {
     ders: Vec<CertificateDer<'static>>,
-    /// What they say. Few bundles are asked for it, and only these keep it.
+    /// The parsed roots, filled at the first use: few bundles need them.
     facts: OnceLock<Vec<Certificate>>,
 }
 
 /// Why certificates are not a trust bundle.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotATrustBundle {
-    /// No roots.
-    #[error("there is no root certificate in it")]
+    #[error("it holds no root certificate")]
     Empty,
-    /// One of the roots.
     #[error(transparent)]
     Certificate(#[from] NotACertificate),
 }
 
 impl TrustBundle {
-    /// A bundle of `roots`. Sorted, so that the same roots in another order are the same bundle.
+    /// A bundle of `roots`. They are sorted, so that their order makes no difference.
     pub fn new(mut roots: Vec<CertificateDer<'static>>) -> Result<Self, NotATrustBundle> {
         roots.sort_unstable_by(|a, b| a.as_ref().cmp(b.as_ref()));
         roots.dedup();
@@ -51,24 +49,23 @@ impl TrustBundle {
         Ok(Self { roots, crls: Vec::new(), not_after })
     }
 
-    /// The roots.
     pub fn roots(&self) -> &[CertificateDer<'static>] {
         &self.roots.ders
     }
 
-    /// What the roots say, in the same order.
+    /// The parsed roots, in the same order.
     pub fn facts(&self) -> &[Certificate] {
         let parse = || self.roots().iter().filter_map(|root| Certificate::parse(root).ok()).collect();
         self.roots.facts.get_or_init(parse)
     }
 
-    /// The CRLs: a usable one of every issuer in use, or none at all.
+    /// A usable CRL of every issuer in use, or none at all.
     pub fn crls(&self) -> &[Arc<Crl>] {
         &self.crls
     }
 
-    /// The same roots with the CRLs of `revocation` that are of use at `now`, instead of those that it has; how many
-    /// these are, or what keeps them out.
+    /// The same roots with the CRLs of `revocation` that are usable at `now`, instead of the present ones. Also returns the
+    /// number of CRLs, or why there are none.
     pub fn with_revocation(
         &self,
         revocation: &Revocation,
@@ -83,7 +80,7 @@ impl TrustBundle {
         (Self { roots: Arc::clone(&self.roots), crls, not_after: self.not_after }, covered)
     }
 
-    /// When the last of the roots ends.
+    /// When the last root expires.
     pub fn not_after(&self) -> SystemTime {
         self.not_after
     }
@@ -93,7 +90,7 @@ impl TrustBundle {
         let unchained = |error: webpki::Error| Unchained {
             issuer: pair.leaf().issuer.clone(),
             roots: self.subjects(),
-            reason: in_words(&error),
+            reason: explain(&error),
         };
         let anchors = self
             .roots()
@@ -110,7 +107,7 @@ impl TrustBundle {
             let algorithms = webpki::ALL_VERIFICATION_ALGS;
             leaf.verify_for_usage(algorithms, &anchors, intermediates, time, usage, None, None).map(drop)
         };
-        // A workload is client and server; a certificate that is only one of them is odd, but usable.
+        // A workload is client and server; a certificate for only one of them is unusual, but usable.
         verify(KeyUsage::client_auth()).or_else(|_| verify(KeyUsage::server_auth())).map_err(unchained)
     }
 
@@ -119,7 +116,6 @@ impl TrustBundle {
     }
 }
 
-/// A leaf that reaches none of the roots.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the certificate, issued by {issuer}, does not chain to a root that came with it ({roots}): {reason}"
@@ -130,12 +126,12 @@ pub struct Unchained {
     reason: String,
 }
 
-/// What the usual outcomes of a check mean; webpki has names for them.
-fn in_words(error: &webpki::Error) -> String {
+/// Describes the usual errors; webpki has only names for them.
+fn explain(error: &webpki::Error) -> String {
     match error {
-        webpki::Error::UnknownIssuer => "no way leads from one to the other".to_owned(),
+        webpki::Error::UnknownIssuer => "there is no path from one to the other".to_owned(),
         webpki::Error::InvalidSignatureForPublicKey => {
-            "there is a CA of the issuer's name, but with another key".to_owned()
+            "a CA has the issuer's name, but another key".to_owned()
         }
         webpki::Error::CertExpired { .. } => "a CA certificate between them has expired".to_owned(),
         other => other.to_string(),

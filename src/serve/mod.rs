@@ -1,4 +1,4 @@
-//! What Envoy connects to.
+//! The SDS socket, its peers and the secret discovery service.
 
 pub mod listener;
 pub mod peer;

@@ -401,7 +401,7 @@ async fn a_crl_that_is_missing_or_ends_costs_nobody_anything() {
     world.swap(&[of_root.clone(), crl]);
     world.wait_revoked(503).await;
     let (_, line) = world.api.process.wait_log_times("the trust bundle is served without CRLs", 2).await;
-    assert!(line.contains("the CRL of CN=middle was to be replaced by 20"), "{line}");
+    assert!(line.contains("the CRL of CN=middle is out of date (nextUpdate 20"), "{line}");
     world.wait_revoked(200).await;
     // Those who are not revoked get in, before its end and after it.
     let outbound = world.good_caller.listener_address("outbound").await;

@@ -130,7 +130,7 @@ async fn envoy_may_come_first_and_the_agent_may_be_killed_under_traffic() {
     // The root is the same ever since: a client that comes back with its version is not sent it again.
     assert_eq!(web_envoy.stat("sds.ROOTCA.update_success").await, 1);
     assert!(web_envoy.stat("sds.ROOTCA.update_attempt").await >= 4);
-    let replaced = format!("a dead agent's socket is replaced path={}", web.socket.display());
+    let replaced = format!("socket of a dead agent replaced path={}", web.socket.display());
     assert_eq!(web.process.count(&replaced), 1, "{}", web.process.log());
 }
 

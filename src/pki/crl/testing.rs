@@ -1,4 +1,4 @@
-//! CAs that make CRLs.
+//! CAs that issue CRLs.
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyUsagePurpose, RevokedCertParams};
 use rustls::pki_types::CertificateDer;
@@ -7,7 +7,7 @@ use super::*;
 use crate::base::clock::rfc3339;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
 
-/// A CA that has its key.
+/// A CA with its key.
 pub(crate) struct Authority {
     pub(crate) certificate: CertificateDer<'static>,
     params: CertificateParams,
@@ -15,12 +15,12 @@ pub(crate) struct Authority {
 }
 
 impl Authority {
-    /// One that signed itself.
+    /// A self-signed CA.
     pub(crate) fn root(name: &str) -> Self {
         Self::new(name, None, |_| {})
     }
 
-    /// One with a certificate of `above`, if there is one.
+    /// A CA whose certificate `above` issued; without `above` it is self-signed.
     pub(crate) fn new(name: &str, above: Option<&Self>, change: impl Fn(&mut CertificateParams)) -> Self {
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
         let mut params = params(name);
@@ -45,7 +45,7 @@ impl Authority {
         (vec![leaf.der().clone(), self.certificate.clone()], key.to_private_key())
     }
 
-    /// A CRL in PEM, from and until these moments, that revokes serial numbers.
+    /// A CRL in PEM, valid from `from` to `until`, that revokes these serial numbers.
     pub(crate) fn crl(&self, from: SystemTime, until: SystemTime, revoked: &[u64]) -> String {
         let revoked_certs = revoked.iter().map(|serial| RevokedCertParams {
             serial_number: (*serial).into(),
@@ -65,7 +65,7 @@ impl Authority {
         String::from_utf8(pem::encode("X509 CRL", crl.der()).to_vec()).unwrap()
     }
 
-    /// The same in the old form, which says nothing of the key that signed it.
+    /// An empty CRL in PEM of version 1, which does not name the key that signed it.
     pub(crate) fn old_crl(&self, from: SystemTime, until: SystemTime) -> String {
         let tlv = |tag: u8, content: &[u8]| {
             let length = u16::try_from(content.len()).unwrap().to_be_bytes();

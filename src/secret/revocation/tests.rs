@@ -30,7 +30,7 @@ fn facts(roots: &[&Authority]) -> Vec<Certificate> {
     roots.iter().map(|root| Certificate::parse(&root.certificate).unwrap()).collect()
 }
 
-/// The issuers of what a bundle gets, or what is missing.
+/// The issuers of the chosen CRLs, or the gaps.
 fn cover(texts: &[String], below: Option<&Authority>, roots: &[&Authority]) -> Result<Vec<String>, String> {
     let covered = revocation(&parse(texts), below).cover(&facts(roots), now());
     let mut names = covered.map_err(|gaps| gaps.to_string())?;
@@ -42,7 +42,7 @@ fn good(ca: &Authority) -> String {
     ca.crl(now() - HOUR, now() + HOUR, &[])
 }
 
-fn ended(ca: &Authority) -> String {
+fn expired(ca: &Authority) -> String {
     ca.crl(now() - 2 * HOUR, now() - HOUR, &[])
 }
 
@@ -54,7 +54,7 @@ fn every_issuer_in_use_needs_a_crl_that_envoy_would_use() {
     let mute = Authority::new("mute", Some(&root), |params| {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
     });
-    let gone = Authority::new("gone", None, |params| params.not_after = (now() - HOUR).into());
+    let outdated = Authority::new("outdated", None, |params| params.not_after = (now() - HOUR).into());
     let later = |ca: &Authority| ca.crl(now() + HOUR, now() + 2 * HOUR, &[]);
     let forged = |ca: &Authority| ca.old_crl(now() - HOUR, now() + HOUR);
     let both = [good(&root), good(&middle)];
@@ -63,87 +63,111 @@ fn every_issuer_in_use_needs_a_crl_that_envoy_would_use() {
         (&'a str, Vec<String>, Option<&'a Authority>, Vec<&'a Authority>, Result<&'a str, &'a str>);
     let cases: Vec<Case<'_>> = vec![
         ("no file", vec![], Some(&middle), vec![&root], Ok("")),
-        ("all of it", both.to_vec(), Some(&middle), vec![&root], Ok("middle root")),
-        ("there is no intermediate", both.to_vec(), Some(&root), vec![&root], Ok("middle root")),
-        ("nobody knows yet", both.to_vec(), None, vec![&root], Err("there is no key pair yet")),
-        ("nothing to know", vec![], None, vec![&root], Ok("")),
-        ("the root's alone", vec![good(&root)], Some(&middle), vec![&root], Err("no CRL of CN=middle")),
+        ("complete", both.to_vec(), Some(&middle), vec![&root], Ok("middle root")),
+        ("no intermediate", both.to_vec(), Some(&root), vec![&root], Ok("middle root")),
+        ("no chain yet", both.to_vec(), None, vec![&root], Err("no key pair yet")),
+        ("no file and no chain", vec![], None, vec![&root], Ok("")),
+        ("only the root's CRL", vec![good(&root)], Some(&middle), vec![&root], Err("no CRL of CN=middle")),
         (
-            "the intermediate's alone",
+            "only the intermediate's CRL",
             vec![good(&middle)],
             Some(&middle),
             vec![&root],
             Err("no CRL of CN=root"),
         ),
-        ("a root without", both.to_vec(), Some(&middle), vec![&root, &other], Err("no CRL of CN=other")),
-        ("an expired root without", both.to_vec(), Some(&middle), vec![&root, &gone], Ok("middle root")),
+        ("a root without CRL", both.to_vec(), Some(&middle), vec![&root, &other], Err("no CRL of CN=other")),
+        (
+            "an expired root without CRL",
+            both.to_vec(),
+            Some(&middle),
+            vec![&root, &outdated],
+            Ok("middle root"),
+        ),
         (
             "one has expired",
-            vec![good(&root), ended(&middle)],
+            vec![good(&root), expired(&middle)],
             Some(&middle),
             vec![&root],
-            Err("CN=middle was to be replaced by"),
+            Err("CN=middle is out of date (nextUpdate"),
         ),
         (
             "one has expired, and is replaced",
-            with(ended(&middle)),
+            with(expired(&middle)),
             Some(&middle),
             vec![&root],
             Ok("middle root"),
         ),
         (
-            "one is to come",
+            "one is not valid yet",
             vec![good(&root), later(&middle)],
             Some(&middle),
             vec![&root],
-            Err("CN=middle begins only at"),
+            Err("CN=middle is not valid before"),
         ),
-        ("the next one is there", with(later(&middle)), Some(&middle), vec![&root], Ok("middle root")),
         (
-            "another key",
+            "the next one is published early",
+            with(later(&middle)),
+            Some(&middle),
+            vec![&root],
+            Ok("middle root"),
+        ),
+        (
+            "signed with another key",
             vec![forged(&fake), good(&middle)],
             Some(&middle),
             vec![&root],
             Err("names CN=root is not signed"),
         ),
         (
-            "another key too",
+            "one more, signed with another key",
             with(forged(&fake)),
             Some(&middle),
             vec![&root],
             Err("names CN=root is not signed"),
         ),
-        ("another CA of that name", with(good(&fake)), Some(&middle), vec![&root], Ok("middle root root")),
         (
-            "two roots of one name",
+            "a CRL of another CA of the same name",
+            with(good(&fake)),
+            Some(&middle),
+            vec![&root],
+            Ok("middle root root"),
+        ),
+        (
+            "two roots of the same name",
             with(good(&fake)),
             Some(&middle),
             vec![&root, &fake],
             Err("different keys are named CN=root"),
         ),
         (
-            "a CA that may not",
+            "a CA without cRLSign",
             both.to_vec(),
             Some(&mute),
             vec![&root],
-            Err("CN=mute does not let it sign CRLs"),
+            Err("CN=mute does not allow it to sign CRLs"),
         ),
-        ("a peer's CA", with(good(&elsewhere)), Some(&middle), vec![&root], Ok("elsewhere middle root")),
         (
-            "a peer's has expired",
-            with(ended(&elsewhere)),
+            "a CRL of a peer's CA",
+            with(good(&elsewhere)),
             Some(&middle),
             vec![&root],
-            Err("CN=elsewhere was to be replaced by"),
+            Ok("elsewhere middle root"),
         ),
         (
-            "no root",
+            "a peer's CA's CRL has expired",
+            with(expired(&elsewhere)),
+            Some(&middle),
+            vec![&root],
+            Err("CN=elsewhere is out of date (nextUpdate"),
+        ),
+        (
+            "an intermediate is trusted",
             both.to_vec(),
             Some(&root),
             vec![&middle],
-            Err("CN=middle is trusted without being a root"),
+            Err("CN=middle is trusted but is not a root"),
         ),
-        ("the old form", vec![forged(&root), forged(&middle)], Some(&middle), vec![&root], Ok("middle root")),
+        ("version 1", vec![forged(&root), forged(&middle)], Some(&middle), vec![&root], Ok("middle root")),
     ];
     for (case, texts, below, roots, expected) in cases {
         let found = cover(&texts, below, &roots).map(|names| names.join(" "));
@@ -156,7 +180,7 @@ fn every_issuer_in_use_needs_a_crl_that_envoy_would_use() {
 }
 
 #[test]
-fn the_newest_of_an_issuer_is_the_one() {
+fn the_newest_crl_of_an_issuer_is_chosen() {
     let root = Authority::root("root");
     let old = root.crl(now() - 2 * HOUR, now() + HOUR, &[1]);
     let new = root.crl(now() - HOUR, now() + HOUR, &[1, 2]);
@@ -168,15 +192,15 @@ fn the_newest_of_an_issuer_is_the_one() {
 }
 
 #[test]
-fn what_is_to_be_done_again_when_is_known() {
+fn every_change_of_the_chosen_crls_is_predicted() {
     let root = Authority::root("root");
-    let crls = parse(&[ended(&root), good(&root), root.crl(now() + HOUR / 2, now() + 3 * HOUR, &[])]);
+    let crls = parse(&[expired(&root), good(&root), root.crl(now() + HOUR / 2, now() + 3 * HOUR, &[])]);
     let revocation = revocation(&crls, Some(&root));
     let mut moments = vec![now()];
-    let gone = Authority::new("gone", None, |params| params.not_after = (now() + 2 * HOUR).into());
-    let roots = &facts(&[&root, &gone])[..];
+    let expiring = Authority::new("expiring", None, |params| params.not_after = (now() + 2 * HOUR).into());
+    let roots = &facts(&[&root, &expiring])[..];
     assert_eq!(Revocation::default().next_change(roots, now()), None);
-    // The root itself ends in the year 4096.
+    // The root itself expires in the year 4096.
     let soon = |moment: &SystemTime| *moment < now() + 1000 * HOUR;
     let next = |last: &SystemTime| revocation.next_change(roots, *last).filter(soon);
     while let Some(moment) = moments.last().and_then(next) {
@@ -184,10 +208,10 @@ fn what_is_to_be_done_again_when_is_known() {
     }
     let ends = [now() + HOUR / 2, now() + HOUR - MARGIN, now() + 2 * HOUR, now() + 3 * HOUR - MARGIN];
     assert_eq!(moments[1..], ends);
-    // Out of use at that moment, not after it.
+    // No longer used from that moment on, not only after it.
     assert!(revocation.cover(roots, ends[3] - Duration::from_millis(1)).is_ok());
     assert!(revocation.cover(roots, ends[3]).is_err());
-    // Nobody comes from the other root when that has ended.
+    // The other root needs no CRL once it has expired.
     assert!(revocation.cover(roots, ends[2] - Duration::from_millis(1)).is_err());
     assert!(revocation.cover(roots, ends[2]).is_ok());
 }
