@@ -24,12 +24,12 @@ pub const TOKEN_BYTES: u64 = 64 << 10;
 pub const OLD_ROOTS: usize = 32;
 /// Bytes of a CA's response.
 pub const CA_ANSWER_BYTES: usize = 1 << 20;
-/// Bytes that are kept of the error output of a configured command.
-pub const COMMAND_WORDS_BYTES: usize = 4 << 10;
+/// Bytes that are kept of the messages of a configured command.
+pub const COMMAND_MESSAGE_BYTES: usize = 4 << 10;
 /// Generations that are kept in the output directory for processes that still read them.
 pub const OUTPUT_GENERATIONS: usize = 32;
 /// Node IDs that are shown of the clients that hold one version of a secret.
-pub const NODES_TOLD: usize = 20;
+pub const NODES_SHOWN: usize = 20;
 /// Log lines about refused connections: one for each user, group and reason.
 pub const REFUSED_PEERS_LOGGED: usize = 100;
 /// Changes of secrets that the history keeps.

@@ -222,7 +222,7 @@ impl Said {
 
     /// The same for words that people are to read.
     pub fn words() -> io::Result<(Self, PipeWriter)> {
-        Self::pipe(limits::COMMAND_WORDS_BYTES)
+        Self::pipe(limits::COMMAND_MESSAGE_BYTES)
     }
 
     /// Reads for as long as it is polled.
