@@ -36,7 +36,7 @@ use crate::os::systemd::Started;
 use crate::os::{command, permissions};
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::serve::listener::{Listener, SocketFile};
-use crate::serve::peers::Peers;
+use crate::serve::peer::Peers;
 use crate::store::Cache;
 use crate::store::health::{self, Health, HealthWatcher};
 
@@ -72,7 +72,7 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     if config.landlock {
         // Before there are other threads.
         let sockets = [Some(&sds), admin.as_ref()].into_iter().flatten();
-        let own = sockets.filter_map(Listener::own_folder).chain(ready_file.as_ref().map(ReadyFile::directory));
+        let own = sockets.filter_map(Listener::own_directory).chain(ready_file.as_ref().map(ReadyFile::directory));
         confine(&config, own.map(Path::to_owned).collect())?;
     }
 

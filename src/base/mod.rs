@@ -1,6 +1,7 @@
-//! What everything rests on; no I/O.
+//! Time, text and limits for every other room; no I/O.
 
 pub mod backoff;
 pub mod clock;
 pub mod limits;
 pub mod spiffe_id;
+pub mod text;

@@ -20,7 +20,7 @@ use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
 use crate::serve::listener::{Occupant, occupant};
-use crate::serve::peers::Allowed;
+use crate::serve::peer::Allowed;
 
 /// The user and group id of Istio's proxy.
 const ISTIO_PROXY: u32 = 1337;
@@ -77,7 +77,7 @@ impl Findings {
                 self.note(state, about, format!("{shown}: {text}"));
                 return is_agent != Some(false);
             }
-            Ok(Occupant::Nobody | Occupant::Dead) => {
+            Ok(Occupant::None | Occupant::Dead) => {
                 self.note(State::Ok, about, format!("{shown}: free, and its directory is writable"));
             }
         }

@@ -33,7 +33,7 @@ use crate::export::output::{Hook, OutputSettings};
 use crate::fs::generation::Place;
 use crate::ops::telemetry::{LogConfig, parse_filter};
 use crate::serve::listener::ListenError;
-use crate::serve::peers::Allowed;
+use crate::serve::peer::Allowed;
 use crate::source::crl::CrlFile;
 use crate::source::files;
 use crate::source::issuer::{Grace, Settings, StateFolder};

@@ -185,7 +185,7 @@ async fn a_bad_client_certificate_is_reported_once_and_the_token_is_used() {
     let changes: [Change<'_>; 5] = [
         ("WARN", "it expired at", Box::new(|| expired.write(&client))),
         ("WARN", "its PEM is damaged", Box::new(|| put("cert-chain.pem", &good.chain[..300]))),
-        ("WARN", "does not fit", Box::new(|| put("key.pem", &foreign.key))),
+        ("WARN", "does not match", Box::new(|| put("key.pem", &foreign.key))),
         ("WARN", "key.pem is not", Box::new(|| std::fs::remove_file(client.join("key.pem")).unwrap())),
         (
             "INFO",

@@ -401,7 +401,7 @@ async fn a_missing_or_expired_crl_costs_no_client_anything() {
     world.swap(&[of_root.clone(), crl]);
     world.wait_revoked(503).await;
     let (_, line) = world.api.process.wait_log_times("the trust bundle is served without CRLs", 2).await;
-    assert!(line.contains("the CRL of CN=middle was to be replaced by 20"), "{line}");
+    assert!(line.contains("the CRL of CN=middle is out of date (nextUpdate 20"), "{line}");
     world.wait_revoked(200).await;
     // Clients that are not revoked are accepted before and after its expiry.
     let outbound = world.good_caller.listener_address("outbound").await;

@@ -244,7 +244,7 @@ async fn an_unknown_name_delays_nothing_else() {
         unknown = serde_json::from_str(&unknown.to_string().replace("\"default\"", "\"nobody\"")).unwrap();
         plain["static_resources"]["listeners"].as_array_mut().unwrap().push(unknown);
         let envoy = Envoy::start(plain, folder, "envoy").await;
-        let (_, line) = agent.process.wait_log("names are not served").await;
+        let (_, line) = agent.process.wait_log("resource names refused").await;
         assert!(line.contains("unknown resource name") && line.contains("nobody"), "{line}");
         envoy.wait_stat("sds.default.update_success", 1).await;
         envoy.wait_stat("sds.ROOTCA.update_success", 1).await;

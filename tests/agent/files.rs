@@ -43,7 +43,7 @@ async fn a_mismatched_pair_is_not_published_until_it_is_repaired() {
     let next = Mounted::new(&ca, "web");
     std::fs::write(dir.join("cert-chain.pem"), &next.chain).unwrap();
     let (_, line) = agent.process.wait_log("mounted files are not used").await;
-    assert!(line.contains("the private key does not fit the certificate of spiffe://"), "{line}");
+    assert!(line.contains("the private key does not match the certificate of spiffe://"), "{line}");
     assert!(agent.metric("attache_source_failures_total{source=\"files\",reason=\"mismatch\"}").await >= 1.0);
     assert_eq!(agent.status("/readyz").await.0, 200, "the served certificate is still good");
     on_connection(&agent.socket, async |client| {

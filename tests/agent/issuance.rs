@@ -162,7 +162,7 @@ async fn a_name_that_is_not_ready_is_sent_once_it_is_and_fetch_reports_the_cause
         assert_eq!(both.resources.len(), 2, "what there is is answered");
     })
     .await;
-    assert_eq!(agent.process.count("names are not served"), 1);
+    assert_eq!(agent.process.count("resource names refused"), 1);
 }
 
 #[tokio::test]

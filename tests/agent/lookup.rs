@@ -171,7 +171,7 @@ async fn why_files_are_not_used_can_be_looked_up() {
     let der = attache::pki::pem::certificates(&one.chain).unwrap()[0].to_vec();
     let expired = Mounted::expired(&ca, "web");
     let cases = [
-        (&one.chain, Some(&other.key), "the private key does not fit the certificate of", "mismatch"),
+        (&one.chain, Some(&other.key), "the private key does not match the certificate of", "mismatch"),
         (&reversed, Some(&one.key), "the leaf must come first", "mismatch"),
         (&one.chain, None, "is there, but", "incomplete"),
         (&one.key, Some(&one.key), "it holds no PEM certificate", "not_parsed"),
@@ -229,7 +229,7 @@ async fn problems_between_envoy_and_the_agent_can_be_looked_up() {
         first.type_url = "type.googleapis.com/envoy.config.cluster.v3.Cluster".to_owned();
         let mut stream = Stream::open_with(&client, first).await.unwrap();
         stream.next().await.unwrap_err();
-        let words = "is not served here: this socket has";
+        let words = "unsupported type_url";
         cause(refused, words, foreign, "/refusal").is_found(&mut agent).await;
 
         let _stream = Stream::open(&client, &[&outside]).await.unwrap();

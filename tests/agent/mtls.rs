@@ -148,7 +148,7 @@ async fn envoy_can_start_first_and_the_agent_can_be_killed_under_traffic() {
     // The root never changed: a client that reconnects with its version is not sent it again.
     assert_eq!(web_envoy.stat("sds.ROOTCA.update_success").await, 1);
     assert!(web_envoy.stat("sds.ROOTCA.update_attempt").await >= 4);
-    let replaced = format!("a dead agent's socket is replaced path={}", web.socket.display());
+    let replaced = format!("socket of a dead agent replaced path={}", web.socket.display());
     assert_eq!(web.process.count(&replaced), 1, "{}", web.process.log());
 }
 

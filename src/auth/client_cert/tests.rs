@@ -64,7 +64,7 @@ async fn what_is_not_presented_is_named() {
         (half, &key, "cert-chain.pem: its PEM is damaged"),
         (&chain, b"", "key.pem: it holds no PEM private key"),
         (&chain, &key[..key.len() / 2], "key.pem"),
-        (&chain, &foreign, "does not fit"),
+        (&chain, &foreign, "does not match"),
     ];
     for (chain, key, words) in cases {
         desk.put(chain, key);

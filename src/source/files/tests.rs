@@ -284,8 +284,8 @@ fn put(folder: &Path, name: &str, content: impl AsRef<[u8]>) {
 const DAMAGES: [Damage; 16] = [
     ("no key", |at, _| fs::remove_file(at.join(KEY_FILE)).unwrap(), "but", "incomplete"),
     ("no chain", |at, _| fs::remove_file(at.join(CHAIN_FILE)).unwrap(), "but", "incomplete"),
-    ("another key", |at, next| put(at, KEY_FILE, &next.key), "does not fit", "mismatch"),
-    ("another chain", |at, next| put(at, CHAIN_FILE, &next.chain), "does not fit", "mismatch"),
+    ("another key", |at, next| put(at, KEY_FILE, &next.key), "does not match", "mismatch"),
+    ("another chain", |at, next| put(at, CHAIN_FILE, &next.chain), "does not match", "mismatch"),
     ("a chain in DER", |at, next| put(at, CHAIN_FILE, der(&next.chain)), "it is DER", "not_parsed"),
     ("a key in DER", |at, next| put(at, KEY_FILE, der(&next.key)), "it is DER", "not_parsed"),
     ("an encrypted key", |at, _| put(at, KEY_FILE, ENCRYPTED), "encrypted", "not_parsed"),

@@ -41,7 +41,7 @@ pub const LIES: [(Lie, [&str; 2], &str); 5] = [
         ["names spiffe://cluster.local/ns/x/sa/thief, not", "pass it with --spiffe-id"],
         "wrong_identity",
     ),
-    (Lie::Unchained, ["does not chain to a root", "of the issuer's name, but with another key"], "unchained"),
+    (Lie::Unchained, ["does not chain to a root", "has the issuer's name, but another key"], "unchained"),
 ];
 
 /// Creates the files of a development CA whose root signs without an intermediate, in a new directory in `folder`.
