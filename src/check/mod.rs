@@ -135,7 +135,7 @@ impl Findings {
         let output = config.output.as_ref().map(|output| ("--output-dir", output.folder.as_path()));
         let state = config.workload.state.as_ref().map(|state| ("--state-dir", state.path()));
         if let Some(file) = &config.ready_file {
-            let writable = writable_folder(file::folder_of(file));
+            let writable = writable_folder(file::directory_of(file));
             let shown = file.display();
             match (ReadyFile::is_stale(file), writable) {
                 (Err(ReadyFileError::Taken { .. }), _) if is_running => {

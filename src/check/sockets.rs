@@ -43,7 +43,7 @@ impl Findings {
     /// Whether a socket can be made at `path`. True if an agent serves there.
     async fn place(&mut self, about: &'static str, option: &'static str, path: &Path) -> bool {
         let shown = path.display();
-        if let Err(words) = writable_folder(file::folder_of(path)) {
+        if let Err(words) = writable_folder(file::directory_of(path)) {
             let way_out = format!("create or mount it, or choose another path with {option}");
             self.note(State::Error, about, format!("{shown}: {words}; {way_out}"));
             return false;
@@ -88,7 +88,7 @@ impl Findings {
     fn peers(&mut self, config: &Config, scope: Scope) {
         let (uid, mut gid) = (getuid().as_raw(), getgid().as_raw());
         // In such a folder files get its group: so are a Pod's volumes with an fsGroup.
-        if let Ok(folder) = fs::metadata(file::folder_of(&config.socket))
+        if let Ok(folder) = fs::metadata(file::directory_of(&config.socket))
             && folder.mode() & SET_GROUP_ID != 0
         {
             gid = folder.gid();

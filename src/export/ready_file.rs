@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::base::backoff::{Backoff, FailureLog};
-use crate::fs::file::{self, folder_of};
+use crate::fs::file::{self, directory_of};
 use crate::store::health::Standing;
 
 /// How the file begins. What begins otherwise is somebody else's, and is left alone.
@@ -43,7 +43,7 @@ pub enum ReadyFileError {
     Taken { path: PathBuf, holder: String },
     #[error(
         "the ready file {path} of an earlier run can't be removed: {source}; {}choose another path with --ready-file",
-        file::way_out(source)
+        file::remedy(source)
     )]
     Stale { path: PathBuf, source: io::Error },
 }
@@ -62,7 +62,7 @@ impl ReadyFile {
     /// Whether a run that was killed has left its file at `path`. What is somebody else's is an error.
     pub fn is_stale(path: &Path) -> Result<bool, ReadyFileError> {
         let owned = || path.to_owned();
-        if let Err(source) = fs::read_dir(folder_of(path)) {
+        if let Err(source) = fs::read_dir(directory_of(path)) {
             return Err(ReadyFileError::Folder { path: owned(), source });
         }
         match file::read(path, LIMIT) {
@@ -81,7 +81,7 @@ impl ReadyFile {
 
     /// Where it is written.
     pub fn folder(&self) -> &Path {
-        folder_of(&self.path)
+        directory_of(&self.path)
     }
 
     /// Keeps the file as `standing` has it, until nobody tells of that any more.
@@ -118,7 +118,7 @@ impl ReadyFile {
             }
             Err(error) if self.repeats.is_new(&error.to_string()) => {
                 let doing = if is_ready { "written" } else { "removed" };
-                let way_out = file::way_out(&error);
+                let way_out = file::remedy(&error);
                 tracing::warn!(
                     %path,
                     %error,

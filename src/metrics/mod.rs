@@ -28,6 +28,7 @@ use tokio::sync::watch;
 use self::process::Process;
 use self::secrets::Secrets;
 pub use self::text::Format;
+use crate::fs::watch::WatchCount;
 use crate::store::Cache;
 use crate::store::health;
 
@@ -196,23 +197,14 @@ pub struct Agent {
     /// The moment.
     pub now: SystemTime,
     /// How it notices that files change.
-    pub watched: Watched,
-}
-
-/// How changes of files are noticed: in how many folders, and files that have several names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Watched {
-    /// The kernel tells.
-    pub by_kernel: usize,
-    /// What is looked up there is compared regularly.
-    pub by_polling: usize,
+    pub watched: WatchCount,
 }
 
 /// What is counted. Each metric is described also where nothing is counted yet.
 #[derive(Debug)]
 struct Counted {
     metrics: Metrics,
-    watched: Watched,
+    watched: WatchCount,
 }
 
 impl Collector for Counted {
@@ -252,7 +244,7 @@ impl Collector for Counted {
         }
         let help = "Folders with files that are followed, by how changes are noticed";
         let mut family = encoder.encode_descriptor("watched_folders", help, None, MetricType::Gauge)?;
-        for (mode, folders) in [("inotify", watched.by_kernel), ("polling", watched.by_polling)] {
+        for (mode, folders) in [("inotify", watched.inotify), ("polling", watched.polling)] {
             ConstGauge::new(whole(folders)).encode(family.encode_family(&[("mode", mode)])?)?;
         }
         let mut failing = |name: &str, help: &str, health: &Health| {

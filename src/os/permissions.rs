@@ -83,7 +83,7 @@ pub fn concerns(config: &Config, sds: &Path, admin: Option<&Path>, is_in_pod: bo
 
 /// Folders in which others should change nothing.
 fn folders(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<(PathBuf, &'static str)> {
-    let of = |file: &Path, what: &'static str| (file::folder_of(file).to_owned(), what);
+    let of = |file: &Path, what: &'static str| (file::directory_of(file).to_owned(), what);
     let sockets = std::iter::once(sds).chain(admin);
     let mut folders: Vec<_> = sockets.map(|socket| of(socket, "the folder of the socket")).collect();
     folders.extend(config.workload.state.iter().map(|state| (state.path().to_owned(), "the --state-dir")));

@@ -85,11 +85,11 @@ impl Listener {
     pub fn bind(path: &Path, mode: u32, option: &'static str) -> Result<Self, ListenError> {
         ListenError::check_path(path, option)?;
         let failed = |source| ListenError::Io { path: path.to_owned(), source, option };
-        let folder = file::folder_of(path);
+        let folder = file::directory_of(path);
         let no_folder =
             |source| ListenError::Folder { path: path.to_owned(), folder: folder.to_owned(), source, option };
         // Two agents that start together must not both take the place of a dead one: one looks after the other.
-        let _guard = file::lock_folder(folder).map_err(no_folder)?;
+        let _guard = file::lock_directory(folder).map_err(no_folder)?;
         clear(path, option)?;
         let socket = UnixSocket::new_stream().map_err(failed)?;
         socket.bind(path).map_err(no_folder)?;
@@ -113,7 +113,7 @@ impl Listener {
 
     /// The folder in which the socket is to be removed; none if that is not for us to do.
     pub fn own_folder(&self) -> Option<&Path> {
-        self.file.as_ref().map(|file| file::folder_of(&file.path))
+        self.file.as_ref().map(|file| file::directory_of(&file.path))
     }
 
     /// The socket, and the guard that removes its file when dropped.

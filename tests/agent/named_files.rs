@@ -121,9 +121,10 @@ async fn each_kind_of_name_is_served_in_every_protocol_and_followed() {
     // Whoever reads the log learns which file it was, wherever the agent runs.
     let (_, line) = agent.process.wait_log("name=\"file-root:system\"").await;
     assert!(line.contains(&format!("from=\"{}\"", volume.join("system.pem").display())), "{line}");
-    let (_, line) = agent.process.wait_log("files that were asked for can't be served yet").await;
+    let (_, line) =
+        agent.process.wait_log("requested files are not used; there is nothing else to serve yet").await;
     let missing = folder.path().join("nowhere/root.pem");
-    assert!(line.contains(&format!("{} is not there", missing.display())), "{line}");
+    assert!(line.contains(&format!("{} does not exist", missing.display())), "{line}");
 }
 
 fn text(pem: &[u8]) -> String {
@@ -394,7 +395,7 @@ async fn a_prefix_lets_nothing_out_that_lies_elsewhere() {
             pair_name(&chain, path("elsewhere/key.pem")),
         ];
         for (name, error) in refused(&client, forbidden.iter().map(String::as_str)).await {
-            let is_told = error.message().contains("outside of the folders that --file-prefix allows");
+            let is_told = error.message().contains("outside the directories that --file-prefix allows");
             assert!(is_told, "{name}: {error:?}");
         }
         // A link that goes in and out while it is read.

@@ -166,7 +166,7 @@ async fn a_disk_that_takes_no_state_is_told_of_once_and_keeps_no_certificate_bac
     .await;
     drop(filler);
     let (_, line) = agent.process.wait_log(written).await;
-    let words = [" WARN ", "No space left", "make room there", "--state-dir", "attache.state.new"];
+    let words = [" WARN ", "No space left", "free some space there", "--state-dir", "attache.state.new"];
     assert!(words.iter().all(|word| line.contains(word)), "{line}");
     agent.process.wait_next_log("certificate issued").await;
     agent.process.wait_next_log("certificate issued").await;
@@ -196,7 +196,7 @@ async fn nobody_gets_the_state_by_naming_its_file() {
     fs::write(&chain, &served(&agent).await[0].0).unwrap();
     let link = folder.join("link.pem");
     std::os::unix::fs::symlink(&file, &link).unwrap();
-    let told = "this leads to where the agent itself writes; it is not read";
+    let told = "file ignored: its path leads to where the agent itself writes";
     for (times, key) in [(1, &file), (2, &link)] {
         let name = format!("file-cert:{}~{}", chain.display(), key.display());
         let socket = agent.socket.to_str().unwrap();

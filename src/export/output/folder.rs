@@ -63,7 +63,7 @@ pub enum FolderError {
     Foreign { path: PathBuf, what: &'static str },
     #[error("{folder} can't be locked: {source}; give each agent an --output-dir of its own")]
     Locked { folder: PathBuf, source: io::Error },
-    #[error("{doing} {path} failed: {source}; {}choose another --output-dir", file::way_out(source))]
+    #[error("{doing} {path} failed: {source}; {}choose another --output-dir", file::remedy(source))]
     Failed { doing: &'static str, path: PathBuf, source: io::Error },
 }
 
@@ -371,7 +371,8 @@ impl Folder {
                 })?;
             }
         }
-        file::lock_folder(&lock).map_err(|source| FolderError::Locked { folder: self.path.clone(), source })
+        file::lock_directory(&lock)
+            .map_err(|source| FolderError::Locked { folder: self.path.clone(), source })
     }
 
     fn survey(&self) -> Result<Survey, FolderError> {

@@ -316,7 +316,7 @@ fn a_disk_that_refuses_leaves_the_old_set_and_no_half_of_the_new_one() {
             Ok(_) => &[2],
             Err(error) => {
                 let error = error.to_string();
-                let is_clear = error.contains("failed: no storage space; make room there");
+                let is_clear = error.contains("failed: no storage space; free some space there");
                 assert!(is_clear && error.contains("made/on demand"), "{error}");
                 &[1]
             }
@@ -406,7 +406,7 @@ fn what_is_in_the_way_is_told_with_what_to_do() {
 fn a_folder_that_another_agent_writes_is_said_to_be_locked() {
     let (_temporary, path) = place();
     Folder::new(path.clone()).write(&files(1)).unwrap();
-    let _theirs = file::lock_folder(&path.join(LOCK)).unwrap();
+    let _theirs = file::lock_directory(&path.join(LOCK)).unwrap();
     let error = Folder::new(path).write(&files(2)).unwrap_err().to_string();
     assert!(error.contains("can't be locked") && error.contains("an --output-dir of its own"), "{error}");
 }

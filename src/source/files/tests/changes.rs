@@ -274,7 +274,7 @@ async fn a_thousand_swaps_are_noticed() {
     let mount = Mount::new();
     let mut files = Files::new();
     swap(&mount.folder(), &files, |_| {});
-    let settings = Settings { debounce: Duration::from_millis(1), ..settings(&mount.folder()) };
+    let settings = FileSettings { debounce: Duration::from_millis(1), ..settings(&mount.folder()) };
     tokio::spawn(mount.source_with(settings).run());
     let name = key_of(&format!("file-root:{}", mount.path(ROOT_FILE).display()));
     let _stream = mount.subscribe(&name).await;
@@ -304,7 +304,7 @@ async fn no_part_of_a_bundle_is_served_while_it_is_written() {
         let mount = Mount::new();
         let window = Duration::from_millis(1);
         Files::nth(0).write(&mount.folder());
-        tokio::spawn(mount.source_with(Settings { debounce: window, ..settings(&mount.folder()) }).run());
+        tokio::spawn(mount.source_with(FileSettings { debounce: window, ..settings(&mount.folder()) }).run());
         let name = key_of(&format!("file-root:{}", mount.path(ROOT_FILE).display()));
         let _stream = mount.subscribe(&name).await;
         mount.serves(&Files::nth(0), "at first").await;

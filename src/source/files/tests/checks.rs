@@ -121,7 +121,7 @@ fn roots_are_served_as_long_as_one_of_them_is_valid() {
         ("a hundred", several, Ok(100)),
         ("with comments", text(&[b"# good\r\n", &good, b"\n# other\n", &other, b"\n"]), Ok(2)),
         ("one that has expired and one that has not", text(&[&expired, &good]), Ok(2)),
-        ("one that has expired", expired.clone(), Err("it expired at")),
+        ("one that has expired", expired.clone(), Err("expired at")),
         ("a good one and half of another", text(&[&good, &other[..200]]), Err("PEM is damaged")),
         ("nothing", Vec::new(), Err("no PEM certificate")),
     ];
@@ -153,13 +153,13 @@ fn a_source_that_is_alone_tells_what_it_lacks() {
     let nothing: Write = |_, _| {};
     type Case<'a> = (&'a str, Write, Option<(&'a str, &'a str)>, Option<&'a str>);
     let cases: [Case<'_>; 5] = [
-        ("nothing", nothing, Some(("there is none of", "missing")), Some("there is none of")),
+        ("nothing", nothing, Some(("none of", "missing")), Some("none of")),
         ("all", |at, files| files.write(at), None, None),
         (
             "a chain",
             |at, files| put(at, CHAIN_FILE, &files.chain),
             Some((", but ", "incomplete")),
-            Some("none"),
+            Some("none of"),
         ),
         ("a key", |at, files| put(at, KEY_FILE, &files.key), Some((", but ", "incomplete")), Some("none of")),
         ("roots", |at, files| put(at, ROOT_FILE, &files.root), Some(("none of", "missing")), None),
@@ -167,8 +167,8 @@ fn a_source_that_is_alone_tells_what_it_lacks() {
     for (title, write, pair, roots) in cases {
         for is_alone in [true, false] {
             let mount = Mount::new();
-            let mut settings = Settings { is_alone, ..settings(&mount.folder()) };
-            settings.mounted.push(Place::folder(&mount.folder(), GKE_NAMES));
+            let mut settings = FileSettings { is_alone, ..settings(&mount.folder()) };
+            settings.mounted.push(Place::in_directory(&mount.folder(), GKE_NAMES));
             write(&mount.folder(), &Files::nth(0));
             mount.source_with(settings).publish_once();
             let expected = pair.filter(|(_, label)| is_alone || *label != "missing");
@@ -195,8 +195,8 @@ async fn each_secret_comes_from_the_first_place_that_has_it() {
     let mount = Mount::new();
     let lower = mount.folder();
     let upper = mount.temp.path().join("upper");
-    let mut settings = Settings { mounted: vec![Place::folder(&upper, NAMES)], ..settings(&lower) };
-    settings.mounted.push(Place::folder(&lower, GKE_NAMES));
+    let mut settings = FileSettings { mounted: vec![Place::in_directory(&upper, NAMES)], ..settings(&lower) };
+    settings.mounted.push(Place::in_directory(&lower, GKE_NAMES));
     let write_lower = |files: &Files| {
         for (name, (_, content)) in GKE_NAMES.iter().zip(files.each()) {
             put(&lower, name, content);
@@ -248,7 +248,7 @@ async fn only_what_is_half_done_or_comes_too_soon_waits_for_a_window() {
     let mount = Mount::new();
     let of = Files::nth;
     of(0).write(&mount.folder());
-    tokio::spawn(mount.source_with(Settings { debounce, ..settings(&mount.folder()) }).run());
+    tokio::spawn(mount.source_with(FileSettings { debounce, ..settings(&mount.folder()) }).run());
     mount.serves(&of(0), "at first").await;
     tokio::time::sleep(debounce).await;
     // The first change after a while.

@@ -385,7 +385,7 @@ impl Model {
         let number = self.random.usize(2..self.names.len());
         if self.random.u8(0..4) == 0 {
             self.log.push("overflow".to_owned());
-            self.mount.watcher.overflow();
+            self.mount.kernel.lose_events();
             self.is_overflowing = true;
             return;
         }
@@ -407,7 +407,7 @@ impl Model {
     /// Waits until every name is served as its files are, and checks all that was served meanwhile.
     async fn rest(&mut self, seed: u64) {
         if std::mem::take(&mut self.is_overflowing) {
-            self.mount.watcher.recover();
+            self.mount.kernel.report_overflow();
         }
         for number in 0..self.names.len() {
             let seen = self.see(number);
@@ -421,11 +421,11 @@ impl Model {
                 let tells = |words: &str| reason.as_ref().is_some_and(|reason| reason.contains(words));
                 match &seen {
                     Seen::Good(expected) => version == Some(expected) && reason.is_none(),
-                    Seen::Absent if version.is_some() => tells(GONE),
-                    Seen::Absent if name.is_alone => tells("not there") || tells("there is none of"),
+                    Seen::Absent if version.is_some() => tells(REMOVED),
+                    Seen::Absent if name.is_alone => tells("does not exist") || tells("none of"),
                     Seen::Absent => reason.is_none(),
                     Seen::Half => tells(", but "),
-                    Seen::Bad => reason.is_some() && !tells(GONE) && !tells(", but "),
+                    Seen::Bad => reason.is_some() && !tells(REMOVED) && !tells(", but "),
                 }
             };
             let tail = self.log.len().saturating_sub(30);
@@ -452,7 +452,7 @@ impl Model {
     }
 
     async fn run(mut self, steps: usize, debounce: Duration, seed: u64) {
-        let lower = Place::folder(&self.mount.temp.path().join("lower"), NAMES);
+        let lower = Place::in_directory(&self.mount.temp.path().join("lower"), NAMES);
         let mut settings = settings(&self.mount.folder());
         settings.mounted.push(lower);
         settings.debounce = debounce;
@@ -471,7 +471,7 @@ impl Model {
             for step in self.change() {
                 match step {
                     Step::Settle => {
-                        self.mount.watcher.catch_up();
+                        self.mount.kernel.catch_up();
                         tokio::time::sleep(5 * debounce).await;
                     }
                     // What can't be done is not done: the model looks at what is there.
@@ -512,6 +512,6 @@ async fn whatever_is_done_to_files_the_newest_good_generation_is_served() {
 #[tokio::test(start_paused = true)]
 async fn the_same_where_the_kernel_tells_nothing() {
     let seed = seed();
-    let mount = Mount { watcher: Watcher::deaf(), ..Mount::new() };
+    let mount = Mount::polled();
     Model::new(mount, false, seed).run(steps(1200), DEBOUNCE, seed).await;
 }

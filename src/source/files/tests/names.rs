@@ -24,12 +24,12 @@ impl Mount {
     /// Waits until so many folders are watched.
     async fn watches(&self, expected: usize) {
         let watched = async {
-            while self.watcher.watched() != expected {
+            while self.kernel.watched() != expected {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
         let watched = tokio::time::timeout(PATIENCE, watched).await;
-        watched.unwrap_or_else(|_| panic!("{} are watched, not {expected}", self.watcher.watched()));
+        watched.unwrap_or_else(|_| panic!("{} are watched, not {expected}", self.kernel.watched()));
     }
 }
 
@@ -38,7 +38,7 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
     let mount = Mount::new();
     mount.follow();
     tokio::task::yield_now().await;
-    let before = mount.watcher.watched();
+    let before = mount.kernel.watched();
     let folder = mount.temp.path().join("other/deep");
     fs::create_dir_all(&folder).unwrap();
     put(&folder, "bad.pem", "root:x:0:0");
@@ -55,7 +55,7 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
             assert!(failed.good.is_none());
             let label = ByName { name: name.name.to_string() };
             mount.metrics.nacks.get_or_create(&label).inc();
-            assert!(mount.watcher.watched() > before, "round {round}: its folders are watched");
+            assert!(mount.kernel.watched() > before, "round {round}: its folders are watched");
             let [first, last] = streams;
             drop(first);
             tokio::task::yield_now().await;
@@ -76,7 +76,7 @@ async fn a_stream_that_leaves_before_the_source_has_run_leaves_nothing() {
     let mount = Mount::new();
     mount.follow();
     tokio::task::yield_now().await;
-    let before = mount.watcher.watched();
+    let before = mount.kernel.watched();
     let name = roots_at(&mount.temp.path().join("other/root.pem"));
     for _ in 0..10 {
         drop(mount.cache.subscribe(&name).unwrap());
@@ -88,10 +88,10 @@ async fn a_stream_that_leaves_before_the_source_has_run_leaves_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_value_is_followed_for_a_while_after_the_last_stream_and_then_forgotten() {
     // Files are polled: the time is virtual.
-    let mount = Mount { watcher: Watcher::deaf(), ..Mount::new() };
+    let mount = Mount::polled();
     mount.follow();
     tokio::task::yield_now().await;
-    let before = mount.watcher.watched();
+    let before = mount.kernel.watched();
     let folder = mount.temp.path().join("other");
     fs::create_dir(&folder).unwrap();
     let name = roots_at(&folder.join("root.pem"));
@@ -136,12 +136,12 @@ async fn hundreds_of_names_in_one_folder_cost_its_watch_and_each_sees_each_chang
     let version = |name: usize, round: usize| Files::nth(name + round).version(&names[name].name);
     let mut streams = vec![mount.subscribe(&names[0]).await];
     mount.serves_version(&names[0], &version(0, 0), "the first name").await;
-    let watched = mount.watcher.watched();
+    let watched = mount.kernel.watched();
     for (number, name) in names.iter().enumerate().skip(1) {
         streams.push(mount.subscribe(name).await);
         mount.serves_version(name, &version(number, 0), "at first").await;
     }
-    assert_eq!(mount.watcher.watched(), watched, "no name costs a watch of its own");
+    assert_eq!(mount.kernel.watched(), watched, "no name costs a watch of its own");
     let records: Vec<_> = names.iter().map(|name| record(mount.watch(name.clone()))).collect();
     for round in 1..4 {
         let at = volume.clone();
@@ -159,7 +159,7 @@ async fn hundreds_of_names_in_one_folder_cost_its_watch_and_each_sees_each_chang
         let expected: Vec<_> = (1..4).map(|round| version(number, round)).collect();
         assert_eq!(*record.lock().unwrap(), expected, "{number}");
     }
-    assert_eq!(mount.watcher.watched(), watched);
+    assert_eq!(mount.kernel.watched(), watched);
 }
 
 #[tokio::test]
@@ -188,7 +188,7 @@ async fn what_was_served_and_is_gone_is_told_whatever_comes_and_goes_in_its_plac
     for round in 0..3 {
         remove();
         for name in &names {
-            let is_gone = |entry: &Entry| entry.failure().is_some_and(|reason| reason == GONE);
+            let is_gone = |entry: &Entry| entry.failure().is_some_and(|reason| reason == REMOVED);
             let what = format!("{}, round {round}", name.name);
             let entry = mount.until(name.clone(), &what, is_gone).await;
             assert_eq!(entry.good.unwrap().resource.version, files.version(&name.name), "{what}");
@@ -197,7 +197,7 @@ async fn what_was_served_and_is_gone_is_told_whatever_comes_and_goes_in_its_plac
         put(&mount.folder(), CHAIN_FILE, "root:x:0:0");
         put(&mount.folder(), ROOT_FILE, "root:x:0:0");
         for name in &names {
-            let is_bad = |entry: &Entry| entry.failure().is_some_and(|reason| reason != GONE);
+            let is_bad = |entry: &Entry| entry.failure().is_some_and(|reason| reason != REMOVED);
             mount.until(name.clone(), "the bad files", is_bad).await;
         }
     }
