@@ -263,7 +263,7 @@ async fn what_is_wrong_with_crls_output_and_state_is_found() {
     let more = ["--crl", &crls, "--state-dir", &state, "--output-dir", &out];
     let mut agent = start(folder, "web", &[&strs(&options)[..], &more].concat());
     let not_written = "The output folder or the state is not written";
-    agent.process.wait_log("the CRL file is not used").await;
+    agent.process.wait_log("CRL file not used").await;
     let causes = [
         (not_written, "check that disk", "attache_state_failing", "/state/error"),
         (

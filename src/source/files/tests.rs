@@ -1,4 +1,4 @@
-//! Real folders that change under a real watch, in real time: each test waits for what it can see.
+//! Real directories that change under a real watch, in real time: each test waits for what it can observe.
 
 mod changes;
 mod checks;
@@ -48,7 +48,7 @@ const WORKLOAD: Workload = Workload(7);
 const KEY_PAIR: Key = Key { workload: WORKLOAD, name: SecretName::Workload };
 const ROOTS: Key = Key { workload: WORKLOAD, name: SecretName::Roots };
 
-/// What is mounted at one time, and the versions under which it is served.
+/// One generation of mounted files, and the versions under which it is served.
 #[derive(Clone)]
 struct Files {
     chain: Vec<u8>,
@@ -62,14 +62,14 @@ struct Files {
 /// Key pairs are made once, for all tests.
 static FILES: LazyLock<Vec<Files>> = LazyLock::new(|| (0..64).map(|_| Files::at(Clock::system())).collect());
 
-/// A number that nobody had before, for names.
+/// A new number at each call, for names.
 fn count() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Files {
-    /// A key pair and the roots of its CA, unlike those of a test's last 60 calls.
+    /// A key pair and the roots of its CA, different from those of the test's last 60 calls.
     fn new() -> Self {
         thread_local!(static NEXT: Cell<usize> = const { Cell::new(0) });
         Self::nth(NEXT.replace(NEXT.get() + 1))
@@ -79,10 +79,10 @@ impl Files {
         FILES[number % FILES.len()].clone()
     }
 
-    /// As a CA with this clock gives them.
+    /// Files as a CA with this clock issues them.
     fn at(clock: Clock) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let ca = |name: &str| DevelopmentCa::open(&folder.path().join(name), clock.clone()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let ca = |name: &str| DevelopmentCa::open(&directory.path().join(name), clock.clone()).unwrap();
         let (first, ca, last) = (ca("first"), ca("ca"), ca("last"));
         let identity: SpiffeId = "spiffe://cluster.local/ns/default/sa/web".parse().unwrap();
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
@@ -97,7 +97,7 @@ impl Files {
         Self { chain, key, root, pair_version, root_version }
     }
 
-    /// The version under which they are served as `name`.
+    /// The version under which these files are served as `name`.
     fn version(&self, name: &SecretName) -> Version {
         match name {
             SecretName::Workload | SecretName::FileKeyPair(_) => pair_version(name, &self.chain, &self.key),
@@ -109,9 +109,9 @@ impl Files {
         [(CHAIN_FILE, &self.chain), (KEY_FILE, &self.key), (ROOT_FILE, &self.root)]
     }
 
-    fn write(&self, folder: &Path) {
+    fn write(&self, directory: &Path) {
         for (name, content) in self.each() {
-            fs::write(folder.join(name), content).unwrap();
+            fs::write(directory.join(name), content).unwrap();
         }
     }
 }
@@ -131,7 +131,7 @@ fn key_of(name: &str) -> Key {
     Key { workload: WORKLOAD, name: name.parse().unwrap() }
 }
 
-/// Stops whoever changes files, who does so on a thread of its own.
+/// Pauses a change of files, which runs on a thread of its own.
 fn pause(time: Duration) {
     #[expect(clippy::disallowed_methods, reason = "it is not the runtime's thread")]
     std::thread::sleep(time);
@@ -142,10 +142,10 @@ async fn change(how: impl FnOnce() + Send + 'static) {
     tokio::task::spawn_blocking(how).await.unwrap();
 }
 
-/// With a CA beside it.
-fn settings(folder: &Path) -> FileSettings {
+/// The settings of a source beside a CA.
+fn settings(directory: &Path) -> FileSettings {
     FileSettings {
-        mounted: places(folder),
+        mounted: places(directory),
         own: Vec::new(),
         is_alone: false,
         debounce: DEBOUNCE,
@@ -154,7 +154,7 @@ fn settings(folder: &Path) -> FileSettings {
     }
 }
 
-/// A folder and the cache that its files go to.
+/// A mounted directory, and the cache to which its files are published.
 struct Mount {
     temp: TempDir,
     cache: Cache,
@@ -165,7 +165,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// An empty folder.
+    /// An empty directory.
     fn new() -> Self {
         let temp = tempfile::tempdir().unwrap();
         fs::create_dir(temp.path().join("mount")).unwrap();
@@ -187,16 +187,16 @@ impl Mount {
         mount
     }
 
-    fn folder(&self) -> PathBuf {
+    fn directory(&self) -> PathBuf {
         self.temp.path().join("mount")
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder().join(name)
+        self.directory().join(name)
     }
 
-    fn source_of(&self, folder: PathBuf) -> FileSource {
-        self.source_with(settings(&folder))
+    fn source_of(&self, directory: PathBuf) -> FileSource {
+        self.source_with(settings(&directory))
     }
 
     fn source_with(&self, settings: FileSettings) -> FileSource {
@@ -205,15 +205,15 @@ impl Mount {
     }
 
     fn source(&self) -> FileSource {
-        self.source_of(self.folder())
+        self.source_of(self.directory())
     }
 
-    /// Follows the folder from now on.
+    /// Follows the directory from now on.
     fn follow(&self) {
         tokio::spawn(self.source().run());
     }
 
-    /// Asks for a name, as a stream does.
+    /// Subscribes to a name, as a stream does.
     async fn subscribe(&self, key: &Key) -> Subscription {
         loop {
             match self.cache.subscribe(key) {
@@ -236,29 +236,29 @@ impl Mount {
         self.entry(key).good.map(|good| good.resource.version.clone())
     }
 
-    async fn until(&self, key: Key, what: &str, mut is_it: impl FnMut(&Entry) -> bool) -> Entry {
+    async fn until(&self, key: Key, what: &str, mut is_reached: impl FnMut(&Entry) -> bool) -> Entry {
         let mut entries = self.watch(key.clone());
-        let entry = tokio::time::timeout(PATIENCE, entries.wait_for(|entry| is_it(entry))).await;
+        let entry = tokio::time::timeout(PATIENCE, entries.wait_for(|entry| is_reached(entry))).await;
         match entry {
             Ok(entry) => entry.unwrap().clone(),
-            Err(_) => panic!("{what}: it was not noticed; the entry is {:?}", self.entry(key)),
+            Err(_) => panic!("{what}: not noticed; the entry is {:?}", self.entry(key)),
         }
     }
 
-    /// Waits until exactly these files are served, and nothing is wrong.
+    /// Waits until exactly these files are served, without a failure.
     async fn serves(&self, files: &Files, what: &str) {
         for (key, version) in [(KEY_PAIR, &files.pair_version), (ROOTS, &files.root_version)] {
             self.serves_version(&key, version, what).await;
         }
     }
 
-    /// Waits until `version` is served, and nothing is wrong.
+    /// Waits until `version` is served, without a failure.
     async fn serves_version(&self, key: &Key, version: &Version, what: &str) {
-        let is_it = |entry: &Entry| {
+        let is_served = |entry: &Entry| {
             entry.good.as_ref().map(|good| &good.resource.version) == Some(version)
                 && entry.failure().is_none()
         };
-        self.until(key.clone(), &format!("{what}, {}", key.name), is_it).await;
+        self.until(key.clone(), &format!("{what}, {}", key.name), is_served).await;
     }
 
     fn failures(&self, reason: &'static str) -> u64 {
@@ -267,7 +267,7 @@ impl Mount {
     }
 }
 
-/// Notes each value that an entry has from now on.
+/// Records each value that an entry has from now on.
 fn record(mut entries: watch::Receiver<Entry>) -> Arc<Mutex<Vec<Version>>> {
     let record = Arc::new(Mutex::new(Vec::new()));
     entries.mark_unchanged();
@@ -299,6 +299,6 @@ fn der(text: &[u8]) -> Vec<u8> {
 const ENCRYPTED: &[u8] =
     b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
 
-fn put(folder: &Path, name: &str, content: impl AsRef<[u8]>) {
-    fs::write(folder.join(name), content).unwrap();
+fn put(directory: &Path, name: &str, content: impl AsRef<[u8]>) {
+    fs::write(directory.join(name), content).unwrap();
 }

@@ -1,9 +1,9 @@
-//! Names that streams ask for: from when to when they are followed, and what that costs.
+//! Names that streams subscribe to: when they are followed, and what that costs.
 
 use super::*;
 use crate::metrics::{Agent, ByName, Format};
 
-/// Longer than a value is kept that nobody asks for.
+/// Longer than a value is kept without streams.
 const LINGER: Duration = Duration::from_secs(301);
 
 fn roots_at(path: &Path) -> Key {
@@ -11,7 +11,7 @@ fn roots_at(path: &Path) -> Key {
 }
 
 impl Mount {
-    /// Waits until nobody follows `key` any more.
+    /// Waits until `key` is no longer followed.
     async fn forgets(&self, key: &Key) {
         let forgotten = async {
             while self.cache.watch(key).is_some() {
@@ -21,7 +21,7 @@ impl Mount {
         tokio::time::timeout(PATIENCE, forgotten).await.expect("the name to be forgotten");
     }
 
-    /// Waits until so many folders are watched.
+    /// Waits until this number of directories is watched.
     async fn watches(&self, expected: usize) {
         let watched = async {
             while self.kernel.watched() != expected {
@@ -29,7 +29,8 @@ impl Mount {
             }
         };
         let watched = tokio::time::timeout(PATIENCE, watched).await;
-        watched.unwrap_or_else(|_| panic!("{} are watched, not {expected}", self.kernel.watched()));
+        watched
+            .unwrap_or_else(|_| panic!("{} directories are watched, not {expected}", self.kernel.watched()));
     }
 }
 
@@ -39,13 +40,13 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
     mount.follow();
     tokio::task::yield_now().await;
     let before = mount.kernel.watched();
-    let folder = mount.temp.path().join("other/deep");
-    fs::create_dir_all(&folder).unwrap();
-    put(&folder, "bad.pem", "root:x:0:0");
-    let path = |name: &str| folder.join(name).display().to_string();
+    let directory = mount.temp.path().join("other/deep");
+    fs::create_dir_all(&directory).unwrap();
+    put(&directory, "bad.pem", "root:x:0:0");
+    let path = |name: &str| directory.join(name).display().to_string();
     let names = [
-        roots_at(&folder.join("missing.pem")),
-        roots_at(&folder.join("bad.pem")),
+        roots_at(&directory.join("missing.pem")),
+        roots_at(&directory.join("bad.pem")),
         key_of(&format!("file-cert:{}~{}", path("missing.pem"), path("bad.pem"))),
     ];
     for round in 0..3 {
@@ -55,7 +56,7 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
             assert!(failed.good.is_none());
             let label = ByName { name: name.name.to_string() };
             mount.metrics.nacks.get_or_create(&label).inc();
-            assert!(mount.kernel.watched() > before, "round {round}: its folders are watched");
+            assert!(mount.kernel.watched() > before, "round {round}: its directories are not watched");
             let [first, last] = streams;
             drop(first);
             tokio::task::yield_now().await;
@@ -92,16 +93,16 @@ async fn a_value_is_followed_for_a_while_after_the_last_stream_and_then_forgotte
     mount.follow();
     tokio::task::yield_now().await;
     let before = mount.kernel.watched();
-    let folder = mount.temp.path().join("other");
-    fs::create_dir(&folder).unwrap();
-    let name = roots_at(&folder.join("root.pem"));
-    put(&folder, "root.pem", Files::nth(0).root);
+    let directory = mount.temp.path().join("other");
+    fs::create_dir(&directory).unwrap();
+    let name = roots_at(&directory.join("root.pem"));
+    put(&directory, "root.pem", Files::nth(0).root);
     let stream = mount.subscribe(&name).await;
     mount.serves_version(&name, &Files::nth(0).version(&name.name), "at first").await;
     drop(stream);
-    put(&folder, "root.pem", Files::nth(1).root);
-    mount.serves_version(&name, &Files::nth(1).version(&name.name), "with nobody there").await;
-    // Whoever comes back starts the time anew.
+    put(&directory, "root.pem", Files::nth(1).root);
+    mount.serves_version(&name, &Files::nth(1).version(&name.name), "without a stream").await;
+    // A stream that comes back restarts the time.
     tokio::time::sleep(LINGER / 2).await;
     drop(mount.subscribe(&name).await);
     tokio::time::sleep(LINGER / 2 + Duration::from_secs(5)).await;
@@ -112,19 +113,19 @@ async fn a_value_is_followed_for_a_while_after_the_last_stream_and_then_forgotte
 }
 
 #[tokio::test]
-async fn hundreds_of_names_in_one_folder_cost_its_watch_and_each_sees_each_change() {
+async fn hundreds_of_names_in_one_directory_share_its_watch_and_each_notices_each_change() {
     const NAMES: usize = 250;
     let mount = Mount::new();
     mount.follow();
-    // A kubelet's folder, with a file for each name.
+    // A kubelet's volume, with a file for each name.
     let volume = mount.temp.path().join("volume");
     let write = move |volume: &Path, round: usize| {
-        let folder = format!("..{round}");
-        fs::create_dir_all(volume.join(&folder)).unwrap();
+        let directory = format!("..{round}");
+        fs::create_dir_all(volume.join(&directory)).unwrap();
         for name in 0..NAMES {
-            put(&volume.join(&folder), &format!("{name}.pem"), Files::nth(name + round).root);
+            put(&volume.join(&directory), &format!("{name}.pem"), Files::nth(name + round).root);
         }
-        symlink(&folder, volume.join("..new")).unwrap();
+        symlink(&directory, volume.join("..new")).unwrap();
         fs::rename(volume.join("..new"), volume.join("..data")).unwrap();
     };
     write(&volume, 0);
@@ -163,10 +164,10 @@ async fn hundreds_of_names_in_one_folder_cost_its_watch_and_each_sees_each_chang
 }
 
 #[tokio::test]
-async fn what_was_served_and_is_gone_is_told_whatever_comes_and_goes_in_its_place() {
+async fn removed_files_are_reported_after_any_replacement_by_bad_files() {
     let mount = Mount::new();
     let files = Files::nth(0);
-    files.write(&mount.folder());
+    files.write(&mount.directory());
     mount.follow();
     let path = |name: &str| mount.path(name).display().to_string();
     let names = [
@@ -188,20 +189,20 @@ async fn what_was_served_and_is_gone_is_told_whatever_comes_and_goes_in_its_plac
     for round in 0..3 {
         remove();
         for name in &names {
-            let is_gone = |entry: &Entry| entry.failure().is_some_and(|reason| reason == REMOVED);
+            let is_removed = |entry: &Entry| entry.failure().is_some_and(|reason| reason == REMOVED);
             let what = format!("{}, round {round}", name.name);
-            let entry = mount.until(name.clone(), &what, is_gone).await;
+            let entry = mount.until(name.clone(), &what, is_removed).await;
             assert_eq!(entry.good.unwrap().resource.version, files.version(&name.name), "{what}");
         }
-        // Something of no use takes their place.
-        put(&mount.folder(), CHAIN_FILE, "root:x:0:0");
-        put(&mount.folder(), ROOT_FILE, "root:x:0:0");
+        // Bad files take their place.
+        put(&mount.directory(), CHAIN_FILE, "root:x:0:0");
+        put(&mount.directory(), ROOT_FILE, "root:x:0:0");
         for name in &names {
             let is_bad = |entry: &Entry| entry.failure().is_some_and(|reason| reason != REMOVED);
             mount.until(name.clone(), "the bad files", is_bad).await;
         }
     }
-    files.write(&mount.folder());
+    files.write(&mount.directory());
     for name in &names {
         mount.serves_version(name, &files.version(&name.name), "the return").await;
     }

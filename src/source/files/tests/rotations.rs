@@ -4,10 +4,10 @@ use std::os::unix::fs::MetadataExt as _;
 
 use super::*;
 
-/// A way to replace what is mounted by the next files.
+/// A way to replace the mounted files by the next generation.
 pub(super) type Rotation = fn(&Path, &Files);
 
-/// As the kubelet does: a new folder, to which `..data` leads from one moment to the next.
+/// Swaps files as the kubelet does: into a new directory, to which `..data` is switched at once.
 pub(super) fn swap(volume: &Path, files: &Files, old: fn(&Path)) {
     fs::create_dir_all(volume).unwrap();
     let data = volume.join("..data");
@@ -41,7 +41,7 @@ pub(super) const ROTATIONS: [(&str, Rotation); 12] = [
             fs::rename(at.join("new"), at.join(name)).unwrap();
         }
     }),
-    ("renaming over from another folder", |at, files| {
+    ("renaming over from another directory", |at, files| {
         let beside = at.with_extension("beside");
         fs::create_dir_all(&beside).unwrap();
         files.write(&beside);
@@ -55,23 +55,23 @@ pub(super) const ROTATIONS: [(&str, Rotation); 12] = [
             put(at, name, content);
         }
     }),
-    ("a kubelet swap, the old folder deleted at once", |at, files| {
+    ("a kubelet swap, the old directory deleted at once", |at, files| {
         swap(at, files, |old| fs::remove_dir_all(old).unwrap());
     }),
-    ("a kubelet swap, the old folder kept", |at, files| swap(at, files, |_| {})),
-    ("a kubelet swap, the old folder deleted at the next one", |at, files| {
+    ("a kubelet swap, the old directory kept", |at, files| swap(at, files, |_| {})),
+    ("a kubelet swap, the old directory deleted at the next one", |at, files| {
         swap(at, files, |old| {
             let grave = old.parent().unwrap().join("..grave");
             let _ = fs::remove_dir_all(&grave);
             fs::rename(old, grave).unwrap();
         });
     }),
-    ("removing the folder and making it again", |at, files| {
+    ("removing the directory and creating it again", |at, files| {
         fs::remove_dir_all(at).unwrap();
         fs::create_dir(at).unwrap();
         files.write(at);
     }),
-    ("moving the folder away and another in", |at, files| {
+    ("moving the directory away and another in", |at, files| {
         let beside = at.with_extension("beside");
         fs::create_dir(&beside).unwrap();
         files.write(&beside);
@@ -90,7 +90,7 @@ pub(super) const ROTATIONS: [(&str, Rotation); 12] = [
             fs::rename(&beside, at.join(name)).unwrap();
         }
     }),
-    ("replacing the folder by a link to another", |at, files| {
+    ("replacing the directory by a link to another", |at, files| {
         let elsewhere = at.with_file_name(format!("elsewhere-{}", count()));
         fs::create_dir(&elsewhere).unwrap();
         files.write(&elsewhere);
@@ -107,11 +107,11 @@ pub(super) const ROTATIONS: [(&str, Rotation); 12] = [
 async fn every_way_to_change_mounted_files_is_noticed_every_time() {
     for (title, rotate) in ROTATIONS {
         let mount = Mount::new();
-        Files::new().write(&mount.folder());
+        Files::new().write(&mount.directory());
         mount.follow();
         for round in 0..4 {
             let files = Files::new();
-            rotate(&mount.folder(), &files);
+            rotate(&mount.directory(), &files);
             mount.serves(&files, &format!("{title}, round {round}")).await;
         }
     }
@@ -119,98 +119,98 @@ async fn every_way_to_change_mounted_files_is_noticed_every_time() {
 
 #[tokio::test]
 async fn after_any_change_the_next_one_of_any_kind_is_noticed() {
-    // A plain file after a kubelet link, an overwritten file in a folder that was made anew, and so on.
+    // A plain file after a kubelet link, an overwritten file in a directory that was created again, and so on.
     let mut random = fastrand::Rng::with_seed(7);
-    // These two need plain files to be there.
+    // Those that replace the directory need plain files.
     let rotations: Vec<_> =
-        ROTATIONS.into_iter().filter(|(title, _)| !title.contains("the folder")).collect();
+        ROTATIONS.into_iter().filter(|(title, _)| !title.contains("the directory")).collect();
     let mount = Mount::new();
-    Files::new().write(&mount.folder());
+    Files::new().write(&mount.directory());
     mount.follow();
-    let mut told = Vec::new();
+    let mut changes = Vec::new();
     for _ in 0..40 {
         let (title, rotate) = rotations[random.usize(0..rotations.len())];
-        told.push(title);
+        changes.push(title);
         let files = Files::new();
-        rotate(&mount.folder(), &files);
-        mount.serves(&files, &told.join(", then ")).await;
+        rotate(&mount.directory(), &files);
+        mount.serves(&files, &changes.join(", then ")).await;
     }
 }
 
-/// Removes a folder and makes it again, with the same inode if it can be had.
-fn make_again(folder: &Path) {
-    let old = fs::metadata(folder).unwrap().ino();
-    fs::remove_dir_all(folder).unwrap();
-    // Most file systems use an inode's number again as soon as they can.
+/// Removes a directory and creates it again, with the same inode number if possible.
+fn recreate(directory: &Path) {
+    let old = fs::metadata(directory).unwrap().ino();
+    fs::remove_dir_all(directory).unwrap();
+    // Most file systems reuse inode numbers as soon as possible.
     for _ in 0..1000 {
-        fs::create_dir(folder).unwrap();
-        if fs::metadata(folder).unwrap().ino() == old {
+        fs::create_dir(directory).unwrap();
+        if fs::metadata(directory).unwrap().ino() == old {
             return;
         }
-        fs::remove_dir(folder).unwrap();
+        fs::remove_dir(directory).unwrap();
     }
-    fs::create_dir(folder).unwrap();
+    fs::create_dir(directory).unwrap();
 }
 
 #[tokio::test]
-async fn a_folder_that_is_made_again_is_followed_though_it_looks_like_the_old_one() {
+async fn a_recreated_directory_is_followed_though_it_has_the_old_inode_number() {
     let mount = Mount::new();
-    Files::new().write(&mount.folder());
+    Files::new().write(&mount.directory());
     mount.follow();
     for round in 0..10 {
         let files = Files::new();
-        make_again(&mount.folder());
-        files.write(&mount.folder());
-        mount.serves(&files, &format!("made again, round {round}")).await;
-        // The first looks may be due to what happened to the old folder; the later ones need a watch on the new one.
+        recreate(&mount.directory());
+        files.write(&mount.directory());
+        mount.serves(&files, &format!("created again, round {round}")).await;
+        // The first looks may be due to events of the old directory; the later ones need a watch on the new one.
         for write in 0..4 {
             let files = Files::new();
-            files.write(&mount.folder());
+            files.write(&mount.directory());
             mount.serves(&files, &format!("write {write} to it, round {round}")).await;
         }
     }
 }
 
 #[tokio::test]
-async fn what_the_kernel_could_not_tell_is_found_afterwards() {
+async fn changes_during_an_overflow_are_found_afterwards() {
     let mount = Mount::new();
-    Files::new().write(&mount.folder());
+    Files::new().write(&mount.directory());
     mount.follow();
     for round in 0..10 {
         let files = Files::new();
         mount.kernel.lose_events();
-        make_again(&mount.folder());
-        files.write(&mount.folder());
+        recreate(&mount.directory());
+        files.write(&mount.directory());
         mount.kernel.report_overflow();
-        mount.serves(&files, &format!("unheard, round {round}")).await;
+        mount.serves(&files, &format!("without events, round {round}")).await;
         let files = Files::new();
-        files.write(&mount.folder());
+        files.write(&mount.directory());
         mount.serves(&files, &format!("a change after it, round {round}")).await;
     }
 }
 
 #[tokio::test]
-async fn a_folder_that_appears_later_is_found() {
+async fn a_directory_that_appears_later_is_found() {
     let mount = Mount::new();
     let deep = mount.path("a/b/c");
     tokio::spawn(mount.source_of(deep.clone()).run());
     // The first look has to be over, or it alone would find everything.
     tokio::task::yield_now().await;
     assert!(mount.entry(KEY_PAIR).good.is_none());
-    for folder in [mount.path("a"), mount.path("a/b"), deep.clone()] {
-        fs::create_dir(folder).unwrap();
+    for directory in [mount.path("a"), mount.path("a/b"), deep.clone()] {
+        fs::create_dir(directory).unwrap();
         tokio::task::yield_now().await;
     }
     let files = Files::new();
     files.write(&deep);
-    mount.serves(&files, "a folder that appears").await;
+    mount.serves(&files, "a directory that appears").await;
     let files = Files::new();
     files.write(&deep);
     mount.serves(&files, "a change in it").await;
 }
 
 #[tokio::test]
-async fn a_key_that_comes_after_its_chain_completes_the_pair() {
+async fn a_key_written_after_its_chain_completes_the_pair() {
     type Write = fn(&Path, &[u8]);
     let ways: [(&str, Write); 2] = [
         ("in place", |path, content| fs::write(path, content).unwrap()),
@@ -223,7 +223,7 @@ async fn a_key_that_comes_after_its_chain_completes_the_pair() {
     for (title, write) in ways {
         let mount = Mount::new();
         let mut served = Files::new();
-        served.write(&mount.folder());
+        served.write(&mount.directory());
         mount.follow();
         mount.serves(&served, title).await;
         for _ in 0..3 {
@@ -244,16 +244,16 @@ async fn a_key_that_comes_after_its_chain_completes_the_pair() {
 }
 
 #[tokio::test]
-async fn what_does_not_change_the_bytes_is_not_published() {
+async fn changes_that_keep_the_bytes_are_not_published() {
     let mount = Mount::new();
     let mut files = Files::new();
-    files.write(&mount.folder());
+    files.write(&mount.directory());
     mount.follow();
     mount.serves(&files, "at first").await;
     let record = record(mount.watch(KEY_PAIR));
     let mut expected = Vec::new();
     for round in 0..5 {
-        // A touch, a rewrite, a rename, a change of mode. The other roots show that all this was looked at.
+        // A touch, a rewrite, a rename, a change of mode. The other roots show that all this was noticed.
         let key = mount.path(KEY_FILE);
         std::fs::File::options()
             .write(true)
@@ -261,20 +261,20 @@ async fn what_does_not_change_the_bytes_is_not_published() {
             .unwrap()
             .set_modified(SystemTime::UNIX_EPOCH)
             .unwrap();
-        files.write(&mount.folder());
+        files.write(&mount.directory());
         fs::write(mount.path("new"), &files.key).unwrap();
         fs::rename(mount.path("new"), &key).unwrap();
         fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         let other = Files::new();
         files = Files { root: other.root.clone(), root_version: other.root_version.clone(), ..files };
-        put(&mount.folder(), ROOT_FILE, &files.root);
+        put(&mount.directory(), ROOT_FILE, &files.root);
         mount.serves(&files, &format!("the roots of round {round}")).await;
         files = Files { root: files.root, root_version: files.root_version, ..other };
-        files.write(&mount.folder());
+        files.write(&mount.directory());
         mount.serves(&files, &format!("round {round}")).await;
         expected.push(files.pair_version.clone());
     }
-    // The last change was published; whoever records it may not have run yet.
+    // The last change was published; the recording task may not have run yet.
     while record.lock().unwrap().len() < expected.len() {
         tokio::task::yield_now().await;
     }
@@ -285,14 +285,14 @@ async fn what_does_not_change_the_bytes_is_not_published() {
 async fn a_burst_is_folded_into_few_publishes() {
     let mount = Mount::new();
     let first = Files::new();
-    swap(&mount.folder(), &first, |_| {});
+    swap(&mount.directory(), &first, |_| {});
     mount.follow();
     mount.serves(&first, "at first").await;
     let record = record(mount.watch(KEY_PAIR));
     let burst: Vec<_> = (0..20).map(|_| Files::new()).collect();
     let started = Instant::now();
     for files in &burst {
-        swap(&mount.folder(), files, |_| {});
+        swap(&mount.directory(), files, |_| {});
         tokio::task::yield_now().await;
     }
     mount.serves(&burst[19], "the last of the burst").await;
