@@ -42,7 +42,7 @@ fn sockets(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<Socket> {
 
 /// Directories in which other users should not replace anything.
 fn directories(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<(PathBuf, &'static str)> {
-    let of = |file: &Path, what: &'static str| (file::folder_of(file).to_owned(), what);
+    let of = |file: &Path, what: &'static str| (file::directory_of(file).to_owned(), what);
     let sockets = std::iter::once(sds).chain(admin);
     let mut directories: Vec<_> = sockets.map(|socket| of(socket, "the directory of the socket")).collect();
     directories

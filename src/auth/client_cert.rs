@@ -66,7 +66,7 @@ impl ClientCertFolder {
         let look = || places.look(clock.now()).key_pair.secret;
         let mut looked = look();
         for _ in 1..LOOKS {
-            if !looked.as_ref().is_err_and(FileError::may_pass) {
+            if !looked.as_ref().is_err_and(FileError::may_be_transient) {
                 break;
             }
             tokio::time::sleep(PAUSE).await;

@@ -72,7 +72,7 @@ impl DevelopmentCa {
     pub fn open(folder: &Path, clock: Clock) -> Result<Self, OpenError> {
         let unusable = |source| OpenError::Folder { folder: folder.to_owned(), source };
         fs::create_dir_all(folder).map_err(unusable)?;
-        let _guard = file::lock_folder(folder).map_err(unusable)?;
+        let _guard = file::lock_directory(folder).map_err(unusable)?;
         if folder.join(KEY_FILE).exists() {
             return Self::load(folder, clock);
         }

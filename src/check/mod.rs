@@ -133,7 +133,7 @@ impl Findings {
         let output = config.output.as_ref().map(|output| ("--output-dir", output.directory.as_path()));
         let state = config.workload.state.as_ref().map(|state| ("--state-dir", state.path()));
         if let Some(file) = &config.ready_file {
-            let writable = check_writable(file::folder_of(file));
+            let writable = check_writable(file::directory_of(file));
             let shown = file.display();
             match (ReadyFile::is_stale(file), writable) {
                 (Err(ReadyFileError::Taken { .. }), _) if is_running => {

@@ -64,7 +64,7 @@ pub struct Config {
     /// What is asked of it.
     pub workload: Settings,
     /// Which files are served.
-    pub files: files::Settings,
+    pub files: files::FileSettings,
     /// The CRLs for the trust bundle.
     pub crl: CrlFile,
     /// The files for other programs, if there are to be any.
@@ -209,7 +209,7 @@ impl Config {
 
         let own_folders = output.iter().map(|output| output.directory.as_path());
         let own_folders = own_folders.chain(workload.state.iter().map(StateFolder::path));
-        let files = files::Settings {
+        let files = files::FileSettings {
             mounted,
             own: own_folders.map(Path::to_owned).collect(),
             is_alone: providers.is_empty(),
@@ -382,7 +382,7 @@ fn grace(r: &mut Reader<'_>, ratio: Found<f64>, jitter: Found<f64>) -> Grace {
 fn mounted(cert_dir: &Found<String>, own: &[(&Path, &str)], notes: &mut Vec<String>) -> Vec<Place> {
     let typed = cert_dir.value.as_deref().map(Path::new);
     let mut places = Vec::new();
-    for folder in [typed.unwrap_or(Path::new(CERT_DIR)), Path::new(files::PLATFORM_FOLDER)] {
+    for folder in [typed.unwrap_or(Path::new(CERT_DIR)), Path::new(files::PLATFORM_DIRECTORY)] {
         match own.iter().find(|(own, _)| resolved(own) == resolved(folder)) {
             None => places.extend(files::places(folder)),
             Some((_, why)) if typed == Some(folder) => {

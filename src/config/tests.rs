@@ -350,9 +350,9 @@ fn a_signer_is_for_istios_ca_whatever_istio_sets_for_the_others() {
 }
 
 /// The `--cert-dir`, if it is one of the places where mounted files are looked for.
-fn cert_dir(files: &files::Settings) -> Option<PathBuf> {
+fn cert_dir(files: &files::FileSettings) -> Option<PathBuf> {
     let homes = files.mounted.iter().filter_map(Place::home);
-    homes.map(Path::to_owned).find(|home| home != Path::new(files::PLATFORM_FOLDER))
+    homes.map(Path::to_owned).find(|home| home != Path::new(files::PLATFORM_DIRECTORY))
 }
 
 #[test]

@@ -74,7 +74,7 @@ impl Listener {
     pub fn bind(path: &Path, mode: u32, option: &'static str) -> Result<Self, ListenError> {
         ListenError::check_path(path, option)?;
         let failed = |source| ListenError::Io { path: path.to_owned(), source, option };
-        let directory = file::folder_of(path);
+        let directory = file::directory_of(path);
         let unusable = |source| ListenError::Directory {
             path: path.to_owned(),
             directory: directory.to_owned(),
@@ -82,7 +82,7 @@ impl Listener {
             option,
         };
         // Two agents that start together must not both replace a dead agent's socket: the second one waits here.
-        let _guard = file::lock_folder(directory).map_err(unusable)?;
+        let _guard = file::lock_directory(directory).map_err(unusable)?;
         clear(path, option)?;
         let socket = UnixSocket::new_stream().map_err(failed)?;
         socket.bind(path).map_err(unusable)?;
@@ -105,7 +105,7 @@ impl Listener {
 
     /// The directory of the socket, if this agent removes the socket on exit.
     pub fn own_directory(&self) -> Option<&Path> {
-        self.file.as_ref().map(|file| file::folder_of(&file.path))
+        self.file.as_ref().map(|file| file::directory_of(&file.path))
     }
 
     /// The socket, and the guard that removes its file on drop.

@@ -183,10 +183,10 @@ async fn a_bad_client_certificate_is_reported_once_and_the_token_is_used() {
     let foreign = Mounted::new(&ca_dir, "web");
     type Change<'a> = (&'a str, &'a str, Box<dyn Fn() + 'a>);
     let changes: [Change<'_>; 5] = [
-        ("WARN", "it expired at", Box::new(|| expired.write(&client))),
+        ("WARN", "expired at", Box::new(|| expired.write(&client))),
         ("WARN", "its PEM is damaged", Box::new(|| put("cert-chain.pem", &good.chain[..300]))),
         ("WARN", "does not match", Box::new(|| put("key.pem", &foreign.key))),
-        ("WARN", "key.pem is not", Box::new(|| std::fs::remove_file(client.join("key.pem")).unwrap())),
+        ("WARN", "key.pem does not", Box::new(|| std::fs::remove_file(client.join("key.pem")).unwrap())),
         (
             "INFO",
             "neither cert-chain.pem nor key.pem",
@@ -209,7 +209,7 @@ async fn a_bad_client_certificate_is_reported_once_and_the_token_is_used() {
     expired.write(&client);
     std::fs::remove_file(folder.join("token")).unwrap();
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    assert!(line.contains("it expired at") && line.contains("the token file"), "{line}");
+    assert!(line.contains("expired at") && line.contains("the token file"), "{line}");
     for mounted in [&good, &expired, &foreign] {
         assert_no_key(&agent.process.log(), mounted);
     }

@@ -344,11 +344,11 @@ async fn no_failure(world: &World, traffic: Traffic) {
 #[tokio::test]
 async fn a_revoked_client_is_refused_once_the_file_says_so_and_no_other_client_ever_is() {
     let mut world = World::start().await;
-    assert_eq!(world.api.process.count("WARN there is no CRL file"), 1, "{}", world.api.process.log());
+    assert_eq!(world.api.process.count("WARN CRL file missing"), 1, "{}", world.api.process.log());
     let traffic = world.traffic().await;
     let (of_root, nobody) = (world.root.crl(-HOUR, HOUR, &[]), world.middle.crl(-2 * HOUR, HOUR / 2, &[]));
     world.swap(&[of_root.clone(), nobody]);
-    world.api.process.wait_log("the trust bundle is served with CRLs").await;
+    world.api.process.wait_log("CRLs added to the trust bundle").await;
     assert_eq!(world.api.metric("attache_crls{name=\"ROOTCA\"}").await, 2.0);
     let made = world.api.metric("attache_crl_this_update_timestamp_seconds{name=\"ROOTCA\"}").await;
     let ends = world.api.metric("attache_crl_next_update_timestamp_seconds{name=\"ROOTCA\"}").await;
@@ -362,10 +362,10 @@ async fn a_revoked_client_is_refused_once_the_file_says_so_and_no_other_client_e
 
     // Later mistakes in the file change nothing.
     world.swap(&["-----BEGIN X509 CRL-----\nhalf".to_owned()]);
-    let (_, line) = world.api.process.wait_log("the CRL file is not used").await;
+    let (_, line) = world.api.process.wait_log("CRL file not used").await;
     assert!(line.contains("ca-crl.pem: its PEM is damaged"), "{line}");
     std::fs::remove_file(world.volume().join("ca-crl.pem")).unwrap();
-    world.api.process.wait_log("the CRL file is gone").await;
+    world.api.process.wait_log("CRL file removed").await;
     world.wait_revoked(503).await;
     let failures = "attache_source_failures_total{source=\"crl\",reason=\"not_parsed\"}";
     assert_eq!(world.api.metric(failures).await, 1.0);
@@ -391,7 +391,7 @@ async fn a_missing_or_expired_crl_costs_no_client_anything() {
     // Only the intermediate's CRL: Envoy would refuse all clients.
     let crl = of_middle(&world, HOUR);
     world.swap(std::slice::from_ref(&crl));
-    let (_, line) = world.api.process.wait_log("the trust bundle is served without CRLs").await;
+    let (_, line) = world.api.process.wait_log("trust bundle served without CRLs").await;
     assert!(line.contains(" WARN ") && line.contains("there is no CRL of CN=root: add it"), "{line}");
     world.wait_revoked(200).await;
 
@@ -400,7 +400,7 @@ async fn a_missing_or_expired_crl_costs_no_client_anything() {
     let crl = of_middle(&world, 8);
     world.swap(&[of_root.clone(), crl]);
     world.wait_revoked(503).await;
-    let (_, line) = world.api.process.wait_log_times("the trust bundle is served without CRLs", 2).await;
+    let (_, line) = world.api.process.wait_log_times("trust bundle served without CRLs", 2).await;
     assert!(line.contains("the CRL of CN=middle is out of date (nextUpdate 20"), "{line}");
     world.wait_revoked(200).await;
     // Clients that are not revoked are accepted before and after its expiry.
@@ -419,7 +419,7 @@ async fn a_missing_or_expired_crl_costs_no_client_anything() {
 
     world.swap(&["# none any more\n".to_owned()]);
     world.wait_revoked(200).await;
-    world.api.process.wait_log("the CRL file holds no CRLs: revoked certificates are accepted").await;
+    world.api.process.wait_log("CRL file holds no CRLs: revoked certificates are accepted").await;
     let (_, metrics) = world.api.status("/metrics").await;
     let crls: Vec<_> = metrics.lines().filter(|line| line.starts_with("attache_crls{")).collect();
     assert_eq!(crls, ["attache_crls{name=\"ROOTCA\"} 0"]);

@@ -13,8 +13,8 @@ use crate::support::files::{Mounted, swap};
 use crate::support::process::Agent;
 use crate::support::sds::{Client, Stream, content, fetch, on_connection, secrets};
 
-const REFUSED: &str = "the kernel does not tell of changed files";
-const AGAIN: &str = "the kernel tells of changed files again";
+const REFUSED: &str = "inotify limit reached";
+const AGAIN: &str = "inotify available again";
 
 /// `agent` as root in namespaces of its own, which `flags` select, after `script`. The shell stays there and runs what
 /// is written to its standard input.

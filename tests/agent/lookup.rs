@@ -173,13 +173,13 @@ async fn why_files_are_not_used_can_be_looked_up() {
     let cases = [
         (&one.chain, Some(&other.key), "the private key does not match the certificate of", "mismatch"),
         (&reversed, Some(&one.key), "the leaf must come first", "mismatch"),
-        (&one.chain, None, "is there, but", "incomplete"),
+        (&one.chain, None, "exists, but", "incomplete"),
         (&one.key, Some(&one.key), "it holds no PEM certificate", "not_parsed"),
         (&one.chain, Some(&one.chain), "it holds no PEM private key", "not_parsed"),
         (&one.chain, Some(&encrypted), "its private key is encrypted", "not_parsed"),
         (&one.chain, Some(&half_pem), "its PEM is damaged", "not_parsed"),
         (&der, Some(&one.key), "it is DER, not PEM", "not_parsed"),
-        (&expired.chain, Some(&expired.key), "it expired at", "not_valid"),
+        (&expired.chain, Some(&expired.key), "expired at", "not_valid"),
     ];
     for (chain, key, words, reason) in cases {
         let _ = std::fs::remove_dir_all(&certs);
@@ -233,7 +233,7 @@ async fn problems_between_envoy_and_the_agent_can_be_looked_up() {
         cause(refused, words, foreign, "/refusal").is_found(&mut agent).await;
 
         let _stream = Stream::open(&client, &[&outside]).await.unwrap();
-        let words = "it is outside of the folders that --file-prefix allows";
+        let words = "outside the directories that --file-prefix allows";
         let metric = "attache_source_failures_total{source=\"files\",reason=\"unreadable\"}";
         cause("Mounted files are not used", words, metric, "/secrets/2/error").is_found(&mut agent).await;
 
@@ -263,9 +263,9 @@ async fn problems_with_crls_output_and_state_can_be_looked_up() {
     let more = ["--crl", &crls, "--state-dir", &state, "--output-dir", &out];
     let mut agent = start(folder, "web", &[&strs(&options)[..], &more].concat());
     let not_written = "The output folder or the state is not written";
-    agent.process.wait_log("the CRL file is not used").await;
+    agent.process.wait_log("CRL file not used").await;
     let causes = [
-        (not_written, "see what is wrong with that disk", "attache_state_failing", "/state/error"),
+        (not_written, "check that disk", "attache_state_failing", "/state/error"),
         (
             not_written,
             "move it away, or choose another --output-dir",

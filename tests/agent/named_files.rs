@@ -122,9 +122,10 @@ async fn each_kind_of_name_is_served_and_followed_in_every_protocol() {
     // The log names the file by its full path, whatever the agent's working directory.
     let (_, line) = agent.process.wait_log("name=\"file-root:system\"").await;
     assert!(line.contains(&format!("from=\"{}\"", volume.join("system.pem").display())), "{line}");
-    let (_, line) = agent.process.wait_log("files that were asked for can't be served yet").await;
+    let (_, line) =
+        agent.process.wait_log("requested files are not used; there is nothing else to serve yet").await;
     let missing = folder.path().join("nowhere/root.pem");
-    assert!(line.contains(&format!("{} is not there", missing.display())), "{line}");
+    assert!(line.contains(&format!("{} does not exist", missing.display())), "{line}");
 }
 
 fn text(pem: &[u8]) -> String {
@@ -395,7 +396,7 @@ async fn a_prefix_exposes_nothing_outside_it() {
             pair_name(&chain, path("elsewhere/key.pem")),
         ];
         for (name, error) in refused(&client, forbidden.iter().map(String::as_str)).await {
-            let is_told = error.message().contains("outside of the folders that --file-prefix allows");
+            let is_told = error.message().contains("outside the directories that --file-prefix allows");
             assert!(is_told, "{name}: {error:?}");
         }
         // A link that moves between inside and outside while it is read.

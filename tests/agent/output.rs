@@ -362,7 +362,7 @@ async fn a_full_disk_leaves_the_old_set_until_there_is_room() {
     .await;
     drop(filler);
     let (_, line) = agent.process.wait_log("output write failed").await;
-    for words in ["No space left", "make room there, or choose another --output-dir"] {
+    for words in ["No space left", "free some space there, or choose another --output-dir"] {
         assert!(line.contains(words), "{line}");
     }
     let held = whole(&out);

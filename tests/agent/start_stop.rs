@@ -147,7 +147,7 @@ async fn probes_name_what_is_missing_and_metrics_when_it_expires() {
     assert_eq!(agent.status("/elsewhere").await.0, 404);
     let (status, body) = agent.status("/readyz").await;
     let dir_name = dir.display();
-    let absent = |name: &str, file: &str| format!("{name}: there is none of {dir_name}/{file}, ");
+    let absent = |name: &str, file: &str| format!("{name}: none of {dir_name}/{file}, ");
     assert_eq!(status, 503);
     for (line, expected) in
         body.lines().zip([absent("default", "cert-chain.pem"), absent("ROOTCA", "root-cert.pem")])
@@ -199,7 +199,7 @@ async fn fifos_and_devices_in_place_of_files_block_nothing() {
         ];
         let mut agent = Agent::start(folder.path(), "agent", &options);
         let (_, line) = agent.process.wait_log("no new certificate").await;
-        assert!(line.contains("not a plain file"), "{line}");
+        assert!(line.contains("not a regular file"), "{line}");
         agent.process.wait_log("mounted files are not used").await;
         assert_eq!(agent.status("/livez").await.0, 200);
         agent.process.signal(Signal::TERM);
@@ -217,8 +217,8 @@ async fn a_directory_locked_by_another_process_is_named() {
     let (code, error) =
         failure(&["run", "--ca", "none", "--socket", &socket, "--status-address", "none"]).await;
     assert_eq!(code, 1);
-    assert!(error.contains("holds a lock on it"), "{error}");
-    assert_eq!(error.matches("holds a lock on it").count(), 1, "reported once: {error}");
+    assert!(error.contains("holds its lock"), "{error}");
+    assert_eq!(error.matches("holds its lock").count(), 1, "reported once: {error}");
 }
 
 #[tokio::test]

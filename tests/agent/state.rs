@@ -166,7 +166,7 @@ async fn a_disk_that_refuses_the_state_is_reported_once_and_delays_no_certificat
     .await;
     drop(filler);
     let (_, line) = agent.process.wait_log(written).await;
-    let words = [" WARN ", "No space left", "make room there", "--state-dir", "attache.state.new"];
+    let words = [" WARN ", "No space left", "free some space there", "--state-dir", "attache.state.new"];
     assert!(words.iter().all(|word| line.contains(word)), "{line}");
     agent.process.wait_next_log("certificate issued").await;
     agent.process.wait_next_log("certificate issued").await;
@@ -196,7 +196,7 @@ async fn naming_the_state_file_does_not_serve_it() {
     fs::write(&chain, &served(&agent).await[0].0).unwrap();
     let link = folder.join("link.pem");
     std::os::unix::fs::symlink(&file, &link).unwrap();
-    let told = "this leads to where the agent itself writes; it is not read";
+    let told = "file ignored: its path leads to where the agent itself writes";
     for (times, key) in [(1, &file), (2, &link)] {
         let name = format!("file-cert:{}~{}", chain.display(), key.display());
         let socket = agent.socket.to_str().unwrap();

@@ -75,7 +75,7 @@ async fn what_is_not_presented_is_named() {
     desk.put(&chain, &key);
     assert_eq!(desk.client.read(&clock).await.unwrap().pair.chain().len(), 2);
     std::fs::remove_file(desk.client.path().join(KEY_FILE)).unwrap();
-    assert!(desk.refusal(&clock).await.contains("key.pem is not"));
+    assert!(desk.refusal(&clock).await.contains("key.pem does not"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -86,9 +86,9 @@ async fn it_is_presented_in_its_time_only() {
     let clock = Clock::starting_at(Clock::system().now());
     assert!(desk.client.read(&clock).await.is_ok());
     clock.set_by(3_601_000);
-    assert!(desk.refusal(&clock).await.contains("it expired at"));
+    assert!(desk.refusal(&clock).await.contains("expired at"));
     clock.set_by(-7_200_000);
-    assert!(desk.refusal(&clock).await.contains("it is valid only from"));
+    assert!(desk.refusal(&clock).await.contains("valid only from"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -64,7 +64,7 @@ pub enum StateError {
     Foreign(String),
     #[error("it has the format {0}, and this version of the agent knows {VERSION} alone")]
     Version(Value),
-    #[error("{doing} {path} failed: {source}; {}choose another --state-dir", file::way_out(source))]
+    #[error("{doing} {path} failed: {source}; {}choose another --state-dir", file::remedy(source))]
     Unwritable { doing: &'static str, path: PathBuf, source: io::Error },
 }
 
