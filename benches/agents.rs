@@ -8,7 +8,7 @@ use attache::base::clock::Clock;
 use attache::base::spiffe_id::SpiffeId;
 use attache::ca::embedded::DevelopmentCa;
 use attache::ca::failover::{Failover, Member};
-use attache::ca::{Answer, CaError, CertificateAuthority, Pending, SigningRequest};
+use attache::ca::{CaError, CertificateAuthority, IssuedChain, Pending, SigningRequest};
 use attache::metrics::Metrics;
 use attache::pki::key::{KeyFormat, KeyType};
 use attache::source::issuer::{Grace, IdentitySource, Settings, WorkloadSource};
@@ -209,7 +209,7 @@ impl CertificateAuthority for Line {
         "model"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let (office, now) = (&self.office, self.office.now());
         let address = String::from("ca:15012");
         office.books().note_request(self.agent, now);
@@ -234,7 +234,7 @@ impl CertificateAuthority for Line {
         let [intermediate, root] = office.ca.chain();
         let now = office.now();
         office.books().note_certificate(self.agent, now, now + request.ttl);
-        Ok(Answer { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
+        Ok(IssuedChain { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
     }
 
     /// So a call that failed is repeated with the same key: to make others would take most of the time, and decides

@@ -10,9 +10,19 @@ use zeroize::Zeroizing;
 
 use super::token::{Failure, Granted};
 use crate::auth::token_file::{Token, TokenFile};
-use crate::ca::Class;
-use crate::net::endpoint::{Address, Endpoint, Options, Roots};
+use crate::base::retry::Class;
+use crate::net::address::Address;
+use crate::net::endpoint::Endpoint;
+use crate::net::error::{ConnectionOptions, status_class};
 use crate::net::rest::{self, Call, Reply};
+use crate::net::tls::Roots;
+
+const OPTIONS: &ConnectionOptions = &ConnectionOptions {
+    address: "--token-exchange-url",
+    roots: "--token-exchange-root",
+    server_name: "use the name it has in --token-exchange-url",
+    client_cert: "the agent has none for a token service: allow calls without one there",
+};
 
 /// Google's token service.
 pub const GOOGLES_URL: &str = "https://sts.googleapis.com/v1/token";
@@ -59,17 +69,8 @@ impl FromStr for Url {
 
 impl Exchange {
     pub(super) async fn fetch(&self, subject: &Token, now: SystemTime) -> Result<Granted, Failure> {
-        const OPTIONS: &Options = &Options {
-            address: "--token-exchange-url",
-            roots: "--token-exchange-root",
-            rename: "use the name it has in --token-exchange-url",
-        };
-        let endpoint = Endpoint {
-            address: self.url.address.clone(),
-            roots: self.roots.clone(),
-            server_name: None,
-            options: OPTIONS,
-        };
+        let endpoint =
+            Endpoint { address: self.url.address.clone(), roots: self.roots.clone(), server_name: None };
         let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
         let call = Call {
             method: Method::POST,
@@ -79,7 +80,7 @@ impl Exchange {
         };
         let reply = rest::call(&endpoint, call)
             .await
-            .map_err(|error| Failure::of_call(error, "is --token-exchange-url right?"))?;
+            .map_err(|error| Failure::of_call(&error, OPTIONS, "is --token-exchange-url right?"))?;
         if !reply.status.is_success() {
             return Err(self.refused(&reply, subject, now));
         }
@@ -140,10 +141,8 @@ impl Exchange {
                 reason = format!("{reason}: {part}");
             }
         }
-        let may_pass = status.is_server_error() || matches!(status.as_u16(), 401 | 408 | 425 | 429);
         // The kubelet rotates the token.
-        let may_pass = may_pass || error == "invalid_grant";
-        let class = if may_pass { Class::Transient } else { Class::Permanent };
+        let class = if error == "invalid_grant" { Class::Transient } else { status_class(status) };
         Failure { retry_after: reply.retry_after, ..Failure::new(class, reason) }
     }
 

@@ -7,9 +7,12 @@ use http::{Method, StatusCode};
 
 use super::token::{Failure, Granted, parsed};
 use crate::base::limits;
-use crate::ca::Class;
-use crate::net::endpoint::{Address, Endpoint, Options, Roots};
+use crate::base::retry::Class;
+use crate::net::address::Address;
+use crate::net::endpoint::Endpoint;
+use crate::net::error::ConnectionOptions;
 use crate::net::rest::{self, Call};
+use crate::net::tls::Roots;
 
 /// Where it is, on every machine that has one.
 pub const HOST: &str = "metadata.google.internal";
@@ -47,15 +50,11 @@ impl MetadataServer {
                 format!("{FOLDER}/identity?audience={}&format=full", rest::encoded(audience))
             }
         };
-        let endpoint = Endpoint {
-            address: self.address.clone(),
-            roots: Roots::System,
-            server_name: None,
-            options: OPTIONS,
-        };
+        let endpoint = Endpoint { address: self.address.clone(), roots: Roots::System, server_name: None };
         let headers = HeaderMap::from_iter([(FLAVOR, GOOGLE)]);
         let call = Call { method: Method::GET, path: &path, headers, body: None };
-        let reply = rest::call(&endpoint, call).await.map_err(|error| Failure::of_call(error, WAY_OUT))?;
+        let reply = rest::call(&endpoint, call).await;
+        let reply = reply.map_err(|error| Failure::of_call(&error, OPTIONS, WAY_OUT))?;
         // Whoever else answers at this name must not be believed.
         if reply.headers.get(FLAVOR) != Some(&GOOGLE) {
             let reason = format!("what answers there is no metadata server of Google's; {WAY_OUT}");
@@ -83,10 +82,11 @@ impl MetadataServer {
 }
 
 /// It is called in plain text: nothing but its address can be set.
-const OPTIONS: &Options = &Options {
+const OPTIONS: &ConnectionOptions = &ConnectionOptions {
     address: "GCE_METADATA_HOST",
     roots: "--token-source",
-    rename: "choose another --token-source",
+    server_name: "choose another --token-source",
+    client_cert: "choose another --token-source",
 };
 
 const WAY_OUT: &str = "only machines and clusters of Google Cloud have one (GCE_METADATA_HOST names another): choose \

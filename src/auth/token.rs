@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use tonic::metadata::{Ascii, MetadataValue};
 use zeroize::Zeroizing;
 
 use super::exchange::Exchange;
@@ -17,7 +16,8 @@ use super::metadata_server::MetadataServer;
 use crate::auth::token_file::{CredentialError, Token, TokenFile};
 use crate::base::clock::Clock;
 use crate::base::limits;
-use crate::ca::{CaError, Class};
+use crate::base::retry::Class;
+use crate::net::error::{ConnectionOptions, TransportError};
 
 /// Where the token is to come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,21 +120,13 @@ impl Failure {
         Self { reason: reason.into(), class, retry_after: None }
     }
 
-    /// What `error`, which speaks of a CA, means where the server is one that gives tokens, and what to do where nobody is
-    /// there.
-    pub(super) fn of_call(error: CaError, way_out: &str) -> Self {
-        let class = error.class();
+    /// A call that failed; `if_unreachable` is the remedy where the service can't be reached.
+    pub(super) fn of_call(error: &TransportError, options: &ConnectionOptions, if_unreachable: &str) -> Self {
         let reason = match error {
-            CaError::Unreachable { source, .. } => format!("connecting failed: {source}; {way_out}"),
-            CaError::Broken { source, .. } => {
-                format!("the connection broke before it had answered: {source}")
-            }
-            CaError::Tls { reason, .. } => format!("the TLS handshake failed: {reason}"),
-            CaError::Roots(reason) => format!("the roots for it can't be read: {reason}"),
-            CaError::Answer(answer) => answer.to_string(),
-            other => other.to_string(),
+            TransportError::Unreachable(_) => format!("{error}; {if_unreachable}"),
+            error => error.explain(options),
         };
-        Self::new(class, reason)
+        Self::new(error.class(), reason)
     }
 }
 
@@ -208,18 +200,6 @@ impl Deref for Bearer {
 
     fn deref(&self) -> &Token {
         &self.token
-    }
-}
-
-impl Bearer {
-    /// The header `authorization`.
-    pub fn header(&self) -> Result<MetadataValue<Ascii>, CaError> {
-        let text = Zeroizing::new(format!("Bearer {}", self.secret()));
-        let header = text.parse::<MetadataValue<Ascii>>();
-        let mut header =
-            header.map_err(|_| CaError::Local("the token can't be sent in a header".to_owned()))?;
-        header.set_sensitive(true);
-        Ok(header)
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::HeaderValue;
 use zeroize::Zeroizing;
 
 use crate::base::clock::rfc3339;
@@ -34,6 +35,10 @@ pub enum CredentialError {
     #[error("the token file {path} holds no token: {reason}")]
     NotAToken { path: PathBuf, reason: &'static str },
 }
+
+#[derive(Debug, thiserror::Error)]
+#[error("the token can't be sent in a header")]
+pub struct UnsendableToken;
 
 impl TokenFile {
     /// The token in the file at `path`.
@@ -103,6 +108,14 @@ impl Token {
     /// The token itself.
     pub fn secret(&self) -> &str {
         &self.text
+    }
+
+    /// The value of the header `authorization`.
+    pub fn bearer_header(&self) -> Result<HeaderValue, UnsendableToken> {
+        let text = Zeroizing::new(format!("Bearer {}", self.secret()));
+        let mut header = HeaderValue::from_str(&text).map_err(|_| UnsendableToken)?;
+        header.set_sensitive(true);
+        Ok(header)
     }
 
     /// What it says of itself; none where it is not a JWT.

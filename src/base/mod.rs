@@ -3,4 +3,5 @@
 pub mod backoff;
 pub mod clock;
 pub mod limits;
+pub mod retry;
 pub mod spiffe_id;

@@ -10,11 +10,12 @@ use rustls::pki_types::CertificateDer;
 use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
-use super::{Answer, CaError, CertificateAuthority, Class, InvalidResponse, SigningRequest};
+use super::transport::call;
+use super::{CaError, CertificateAuthority, Class, InvalidResponse, IssuedChain, SigningRequest};
 use crate::base::limits;
 use crate::fs::file;
 use crate::net::endpoint::Endpoint;
-use crate::net::rest::{self, Call};
+use crate::net::rest::Call;
 use crate::pki::{csr, pem};
 
 /// cfssl's default port, with and without TLS.
@@ -46,16 +47,16 @@ impl CertificateAuthority for Cfssl {
         "cfssl"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         // Whatever may fail without a certificate having been issued goes first.
         let bundle = self.bundle()?;
         let (path, body) = self.request(request)?;
         let signer = self.certificates("info", self.common()).await?;
         let chain = self.certificates(path, body).await?;
         Ok(match bundle {
-            None => Answer::with_others(chain, signer)?,
+            None => IssuedChain::with_others(chain, signer)?,
             // Who names the roots means these, and no others; the signer's certificate can still complete the chain.
-            Some(bundle) => Answer::with_others([chain, signer].concat(), bundle)?,
+            Some(bundle) => IssuedChain::with_others([chain, signer].concat(), bundle)?,
         })
     }
 
@@ -116,20 +117,27 @@ impl Cfssl {
         path: &'static str,
         body: Map<String, Value>,
     ) -> Result<Vec<CertificateDer<'static>>, CaError> {
-        let call = Call {
+        let request = Call {
             method: Method::POST,
             path: &format!("/api/v1/cfssl/{path}"),
             headers: self.headers.clone(),
             body: Some(Zeroizing::new(Value::Object(body).to_string().into_bytes())),
         };
-        let reply = rest::call(&self.endpoint, call).await?;
+        let reply = call(&self.endpoint, request).await?;
         let envelope = serde_json::from_slice::<Value>(&reply.body).ok();
         let success = envelope.as_ref().and_then(|envelope| envelope.get("success")).and_then(Value::as_bool);
         if let (Some(envelope), Some(false)) = (&envelope, success) {
             return Err(self.refused(reply.status, envelope));
         }
-        let status = reply.status;
-        reply.success(&self.endpoint, |body| Some(unknown_endpoint(path, status, body)))?;
+        if !reply.status.is_success() {
+            let message = unknown_endpoint(path, reply.status, &reply.body);
+            return Err(CaError::Status {
+                address: self.endpoint.address.to_string(),
+                status: reply.status,
+                message: limits::sanitize_for_log(message.trim()),
+                retry_after: reply.retry_after,
+            });
+        }
         let unreadable = |what: &str| {
             InvalidResponse::Unreadable(format!("{what}, in what {path} answered; is it cfssl?"))
         };

@@ -2,17 +2,20 @@
 
 use std::sync::Mutex;
 
+use http::header::AUTHORIZATION;
 use rustls::pki_types::CertificateDer;
-use tonic::metadata::{Ascii, MetadataKey, MetadataValue};
+use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request, Status};
 
-use super::{Answer, CaError, CertificateAuthority, InvalidResponse, SigningRequest};
+use super::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, SigningRequest};
 use crate::auth::client_cert::{ClientCertFolder, ClientCertificate, NoClientCert};
 use crate::auth::token::{Bearer, TokenSource};
 use crate::auth::token_file::Token;
 use crate::base::backoff::FailureLog;
 use crate::base::clock::Clock;
 use crate::base::limits;
+use crate::net::Header;
+use crate::net::address::Address;
 use crate::net::endpoint::Endpoint;
 use crate::net::grpc::{Channel, Connections};
 use crate::pki::{csr, pem};
@@ -20,11 +23,18 @@ use crate::proto::google::protobuf::{Struct, Value, value::Kind};
 use crate::proto::istio::v1::auth::IstioCertificateRequest;
 use crate::proto::istio::v1::auth::istio_certificate_service_client::IstioCertificateServiceClient;
 
-/// Whom tokens for Istio's CA are usually for.
+/// The usual audience of tokens for Istio's CA.
 pub const AUDIENCE: &str = "istio-ca";
 
-/// A header that goes with every call.
-pub type Header = (MetadataKey<Ascii>, MetadataValue<Ascii>);
+const TLS_PORT: u16 = 15012;
+const PLAINTEXT_PORT: u16 = 15010;
+
+/// Parses the address of a CA. Without a scheme it is TLS, except on Istio's plaintext port.
+pub fn address(text: &str) -> Result<Address, String> {
+    let mut address = Address::with_ports(text, TLS_PORT, PLAINTEXT_PORT)?;
+    address.plaintext |= address.port() == PLAINTEXT_PORT && !text.contains("://");
+    Ok(address)
+}
 
 /// A client of Istio's CA protocol. Certificate, token and roots are read anew for each call, and it connects anew,
 /// but where calls follow each other closely and nothing has been replaced.
@@ -66,7 +76,7 @@ impl CertificateAuthority for Citadel {
         "citadel"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let message = IstioCertificateRequest {
             csr: csr::to_pem(&request.csr),
             validity_duration: i64::try_from(request.ttl.as_secs()).unwrap_or(i64::MAX),
@@ -89,17 +99,14 @@ impl CertificateAuthority for Citadel {
                 .await;
             match answered {
                 Ok(answered) => break (channel, answered),
-                // It had ended while it waited. The next one is new.
-                Err(status) if channel.is_reused && channel.is_untouched(&status) => {}
+                // The idle connection had been closed. The next one is new.
+                Err(status) if channel.is_reused && channel.is_unprocessed(&status) => {}
                 Err(status) => {
                     other_token = self.other_token(&status, &credential).await;
                     if other_token.is_some() {
                         continue;
                     }
-                    let error = match channel.alert.explain(&address, certificate) {
-                        Some(refused) => refused,
-                        None => self.failed(&channel, &status, &credential),
-                    };
+                    let error = self.failure(&channel, &status, &credential);
                     return Err(self.noted(error, certificate));
                 }
             }
@@ -109,7 +116,7 @@ impl CertificateAuthority for Citadel {
         let groups = chain.iter().map(|text| pem::certificates(text.as_bytes()));
         let groups = groups.collect::<Result<Vec<_>, _>>();
         let groups = groups.map_err(|error| InvalidResponse::Unreadable(error.to_string()))?;
-        Ok(Answer::from_groups(groups)?)
+        Ok(IssuedChain::from_groups(groups)?)
     }
 }
 
@@ -132,8 +139,7 @@ impl Citadel {
             Ok(certificate) => certificate,
             Err(why) => return self.connect_with(self.token_instead(why).await?).await,
         };
-        let channel = self.connections.channel(&self.endpoint, Some(&certificate)).await;
-        let channel = channel.map_err(|error| self.noted(error, Some(&certificate)))?;
+        let channel = self.channel(Some(&certificate)).await?;
         if !channel.has_presented {
             let token = self.token_instead(NoClientCert::NotAsked).await?;
             return Ok((channel, Credential::Token(token)));
@@ -155,8 +161,15 @@ impl Citadel {
     }
 
     async fn connect_with(&self, token: Bearer) -> Result<(Channel, Credential), CaError> {
-        let channel = self.connections.channel(&self.endpoint, None).await;
-        Ok((channel.map_err(|error| self.noted(error, None))?, Credential::Token(token)))
+        Ok((self.channel(None).await?, Credential::Token(token)))
+    }
+
+    async fn channel(&self, certificate: Option<&ClientCertificate>) -> Result<Channel, CaError> {
+        let pair = certificate.map(|certificate| &certificate.pair);
+        let channel = self.connections.channel(&self.endpoint, pair).await;
+        channel.map_err(|error| {
+            self.noted(CaError::from_transport(error, &self.endpoint, certificate), certificate)
+        })
     }
 
     fn was_refused(&self, certificate: &ClientCertificate) -> bool {
@@ -207,19 +220,21 @@ impl Citadel {
         let mut call = Request::new(message);
         let metadata = call.metadata_mut();
         for (name, value) in &self.headers {
-            metadata.insert(name.clone(), value.clone());
+            metadata.as_mut().insert(name.clone(), value.clone());
         }
         metadata.insert("clusterid", self.cluster_id.clone());
         if let Credential::Token(token) = credential {
-            metadata.insert("authorization", token.header()?);
+            metadata.as_mut().insert(AUTHORIZATION, token.bearer_header()?);
         }
         Ok(call)
     }
 
-    /// What the failure of a call means. istiod says no more than "request authenticate failure", so the likely causes
-    /// are looked up here.
-    fn failed(&self, channel: &Channel, status: &Status, credential: &Credential) -> CaError {
-        match (channel.explain(&self.endpoint, status), credential) {
+    /// The meaning of a failed call. istiod says no more than "request authenticate failure", so the likely causes are
+    /// added here.
+    fn failure(&self, channel: &Channel, status: &Status, credential: &Credential) -> CaError {
+        let error =
+            CaError::from_transport(channel.explain(status), &self.endpoint, credential.certificate());
+        match (error, credential) {
             (CaError::Refused { address, code, retry_after, .. }, _) => {
                 let message = self.refusal(status, credential);
                 CaError::Refused { address, code, message, retry_after }
@@ -274,6 +289,25 @@ impl Credential {
         match self {
             Self::Certificate(certificate) => Some(certificate),
             Self::Token(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_istios_ports_and_the_plaintext_port_needs_no_scheme() {
+        let cases = [
+            ("istiod.istio-system.svc:15012", "https://istiod.istio-system.svc:15012"),
+            ("istiod:15010", "http://istiod:15010"),
+            ("https://istiod:15010", "https://istiod:15010"),
+            ("https://ca.example", "https://ca.example:15012"),
+            ("http://127.0.0.1", "http://127.0.0.1:15010"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(address(text).unwrap().origin(), expected, "{text}");
         }
     }
 }

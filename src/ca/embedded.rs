@@ -19,7 +19,7 @@ use rcgen::{
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 
-use super::{Answer, CaError, CertificateAuthority, SigningRequest};
+use super::{CaError, CertificateAuthority, IssuedChain, SigningRequest};
 use crate::base::clock::{Clock, rfc3339};
 use crate::base::limits;
 use crate::base::spiffe_id::SpiffeId;
@@ -228,14 +228,14 @@ impl CertificateAuthority for Embedded {
         "embedded"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let identity = request.identity.as_ref().ok_or_else(|| {
             CaError::Local("the development CA needs an identity: pass --spiffe-id".to_owned())
         })?;
         let issued = self.0.issue(&request.csr, identity, request.ttl);
         let leaf = issued.map_err(|error| CaError::Local(error.to_string()))?;
         let [intermediate, root] = self.0.chain();
-        Ok(Answer { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
+        Ok(IssuedChain { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
     }
 }
 

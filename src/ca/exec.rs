@@ -10,7 +10,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::{ChildStdin, Command};
 use tokio::sync::Semaphore;
 
-use super::{Answer, CaError, CertificateAuthority, Class, InvalidResponse, SigningRequest};
+use super::{CaError, CertificateAuthority, Class, InvalidResponse, IssuedChain, SigningRequest};
 use crate::base::limits;
 use crate::os::command::{SHELL, Said, ShellCommand};
 use crate::pki::{csr, pem};
@@ -83,13 +83,13 @@ impl CertificateAuthority for Exec {
         "exec"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let text = csr::to_pem(&request.csr);
         let chain = self.certificates(SIGN, &self.sign, request, Some(text)).await?;
-        let Some(roots) = &self.roots else { return Ok(Answer::from_groups(vec![chain])?) };
+        let Some(roots) = &self.roots else { return Ok(IssuedChain::from_groups(vec![chain])?) };
         let roots = self.certificates(ROOTS, roots, request, None).await?;
         // Who has a command say what the roots are means these, and no others.
-        Ok(Answer::with_others(chain, roots)?)
+        Ok(IssuedChain::with_others(chain, roots)?)
     }
 
     fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {

@@ -32,7 +32,7 @@ pub struct Member {
 struct Health {
     /// Calls in a row that gave nothing.
     failures: u32,
-    rests_until: Option<Instant>,
+    retry_at: Option<Instant>,
 }
 
 impl Member {
@@ -78,7 +78,7 @@ impl Failover {
     pub fn in_turn(&self, now: Instant) -> Vec<Member> {
         let mut turns = self.members.clone();
         // Stable: otherwise the configured order.
-        turns.sort_by_key(|member| member.health.rests_until.is_some_and(|until| until > now));
+        turns.sort_by_key(|member| member.health.retry_at.is_some_and(|until| until > now));
         turns
     }
 
@@ -87,14 +87,14 @@ impl Failover {
         if let Some(health) = self.health(name) {
             health.failures = health.failures.saturating_add(1);
             let rest = REST.delay(health.failures, draw);
-            health.rests_until = Some(now + rest.max(retry_after.unwrap_or_default().min(REST.cap)));
+            health.retry_at = Some(now + rest.max(retry_after.unwrap_or_default().min(REST.cap)));
         }
     }
 
     /// Notes that all have failed, one after the other: none is better than another.
     pub fn all_failed(&mut self) {
         for member in &mut self.members {
-            member.health.rests_until = None;
+            member.health.retry_at = None;
         }
     }
 
@@ -112,7 +112,7 @@ impl Failover {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ca::{Answer, CaError, SigningRequest};
+    use crate::ca::{CaError, IssuedChain, SigningRequest};
 
     #[derive(Debug)]
     struct Nobody;
@@ -123,7 +123,7 @@ mod tests {
             "nobody"
         }
 
-        async fn sign(&self, _: &SigningRequest) -> Result<Answer, CaError> {
+        async fn sign(&self, _: &SigningRequest) -> Result<IssuedChain, CaError> {
             Err(CaError::Local("nobody".to_owned()))
         }
     }

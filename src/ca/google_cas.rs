@@ -8,14 +8,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
+use http::header::AUTHORIZATION;
 use rustls::pki_types::CertificateDer;
 use tokio::time::Instant;
 use tonic::{Code, Request, Status};
 
-use super::citadel::Header;
-use super::{Answer, CaError, CertificateAuthority, InvalidResponse, Pending, SigningRequest};
+use super::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, Pending, SigningRequest};
 use crate::auth::token::{Bearer, TokenSource};
 use crate::base::limits;
+use crate::net::Header;
 use crate::net::endpoint::Endpoint;
 use crate::net::grpc::{Calls, Channel, Connections};
 use crate::net::rest;
@@ -127,7 +128,7 @@ impl CertificateAuthority for GoogleCas {
         "google-cas"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let id = request_id(&request.csr);
         self.open().take_if(|open| open.id != id);
         let address = self.endpoint.address.to_string();
@@ -135,7 +136,8 @@ impl CertificateAuthority for GoogleCas {
         let origin: http::Uri = origin.map_err(|_| CaError::Local(format!("{address} is no URI")))?;
         let mut bearer = self.token.token().await?;
         loop {
-            let channel = self.connections.channel(&self.endpoint, None).await?;
+            let channel = self.connections.channel(&self.endpoint, None).await;
+            let channel = channel.map_err(|error| CaError::from_transport(error, &self.endpoint, None))?;
             let mut client = Client::with_origin(channel.service(), origin.clone())
                 .max_decoding_message_size(limits::CA_ANSWER_BYTES);
             let (method, status) = match self.sign_with(&mut client, request, &id, &bearer).await {
@@ -144,7 +146,7 @@ impl CertificateAuthority for GoogleCas {
                     return Ok(answer);
                 }
                 // It had ended while it waited. The next one is new.
-                Err(Failure::Call(_, status)) if channel.is_reused && channel.is_untouched(&status) => {
+                Err(Failure::Call(_, status)) if channel.is_reused && channel.is_unprocessed(&status) => {
                     continue;
                 }
                 Err(Failure::Call(method, status)) => (method, status),
@@ -156,8 +158,7 @@ impl CertificateAuthority for GoogleCas {
                 bearer = other;
                 continue;
             }
-            let refused = channel.alert.explain(&address, None);
-            return Err(refused.unwrap_or_else(|| self.failed(&channel, method, &status, &bearer)));
+            return Err(self.failure(&channel, method, &status, &bearer));
         }
     }
 
@@ -200,11 +201,11 @@ impl GoogleCas {
         request: &SigningRequest,
         id: &str,
         bearer: &Bearer,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<IssuedChain, Failure> {
         // First, because a certificate must not be spent on what can't be used.
         let roots = self.roots(client, bearer).await?;
         let chain = self.create(client, request, id, bearer).await?;
-        Ok(Answer::with_others(chain, roots)?)
+        Ok(IssuedChain::with_others(chain, roots)?)
     }
 
     /// The roots of all CAs of the pool, those too that do not sign yet, or no longer.
@@ -276,7 +277,7 @@ impl GoogleCas {
         let mut call = Request::new(message);
         let metadata = call.metadata_mut();
         for (name, value) in &self.headers {
-            metadata.insert(name.clone(), value.clone());
+            metadata.as_mut().insert(name.clone(), value.clone());
         }
         let CaPool(pool) = &self.settings.pool;
         // Google's front ends find the location by it.
@@ -284,13 +285,13 @@ impl GoogleCas {
         let routing = routing.parse();
         let routing = routing.map_err(|_| CaError::Local("the pool can't be sent in a header".to_owned()))?;
         metadata.insert("x-goog-request-params", routing);
-        metadata.insert("authorization", bearer.header()?);
+        metadata.as_mut().insert(AUTHORIZATION, bearer.bearer_header()?);
         Ok(call)
     }
 
-    /// What the failure of a call of `method` means.
-    fn failed(&self, channel: &Channel, method: &str, status: &Status, bearer: &Bearer) -> CaError {
-        match channel.explain(&self.endpoint, status) {
+    /// The meaning of a failed call of `method`.
+    fn failure(&self, channel: &Channel, method: &str, status: &Status, bearer: &Bearer) -> CaError {
+        match CaError::from_transport(channel.explain(status), &self.endpoint, None) {
             CaError::Refused { address, code, retry_after, .. } => {
                 let message = self.refusal(method, status, bearer);
                 CaError::Refused { address, code, message, retry_after }

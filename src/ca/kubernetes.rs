@@ -16,14 +16,15 @@ use rustls::pki_types::CertificateDer;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::{Answer, CaError, CertificateAuthority, InvalidResponse, Pending, SigningRequest};
+use super::transport;
+use super::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, Pending, SigningRequest};
 use crate::auth::token_file::{Token, TokenFile};
 use crate::base::backoff::Backoff;
 use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::fs::file;
 use crate::net::endpoint::Endpoint;
-use crate::net::rest::{self, Call, Reply};
+use crate::net::rest::{Call, Reply};
 use crate::pki::key::KeyType;
 use crate::pki::{csr, pem};
 
@@ -124,7 +125,7 @@ impl CertificateAuthority for Kubernetes {
         "kubernetes"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let name = name_of(&request.csr);
         let is_known = self.open(&name);
         // First, because a person's approval must not be spent on what can't be used.
@@ -143,10 +144,10 @@ impl CertificateAuthority for Kubernetes {
                         InvalidResponse::Unreadable(format!("status.certificate: {error}"))
                     })?;
                     let count = chain.len() + roots.len();
-                    if count > Answer::LONGEST {
+                    if count > IssuedChain::LONGEST {
                         return Err(InvalidResponse::TooLong(count).into());
                     }
-                    return Ok(Answer { chain, roots });
+                    return Ok(IssuedChain { chain, roots });
                 }
                 Progress::Rejected(reason) => {
                     self.settle(&name);
@@ -324,15 +325,11 @@ impl Kubernetes {
         body: Option<Vec<u8>>,
     ) -> Result<Value, CaError> {
         let token = self.token.read()?;
-        let bearer = Zeroizing::new(format!("Bearer {}", token.secret()));
-        let mut bearer = HeaderValue::from_str(&bearer)
-            .map_err(|_| CaError::Local("the token can't be sent in a header".to_owned()))?;
-        bearer.set_sensitive(true);
         let mut headers = HeaderMap::new();
-        headers.insert(AUTHORIZATION, bearer);
+        headers.insert(AUTHORIZATION, token.bearer_header()?);
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("attache/", env!("CARGO_PKG_VERSION"))));
         let call = Call { method, path, headers, body: body.map(Zeroizing::new) };
-        let reply = rest::call(&self.endpoint, call).await?;
+        let reply = transport::call(&self.endpoint, call).await?;
         if !reply.status.is_success() {
             return Err(self.refused(resource, reply, &token));
         }

@@ -12,7 +12,7 @@ use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle, Unchaine
 
 /// What a CA answered, sorted but not yet checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct IssuedChain {
     /// Leaf first, then intermediates.
     pub chain: Vec<CertificateDer<'static>>,
     /// Every root that the CA named.
@@ -26,7 +26,7 @@ pub enum InvalidResponse {
     Empty,
     #[error("the answer can't be read: {0}")]
     Unreadable(String),
-    #[error("the answer holds {0} certificates: more than {max} are refused", max = Answer::LONGEST)]
+    #[error("the answer holds {0} certificates: more than {max} are refused", max = IssuedChain::LONGEST)]
     TooLong(usize),
     #[error(
         "the answer names no root, so nobody could check the certificate: the CA must send its root last"
@@ -75,7 +75,7 @@ impl From<NotACertificate> for InvalidResponse {
     }
 }
 
-impl Answer {
+impl IssuedChain {
     /// The most certificates that an answer may hold.
     pub const LONGEST: usize = 64;
 

@@ -13,16 +13,17 @@ use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use self::access::{Door, Pass};
+use self::access::{VaultAuth, VaultToken};
 use self::words::Asked;
-use super::citadel::Header;
-use super::{Answer, CaError, CertificateAuthority, InvalidResponse, SigningRequest};
+use super::transport;
+use super::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, SigningRequest};
 use crate::auth::token;
 use crate::auth::token_file::{Token, TokenFile};
 use crate::base::backoff::FailureLog;
 use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::fs::file;
+use crate::net::Header;
 use crate::net::endpoint::Endpoint;
 use crate::net::rest;
 use crate::pki::certificate::Certificate;
@@ -75,7 +76,7 @@ pub enum Access {
 pub struct Vault {
     server: Server,
     path: String,
-    door: Door,
+    auth: VaultAuth,
     roots: Option<PathBuf>,
     /// What was said last of warnings that came with a certificate.
     repeats: Mutex<FailureLog>,
@@ -94,20 +95,20 @@ impl Vault {
         Self {
             server: Server { endpoint, headers },
             path: format!("{mount}/sign/{role}"),
-            door: Door::new(access, clock),
+            auth: VaultAuth::new(access, clock),
             roots,
             repeats: Mutex::default(),
         }
     }
 
-    async fn sign_with(&self, pass: &Pass, body: &Value) -> Result<Value, CaError> {
-        let asked = Asked::Sign { path: &self.path, token: self.door.token_file() };
+    async fn sign_with(&self, token: &VaultToken, body: &Value) -> Result<Value, CaError> {
+        let asked = Asked::Sign { path: &self.path, token: self.auth.token_file() };
         let body = Zeroizing::new(body.to_string().into_bytes());
-        let headers = with_token(pass.token())?;
-        self.server.post(&format!("/v1/{}", self.path), headers, body, &asked, pass.token()).await
+        let headers = with_token(token.secret())?;
+        self.server.post(&format!("/v1/{}", self.path), headers, body, &asked, token.secret()).await
     }
 
-    fn answer(&self, mut reply: Value) -> Result<Answer, CaError> {
+    fn answer(&self, mut reply: Value) -> Result<IssuedChain, CaError> {
         self.tell_warnings(&reply);
         let mut answer = sorted(reply.pointer_mut("/data").map(Value::take).unwrap_or_default())?;
         if let Some(file) = &self.roots {
@@ -154,8 +155,8 @@ impl CertificateAuthority for Vault {
         "vault"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
-        let Some(identity) = &request.identity else { return Err(self.door.nameless()) };
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
+        let Some(identity) = &request.identity else { return Err(self.auth.no_identity()) };
         let body = json!({
             "csr": crate::pki::csr::to_pem(&request.csr),
             "format": "pem",
@@ -164,12 +165,12 @@ impl CertificateAuthority for Vault {
             "uri_sans": identity.as_str(),
             "exclude_cn_from_sans": true,
         });
-        let pass = self.door.pass(&self.server, None).await?;
-        let signed = match self.sign_with(&pass, &body).await {
-            // Vault says the same of a token that has ended and of one that must not sign.
-            Err(CaError::Status { status: StatusCode::FORBIDDEN, .. }) if pass.is_kept() => {
-                let pass = self.door.pass(&self.server, Some(&pass)).await?;
-                self.sign_with(&pass, &body).await
+        let token = self.auth.token(&self.server, None).await?;
+        let signed = match self.sign_with(&token, &body).await {
+            // Vault answers the same to an expired token and to one that must not sign.
+            Err(CaError::Status { status: StatusCode::FORBIDDEN, .. }) if token.is_kept() => {
+                let token = self.auth.token(&self.server, Some(&token)).await?;
+                self.sign_with(&token, &body).await
             }
             signed => signed,
         };
@@ -209,7 +210,7 @@ impl Server {
         let mut headers = self.headers.clone();
         headers.extend(more);
         let call = rest::Call { method: Method::POST, path, headers, body: Some(body) };
-        let reply = rest::call(&self.endpoint, call).await?;
+        let reply = transport::call(&self.endpoint, call).await?;
         if !reply.status.is_success() {
             return Err(CaError::Status {
                 address: self.endpoint.address.to_string(),
@@ -241,7 +242,7 @@ fn texts(value: Option<&Value>) -> Vec<&str> {
 
 /// What `sign` answers, as an answer. The roots are those that issued themselves, wherever they stand: `issuing_ca` is
 /// one where the engine's own certificate is a root, and `ca_chain` ends with one where Vault knows it.
-fn sorted(data: Value) -> Result<Answer, InvalidResponse> {
+fn sorted(data: Value) -> Result<IssuedChain, InvalidResponse> {
     let unreadable = |what: &str| InvalidResponse::Unreadable(format!("it has no data.{what}"));
     let leaf = data.get("certificate").and_then(Value::as_str).ok_or_else(|| unreadable("certificate"))?;
     let issuer = data.get("issuing_ca").and_then(Value::as_str);
@@ -251,7 +252,7 @@ fn sorted(data: Value) -> Result<Answer, InvalidResponse> {
         all.extend(read.map_err(|error| InvalidResponse::Unreadable(error.to_string()))?);
     }
     // One group: an intermediate that comes last must not be taken for a root.
-    Answer::from_groups(vec![all])
+    IssuedChain::from_groups(vec![all])
 }
 
 impl FromStr for MountPath {

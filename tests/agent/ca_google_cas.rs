@@ -10,7 +10,7 @@ use attache::auth::token::{self, Service, TokenSource};
 use attache::base::clock::Clock;
 use attache::ca::google_cas::{GoogleCas, Settings};
 use attache::ca::{CertificateAuthority as _, SigningRequest};
-use attache::net::endpoint::{CA_OPTIONS, Endpoint, Roots};
+use attache::net::endpoint::{Endpoint, Roots};
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{certificate::Certificate, csr};
 use tonic::Code;
@@ -191,7 +191,6 @@ fn client(cas: &FakeGoogleCas, metadata: &TokenService, folder: &Path) -> Google
         address: format!("https://{}", cas.address).parse().unwrap(),
         roots: Roots::File(folder.join("web/root-cert.pem")),
         server_name: None,
-        options: CA_OPTIONS,
     };
     let server = MetadataServer {
         address: format!("http://{}", metadata.address).parse().unwrap(),

@@ -8,7 +8,7 @@ use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
 use attache::ca::vault::{Access, Settings, Vault};
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
-use attache::net::endpoint::{CA_OPTIONS, Endpoint, Roots};
+use attache::net::endpoint::{Endpoint, Roots};
 use attache::pki::csr;
 use attache::pki::key::{KeyType, SigningKey};
 
@@ -199,7 +199,6 @@ fn client(vault: &FakeVault, folder: &Path) -> (Arc<Vault>, Clock) {
         address: vault.origin().parse().unwrap(),
         roots: Roots::File(folder.join("fake-vault/root-cert.pem")),
         server_name: None,
-        options: CA_OPTIONS,
     };
     let settings = Settings {
         mount: "mesh/pki".parse().unwrap(),

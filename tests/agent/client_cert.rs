@@ -12,7 +12,7 @@ use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
 use attache::ca::citadel::Citadel;
 use attache::ca::{CaError, CertificateAuthority as _, SigningRequest};
-use attache::net::endpoint::{CA_OPTIONS, Endpoint, Protocol, Roots};
+use attache::net::endpoint::{Endpoint, Protocol, Roots};
 use attache::net::grpc::Connections;
 use attache::pki::certificate::Certificate;
 use attache::pki::key::{KeyType, SigningKey};
@@ -307,7 +307,7 @@ async fn a_ca_that_refuses_the_certificate_is_told_with_the_reason_and_the_way_o
             assert!(line.contains(words), "{name}: {line}");
         }
         // Both CAs have the name of the one that issued it.
-        assert!(line.contains("it does not accept who issued it"), "{name}: {line}");
+        assert!(line.contains("it does not accept the issuer"), "{name}: {line}");
         let (_, line) = agent.process.wait_log("called with the token").await;
         assert!(line.contains(" WARN ") && line.contains("the CA refused it"), "{name}: {line}");
         agent.process.wait_log("certificate issued").await;
@@ -388,12 +388,7 @@ async fn a_refusal_says_what_the_call_was_made_with() {
 /// Where `attache ca` is, with what it takes to connect to it.
 fn endpoint(ca: &Ca, folder: &Path) -> Endpoint {
     let address = ca.address.to_string().parse().unwrap();
-    Endpoint {
-        address,
-        roots: Roots::File(folder.join("ca/root-cert.pem")),
-        server_name: None,
-        options: CA_OPTIONS,
-    }
+    Endpoint { address, roots: Roots::File(folder.join("ca/root-cert.pem")), server_name: None }
 }
 
 #[tokio::test]
@@ -433,7 +428,7 @@ async fn attache_ca_refuses_a_certificate_that_has_expired() {
 /// One call with a client certificate and, if there is one, a token.
 async fn call(endpoint: &Endpoint, client: PathBuf, token: Option<&str>) -> Result<Certificate, Status> {
     let certificate = ClientCertFolder::new(client).read(&Clock::system()).await.unwrap();
-    let connected = endpoint.connect(Some(&certificate), Protocol::Http2).await.unwrap();
+    let connected = endpoint.connect(Some(&certificate.pair), Protocol::Http2).await.unwrap();
     assert!(connected.has_presented);
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let csr = csr::to_pem(&csr::request(&key, None).unwrap());

@@ -10,7 +10,7 @@ use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
 use attache::ca::citadel::Citadel;
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
-use attache::net::endpoint::{CA_OPTIONS, Endpoint, Roots};
+use attache::net::endpoint::{Endpoint, Roots};
 use attache::net::grpc::Connections;
 use attache::pki::csr;
 use attache::pki::key::{KeyType, SigningKey};
@@ -201,7 +201,7 @@ fn a_request() -> SigningRequest {
 fn citadel(ca: &FakeCa, token: Settings) -> Citadel {
     let address = format!("http://{}", ca.address).parse().unwrap();
     Citadel {
-        endpoint: Endpoint { address, roots: Roots::System, server_name: None, options: CA_OPTIONS },
+        endpoint: Endpoint { address, roots: Roots::System, server_name: None },
         token: TokenSource::new(token, Clock::system()),
         client_cert: None,
         repeats: Mutex::default(),

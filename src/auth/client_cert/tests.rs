@@ -3,11 +3,12 @@
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, SanType};
+
 use super::*;
 use crate::base::spiffe_id::SpiffeId;
-use crate::ca::embedded::DevelopmentCa;
 use crate::pki::key::{KeyType, SigningKey};
-use crate::pki::{csr, pem};
+use crate::pki::pem;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -18,27 +19,36 @@ fn identity() -> SpiffeId {
 /// Chain and key, as text.
 type Texts = (Vec<u8>, Vec<u8>);
 
-/// A CA in a folder of its own, and a folder for client certificates.
+/// A CA, and a directory for client certificates.
 struct Desk {
-    folder: tempfile::TempDir,
-    ca: DevelopmentCa,
+    directory: tempfile::TempDir,
+    ca: CertifiedIssuer<'static, SigningKey>,
     client: ClientCertFolder,
+}
+
+fn key() -> SigningKey {
+    SigningKey::generate(KeyType::default()).unwrap()
 }
 
 impl Desk {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let ca = DevelopmentCa::open(&folder.path().join("ca"), Clock::system()).unwrap();
-        let client = ClientCertFolder::new(folder.path().join("client"));
+        let directory = tempfile::tempdir().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca = CertifiedIssuer::self_signed(params, key()).unwrap();
+        let client = ClientCertFolder::new(directory.path().join("client"));
         std::fs::create_dir(client.path()).unwrap();
-        Self { folder, ca, client }
+        Self { directory, ca, client }
     }
 
     fn texts(&self) -> Texts {
-        let key = SigningKey::generate(KeyType::default()).unwrap();
-        let leaf = self.ca.issue(&csr::request(&key, None).unwrap(), &identity(), HOUR).unwrap();
-        let [intermediate, _] = self.ca.chain();
-        (pem::of_certificates([&leaf, intermediate]), key.to_private_key().to_pem().to_vec())
+        let key = key();
+        let now = Clock::system().now();
+        let mut params = CertificateParams::default();
+        params.subject_alt_names = vec![SanType::URI(identity().as_str().try_into().unwrap())];
+        (params.not_before, params.not_after) = ((now - HOUR / 30).into(), (now + HOUR).into());
+        let leaf = params.signed_by(&key, &self.ca).unwrap();
+        (pem::of_certificates([leaf.der(), self.ca.as_ref().der()]), key.to_private_key().to_pem().to_vec())
     }
 
     fn put(&self, chain: &[u8], key: &[u8]) {
@@ -159,5 +169,5 @@ async fn its_words_say_whose_it_is_and_hold_no_key() {
     for line in std::str::from_utf8(&key).unwrap().lines() {
         assert!(!words.contains(line), "{words}");
     }
-    assert!(words.contains(desk.folder.path().to_str().unwrap()), "{words}");
+    assert!(words.contains(desk.directory.path().to_str().unwrap()), "{words}");
 }

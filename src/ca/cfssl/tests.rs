@@ -4,12 +4,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::*;
-use crate::net::endpoint::{Address, CA_OPTIONS, Roots};
+use crate::net::endpoint::{Address, Roots};
 
 fn cfssl(auth_key: Option<PathBuf>) -> Cfssl {
     let address = Address::with_ports("http://127.0.0.1", PORT, PORT).unwrap();
     Cfssl {
-        endpoint: Endpoint { address, roots: Roots::System, server_name: None, options: CA_OPTIONS },
+        endpoint: Endpoint { address, roots: Roots::System, server_name: None },
         profile: Some("mesh".to_owned()),
         label: None,
         auth_key,

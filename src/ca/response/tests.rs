@@ -99,7 +99,7 @@ fn every_layout_of_a_good_chain_gives_the_same_key_pair_and_roots() {
         ("L I T R", "LIT", "R"),
     ];
     for (layout, chain, roots) in cases {
-        let answer = Answer::from_groups(certificates.groups(layout)).unwrap();
+        let answer = IssuedChain::from_groups(certificates.groups(layout)).unwrap();
         let key = certificates.key.to_private_key();
         let (pair, bundle) = answer
             .check(key, Some(&web()), certificates.now)
@@ -128,7 +128,7 @@ fn a_layout_that_nobody_could_check_is_refused() {
         ("R L I", "junk"),
     ];
     for (layout, label) in cases {
-        let answer = Answer::from_groups(certificates.groups(layout)).unwrap();
+        let answer = IssuedChain::from_groups(certificates.groups(layout)).unwrap();
         let key = certificates.key.to_private_key();
         let error = answer.check(key, Some(&web()), certificates.now).unwrap_err();
         assert_eq!(error.label(), label, "{layout}: {error}");
@@ -139,11 +139,11 @@ fn a_layout_that_nobody_could_check_is_refused() {
 fn an_answer_is_bounded() {
     let certificates = Certificates::new();
     let many = |count: usize| vec![vec![certificates.of('L')], vec![certificates.of('R'); count - 1]];
-    assert_eq!(Answer::from_groups(many(64)).unwrap().roots.len(), 63);
-    assert_eq!(Answer::from_groups(many(65)), Err(InvalidResponse::TooLong(65)));
+    assert_eq!(IssuedChain::from_groups(many(64)).unwrap().roots.len(), 63);
+    assert_eq!(IssuedChain::from_groups(many(65)), Err(InvalidResponse::TooLong(65)));
     // However they are grouped.
     let single = many(65).concat().into_iter().map(|one| vec![one]).collect();
-    assert_eq!(Answer::from_groups(single), Err(InvalidResponse::TooLong(65)));
+    assert_eq!(IssuedChain::from_groups(single), Err(InvalidResponse::TooLong(65)));
 }
 
 #[test]
@@ -159,16 +159,16 @@ fn what_is_no_certificate_is_refused_wherever_it_stands() {
         for place in 0..3 {
             let mut groups = certificates.groups("L I R");
             groups[place] = vec![bad.clone()];
-            let error = Answer::from_groups(groups).unwrap_err();
+            let error = IssuedChain::from_groups(groups).unwrap_err();
             assert_eq!(error.label(), "junk", "{place}: {error}");
         }
     }
     // Where a provider sorts its answer itself, the check finds it.
-    let good = Answer::from_groups(certificates.groups("L I R")).unwrap();
+    let good = IssuedChain::from_groups(certificates.groups("L I R")).unwrap();
     for answer in [
-        Answer { chain: vec![junk()], ..good.clone() },
-        Answer { chain: vec![certificates.of('L'), junk()], ..good.clone() },
-        Answer { roots: vec![junk()], ..good.clone() },
+        IssuedChain { chain: vec![junk()], ..good.clone() },
+        IssuedChain { chain: vec![certificates.of('L'), junk()], ..good.clone() },
+        IssuedChain { roots: vec![junk()], ..good.clone() },
     ] {
         let key = certificates.key.to_private_key();
         let error = answer.check(key, Some(&web()), certificates.now).unwrap_err();
@@ -210,7 +210,7 @@ impl OddCa {
         params.subject_alt_names = names.iter().map(name).collect();
         (params.not_before, params.not_after) = (valid.0.into(), valid.1.into());
         let leaf = params.signed_by(&key, &self.issuer).unwrap().der().clone();
-        let answer = Answer { chain: vec![leaf], roots: vec![self.root.clone()] };
+        let answer = IssuedChain { chain: vec![leaf], roots: vec![self.root.clone()] };
         answer.check(key.to_private_key(), asked, self.now)
     }
 }

@@ -17,14 +17,14 @@ use crate::ca::{CaError, InvalidResponse};
 /// Where calls get their token.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one, for as long as the agent runs")]
-pub(super) enum Door {
+pub(super) enum VaultAuth {
     Token(TokenFile),
     Login(Login),
 }
 
 /// What one call is made with.
 #[derive(Debug)]
-pub(super) enum Pass {
+pub(super) enum VaultToken {
     Read(Token),
     Session { session: Arc<Session>, is_kept: bool },
 }
@@ -59,7 +59,7 @@ pub(super) struct Login {
     turn: Semaphore,
 }
 
-impl Door {
+impl VaultAuth {
     pub(super) fn new(access: Access, clock: Clock) -> Self {
         match access {
             Access::Token(file) => Self::Token(file),
@@ -75,10 +75,14 @@ impl Door {
     }
 
     /// A token for a call. One that was just `refused` is not given again.
-    pub(super) async fn pass(&self, server: &Server, refused: Option<&Pass>) -> Result<Pass, CaError> {
+    pub(super) async fn token(
+        &self,
+        server: &Server,
+        refused: Option<&VaultToken>,
+    ) -> Result<VaultToken, CaError> {
         match self {
-            Self::Token(file) => Ok(Pass::Read(file.read()?)),
-            Self::Login(login) => login.pass(server, refused).await,
+            Self::Token(file) => Ok(VaultToken::Read(file.read()?)),
+            Self::Login(login) => login.token(server, refused).await,
         }
     }
 
@@ -91,7 +95,7 @@ impl Door {
     }
 
     /// Why nothing is signed for a workload whose identity is not known.
-    pub(super) fn nameless(&self) -> CaError {
+    pub(super) fn no_identity(&self) -> CaError {
         const WAY_OUT: &str = "pass --spiffe-id, or --namespace and --service-account";
         let reason = match self {
             Self::Token(_) => "nothing tells this workload's",
@@ -105,8 +109,8 @@ impl Door {
     }
 }
 
-impl Pass {
-    pub(super) fn token(&self) -> &Token {
+impl VaultToken {
+    pub(super) fn secret(&self) -> &Token {
         match self {
             Self::Read(token) => token,
             Self::Session { session, .. } => &session.token,
@@ -153,7 +157,7 @@ impl Session {
 const REFUSALS: [u16; 4] = [400, 401, 403, 500];
 
 impl Login {
-    async fn pass(&self, server: &Server, refused: Option<&Pass>) -> Result<Pass, CaError> {
+    async fn token(&self, server: &Server, refused: Option<&VaultToken>) -> Result<VaultToken, CaError> {
         let turn = self.turn.acquire().await;
         let _turn = turn.map_err(|error| CaError::Local(error.to_string()))?;
         let kept = self.stored().clone().filter(|kept| !refused.is_some_and(|refused| refused.is_of(kept)));
@@ -166,12 +170,12 @@ impl Login {
             None => None,
         };
         if let Some(session) = session {
-            return Ok(Pass::Session { session, is_kept: true });
+            return Ok(VaultToken::Session { session, is_kept: true });
         }
         // What is of no use is not kept until the next login succeeds.
         *self.stored() = None;
         let session = self.log_in(server).await?;
-        Ok(Pass::Session { session, is_kept: false })
+        Ok(VaultToken::Session { session, is_kept: false })
     }
 
     async fn log_in(&self, server: &Server) -> Result<Arc<Session>, CaError> {

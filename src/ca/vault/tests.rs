@@ -34,7 +34,7 @@ fn a_chain_and_its_root_are_found_however_much_vault_knows() {
         if !chain.is_empty() {
             data["ca_chain"] = chain.into();
         }
-        let Answer { mut chain, mut roots } = sorted(data).unwrap();
+        let IssuedChain { mut chain, mut roots } = sorted(data).unwrap();
         chain.dedup();
         roots.dedup();
         (chain, roots)
