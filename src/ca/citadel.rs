@@ -251,7 +251,7 @@ impl Citadel {
     fn refusal(&self, status: &Status, credential: &Credential) -> String {
         let message = match credential {
             // Some servers quote the token that they refuse.
-            Credential::Token(token) => token.hidden_in(status.message()),
+            Credential::Token(token) => token.redact(status.message()),
             Credential::Certificate(_) => limits::sanitize_for_log(status.message()),
         };
         if status.code() != Code::Unauthenticated {

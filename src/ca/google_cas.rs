@@ -302,7 +302,7 @@ impl GoogleCas {
 
     fn refusal(&self, method: &str, status: &Status, bearer: &Bearer) -> String {
         let CaPool(pool) = &self.settings.pool;
-        let said = bearer.hidden_in(status.message());
+        let said = bearer.redact(status.message());
         let words = match status.code() {
             Code::Unauthenticated => format!("it does not take the token ({})", self.token.describe(bearer)),
             Code::PermissionDenied => format!(

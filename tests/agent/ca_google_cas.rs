@@ -168,7 +168,7 @@ async fn services_that_are_down_at_first_are_asked_until_they_are_there() {
     let (cas_address, sts_address) = (elsewhere(cas.address).await, elsewhere(sts.address).await);
     let mut agent = Agent::start(folder, "web", &strs(&options));
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    let words = format!("the token service at http://{sts_address} gives no token: connecting failed: ");
+    let words = format!("the token service at http://{sts_address} issued no token: connecting failed: ");
     assert!(line.contains("WARN") && line.contains(&words), "{line}");
 
     let subject = sts.subject();
@@ -178,7 +178,10 @@ async fn services_that_are_down_at_first_are_asked_until_they_are_there() {
     agent.process.wait_log(&format!("connecting to the CA at https://{cas_address} failed")).await;
     let cas = FakeGoogleCas::start_at(folder, cas_address).await;
     let (_, line) = agent.process.wait_log("it does not take the token").await;
-    assert!(line.contains("credentials: (the token)") && line.contains("gave it for the one in"), "{line}");
+    assert!(
+        line.contains("credentials: (the token)") && line.contains("issued it for the token in"),
+        "{line}"
+    );
     assert_eq!(agent.status("/readyz").await.0, 503);
     cas.admit(TOKEN);
     agent.process.wait_log("ready").await;
@@ -306,9 +309,9 @@ async fn on_a_machine_of_googles_no_token_is_configured() {
         command.env("GCE_METADATA_HOST", host);
         command
     });
-    agent.process.wait_log("what answers there is no metadata server of Google's").await;
+    agent.process.wait_log("the server there is not Google's metadata server").await;
     metadata.set(TokenMood::Say(404, "not found"));
-    agent.process.wait_log("has this machine, or this pod, a service account of Google's?").await;
+    agent.process.wait_log("does this machine, or this Pod, have a Google service account?").await;
     assert!(cas.requests().is_empty());
     metadata.set(TokenMood::Good);
     agent.process.wait_log("ready").await;

@@ -1,4 +1,4 @@
-//! Every state in which the folder can be found.
+//! Every state of the directory.
 
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,7 +62,7 @@ impl Desk {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_presented_is_named() {
+async fn a_certificate_that_is_not_presented_is_named() {
     let desk = Desk::new();
     let clock = Clock::system();
     assert!(desk.refusal(&clock).await.contains("neither cert-chain.pem nor key.pem"));
@@ -89,7 +89,7 @@ async fn what_is_not_presented_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_presented_in_its_time_only() {
+async fn a_certificate_is_presented_only_while_it_is_valid() {
     let desk = Desk::new();
     let (chain, key) = desk.texts();
     desk.put(&chain, &key);
@@ -102,7 +102,7 @@ async fn it_is_presented_in_its_time_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_other_half_of_a_change_is_waited_for() {
+async fn the_read_waits_for_the_other_half_of_a_change() {
     let desk = Desk::new();
     let (old, new) = (desk.texts(), desk.texts());
     desk.put(&new.0, &old.1);
@@ -114,9 +114,9 @@ async fn the_other_half_of_a_change_is_waited_for() {
     read.unwrap();
 }
 
-/// One folder for each generation, and links through `..data`, which is swapped.
+/// One directory for each generation, and links through `..data`, which is swapped.
 #[test]
-fn a_swap_is_never_seen_half() {
+fn half_of_a_swap_is_never_read() {
     let desk = Desk::new();
     let root = desk.client.path();
     let generations: Vec<_> = (0..8).map(|_| desk.texts()).collect();
@@ -159,7 +159,7 @@ fn a_swap_is_never_seen_half() {
 }
 
 #[tokio::test]
-async fn its_words_say_whose_it_is_and_hold_no_key() {
+async fn messages_name_the_identity_and_hold_no_key() {
     let desk = Desk::new();
     let (chain, key) = desk.texts();
     desk.put(&chain, &key);

@@ -10,7 +10,7 @@ fn granted(answer: &Value) -> Result<Granted, String> {
 }
 
 #[test]
-fn a_token_is_of_use_until_the_last_quarter_of_its_life() {
+fn a_token_is_used_until_the_last_quarter_of_its_lifetime() {
     let answer =
         |expires_in: Value| json!({ "access_token": "a", "token_type": "Bearer", "expires_in": expires_in });
     let cases = [
@@ -21,7 +21,7 @@ fn a_token_is_of_use_until_the_last_quarter_of_its_life() {
         (json!("3600"), 2699, true),
         (json!("3600"), 2700, false),
         (json!(3599.5), 2600, true),
-        // Whoever says more is not believed.
+        // Longer lifetimes are cut.
         (json!(1e300), 0, false),
         (json!(1u64 << 40), 64_799, true),
         (json!(1u64 << 40), 64_800, false),
@@ -33,7 +33,7 @@ fn a_token_is_of_use_until_the_last_quarter_of_its_life() {
         let granted = granted(&answer(expires_in.clone())).unwrap();
         assert_eq!(granted.is_fresh(NOW + Duration::from_secs(at)), expected, "{expires_in} at {at} s");
     }
-    // Where the service says nothing, a JWT does.
+    // Without expires_in, the expiry of a JWT counts.
     let jwt = "e30.eyJleHAiOjM2MDB9.c2ln";
     let granted = granted(&json!({ "access_token": jwt })).unwrap();
     assert!(
@@ -43,7 +43,7 @@ fn a_token_is_of_use_until_the_last_quarter_of_its_life() {
 }
 
 #[test]
-fn what_is_no_bearer_token_is_refused_and_never_shown() {
+fn an_answer_without_a_bearer_token_is_refused_and_never_shown() {
     let cases = [
         (json!([]), "no access_token"),
         (json!({ "access_token": 7 }), "no access_token"),

@@ -22,7 +22,7 @@ pub(super) fn explain(status: StatusCode, body: &[u8], asked: &Asked<'_>, secret
         // A proxy, or no Vault at all.
         _ => String::from_utf8_lossy(body).trim().to_owned(),
     };
-    let said = secret.hidden_in(&said);
+    let said = secret.redact(&said);
     let mut message = match asked {
         Asked::Sign { path, .. } | Asked::Login { path, .. } => (*path).to_owned(),
         Asked::Renewal => "renewing the token".to_owned(),
