@@ -172,7 +172,7 @@ impl Exchange {
             }
             (_, 401 | 403) => return format!("it does not accept this workload's own token ({})", own()),
             (_, 404 | 405) => "is --token-exchange-url right?",
-            (_, 429) => "it gets too many calls",
+            (_, 429) => "it is called too often",
             _ => "",
         };
         remedy.to_owned()

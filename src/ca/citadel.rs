@@ -36,35 +36,32 @@ pub fn address(text: &str) -> Result<Address, String> {
     Ok(address)
 }
 
-/// A client of Istio's CA protocol. Certificate, token and roots are read anew for each call, and it connects anew,
-/// but where calls follow each other closely and nothing has been replaced.
+/// A client of Istio's CA protocol. Certificate, token and roots are read for each call. Each call has a new connection,
+/// unless calls follow each other closely and none of these files has changed.
 #[derive(Debug)]
 pub struct Citadel {
-    /// Where the CA is.
     pub endpoint: Endpoint,
-    /// Where the workload's credential comes from.
     pub token: TokenSource,
-    /// Presented instead of the token, where it is good and the CA asks for it.
+    /// Presented instead of the token, if it is valid and the CA asks for one.
     pub client_cert: Option<ClientCertFolder>,
-    /// What was said last of a client certificate that is not used.
+    /// Logs each reason once why the client certificate is not used.
     pub repeats: Mutex<FailureLog>,
-    /// The client certificate that the CA refused last. Where there is a token, it is not presented again.
+    /// The client certificate that the CA refused last. If there is a token, it is not presented again.
     pub refused: Mutex<Option<CertificateDer<'static>>>,
-    /// Sent as `clusterid`; istiod refuses a cluster that it does not know.
+    /// Sent as `clusterid`; istiod refuses unknown clusters.
     pub cluster_id: MetadataValue<Ascii>,
-    /// Further headers.
+    /// Additional headers.
     pub headers: Vec<Header>,
-    /// Which of its signers istiod is asked to use.
+    /// The signer that istiod should use.
     pub cert_signer: Option<String>,
-    /// The connection between calls.
     pub connections: Connections,
-    /// For telling whether a certificate or a refused token has expired.
+    /// Decides whether a certificate or a refused token has expired.
     pub clock: Clock,
 }
 
-/// What a call is made with. Never both: a token is not given to a CA that can do without it.
+/// The credential of a call. Never both: a CA that accepts the certificate does not get the token.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one, for the time of a call")]
+#[expect(clippy::large_enum_variant, reason = "one at a time, for the duration of a call")]
 enum Credential {
     Certificate(ClientCertificate),
     Token(Bearer),
@@ -107,7 +104,7 @@ impl CertificateAuthority for Citadel {
                         continue;
                     }
                     let error = self.failure(&channel, &status, &credential);
-                    return Err(self.noted(error, certificate));
+                    return Err(self.remember_refusal(error, certificate));
                 }
             }
         };
@@ -121,7 +118,7 @@ impl CertificateAuthority for Citadel {
 }
 
 impl Citadel {
-    /// A connection, and what the call on it is made with. Without any credential nobody is called.
+    /// A connection and the credential for the call on it. Without a credential there is no call.
     async fn connect(&self) -> Result<(Channel, Credential), CaError> {
         let certificate = match &self.client_cert {
             Some(folder) => folder.read(&self.clock).await,
@@ -132,7 +129,7 @@ impl Citadel {
                 let why = NoClientCert::Refused { certificate: certificate.to_string() };
                 match self.token_instead(why).await {
                     Ok(token) => return self.connect_with(token).await,
-                    // There is nothing else to call with, and the CA may have been mended.
+                    // There is no other credential, and the CA may accept this one by now.
                     Err(_) => certificate,
                 }
             }
@@ -145,12 +142,12 @@ impl Citadel {
             return Ok((channel, Credential::Token(token)));
         }
         if self.repeats.lock().is_ok_and(|mut repeats| repeats.recovered()) {
-            tracing::info!(%certificate, "the CA is called with the client certificate, and without the token");
+            tracing::info!(%certificate, "client certificate used, without the token");
         }
         Ok((channel, Credential::Certificate(certificate)))
     }
 
-    /// What to try with at once, when the CA does not take the token.
+    /// The token for an immediate retry when the CA refuses the token.
     async fn other_token(&self, status: &Status, credential: &Credential) -> Option<Bearer> {
         match credential {
             Credential::Token(token) if status.code() == Code::Unauthenticated => {
@@ -168,7 +165,7 @@ impl Citadel {
         let pair = certificate.map(|certificate| &certificate.pair);
         let channel = self.connections.channel(&self.endpoint, pair).await;
         channel.map_err(|error| {
-            self.noted(CaError::from_transport(error, &self.endpoint, certificate), certificate)
+            self.remember_refusal(CaError::from_transport(error, &self.endpoint, certificate), certificate)
         })
     }
 
@@ -176,9 +173,9 @@ impl Citadel {
         self.refused.lock().is_ok_and(|refused| refused.is_some() && refused.as_ref() == certificate.leaf())
     }
 
-    /// Remembers from a failed call that the CA refuses what was presented. Where it does not take the token
-    /// either, it gets both by turns: one of them may be good again.
-    fn noted(&self, error: CaError, presented: Option<&ClientCertificate>) -> CaError {
+    /// Remembers from a failed call that the CA refuses the client certificate. If it refuses the token too, the two
+    /// alternate: either may become valid again.
+    fn remember_refusal(&self, error: CaError, presented: Option<&ClientCertificate>) -> CaError {
         let refused = match (&error, presented) {
             (CaError::ClientCertificate { .. }, Some(certificate)) => certificate.leaf().cloned(),
             (CaError::Tls { .. }, None) => None,
@@ -199,14 +196,11 @@ impl Citadel {
         let reason = why.to_string();
         if self.repeats.lock().is_ok_and(|mut repeats| repeats.is_new(&reason)) {
             match why {
-                // So it is until the first certificate has come.
+                // Normal until the first certificate is written.
                 NoClientCert::Missing { .. } => {
-                    tracing::info!(reason, "there is no client certificate; the CA is called with the token");
+                    tracing::info!(reason, "no client certificate, token used instead");
                 }
-                _ => tracing::warn!(
-                    reason,
-                    "the client certificate is not used; the CA is called with the token"
-                ),
+                _ => tracing::warn!(reason, "client certificate not used, token used instead"),
             }
         }
         Ok(token)
@@ -239,10 +233,10 @@ impl Citadel {
                 let message = self.refusal(status, credential);
                 CaError::Refused { address, code, message, retry_after }
             }
-            // Some servers just close the connection.
+            // Some servers only close the connection.
             (CaError::Broken { address, source }, Credential::Certificate(certificate)) => {
-                let words = format!("{source}; perhaps the CA refuses the client certificate {certificate}");
-                CaError::Broken { address, source: std::io::Error::other(words) }
+                let reason = format!("{source}; perhaps the CA refuses the client certificate {certificate}");
+                CaError::Broken { address, source: std::io::Error::other(reason) }
             }
             (error, _) => error,
         }
@@ -250,7 +244,6 @@ impl Citadel {
 
     fn refusal(&self, status: &Status, credential: &Credential) -> String {
         let message = match credential {
-            // Some servers quote the token that they refuse.
             Credential::Token(token) => token.redact(status.message()),
             Credential::Certificate(_) => limits::sanitize_for_log(status.message()),
         };
@@ -261,20 +254,20 @@ impl Citadel {
         let with = match credential {
             Credential::Token(token) => format!("{}{}", self.token.describe(token), audience_hint(token)),
             Credential::Certificate(certificate) => {
-                format!("it was called with the client certificate {certificate}, and without the token")
+                format!("the call used the client certificate {certificate}, without the token")
             }
         };
         format!("{message} ({with}; the cluster id is {cluster:?})")
     }
 }
 
-/// As Istio's agent names a signer.
+/// Names a signer in the format of Istio's agent.
 fn metadata(cert_signer: &str) -> Struct {
     let signer = Value { kind: Some(Kind::StringValue(cert_signer.to_owned())) };
     Struct { fields: [("CertSigner".to_owned(), signer)].into() }
 }
 
-/// What Istio's CA wants, where the token is for somebody else.
+/// A hint where the token is for another audience than Istio's CA.
 pub fn audience_hint(token: &Token) -> &'static str {
     match token.claims() {
         Some(claims) if !claims.audiences.iter().any(|audience| audience == AUDIENCE) => {

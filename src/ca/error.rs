@@ -16,8 +16,8 @@ pub enum CaError {
     #[error("connecting to the CA at {address} failed: {source}; is it running, and is --ca-address right?")]
     Unreachable { address: String, source: std::io::Error },
     #[error(
-        "the connection to the CA at {address} broke before it had answered: {source}; its log may tell why, or that of \
-         what stands before it"
+        "the connection to the CA at {address} broke before it had answered: {source}; see its log, or that of a \
+         proxy in front of it"
     )]
     Broken { address: String, source: std::io::Error },
     #[error("the TLS handshake with the CA at {address} failed: {reason}")]
@@ -25,12 +25,12 @@ pub enum CaError {
     #[error("the CA's roots can't be read: {0}")]
     Roots(String),
     #[error(
-        "the CA gave no answer within {0:?}: it is overloaded, or what is sent gets lost; --ca-timeout gives it longer"
+        "the CA gave no answer within {0:?}: it is overloaded, or packets are lost; --ca-timeout allows more time"
     )]
     Timeout(Duration),
     #[error("{0}")]
     Pending(String),
-    #[error("the CA at {address} rejects the request: {reason}; the next try makes a new one")]
+    #[error("the CA at {address} rejected the request: {reason}; the next attempt makes a new one")]
     Rejected { address: String, reason: String },
     #[error("the CA at {address} answered {code:?}: {message}")]
     Refused { address: String, code: tonic::Code, message: String, retry_after: Option<Duration> },
@@ -42,17 +42,17 @@ pub enum CaError {
     ClientCertificate { address: String, certificate: String, reason: String },
     #[error(transparent)]
     Credential(#[from] NoToken),
-    #[error("the client certificate can't be used: {certificate}; and instead of it, {token}")]
+    #[error("the client certificate can't be used: {certificate}; and there is no token instead: {token}")]
     NoCredential { certificate: Box<NoClientCert>, token: NoToken },
     #[error("the CA at {address} answered {status}: {message}")]
     Api { address: String, status: http::StatusCode, message: String, class: Class },
-    #[error("{path}, which {option} names, can't be used: {reason}")]
+    #[error("{option} {path} can't be used: {reason}")]
     File { option: &'static str, path: PathBuf, reason: String },
     #[error("the command of {option} {failure}{said}")]
     Command { option: &'static str, failure: exec::Failure, said: String },
-    #[error("the CA's answer is not used: {0}")]
+    #[error("the CA's response is invalid: {0}")]
     Answer(#[from] InvalidResponse),
-    #[error("the CA's answer is not used: {answer}; {remedy}")]
+    #[error("the CA's response is invalid: {answer}; {remedy}")]
     AnswerWithRemedy { answer: InvalidResponse, remedy: &'static str },
     #[error("making a key or a request failed: {0}")]
     Local(String),

@@ -24,7 +24,7 @@ async fn a_command_that_fails_is_told_with_its_words_and_run_again() {
     ca.set("echo 'the HSM is asleep' >&2; exit 75", Lie::None);
     let (_, line) = agent.process.wait_log("exit status: 75").await;
     for words in
-        ["WARN", "--ca-exec ended with exit status: 75; it said: the HSM is asleep", "no certificate yet"]
+        ["WARN", "--ca-exec failed with exit status: 75; stderr: the HSM is asleep", "no certificate yet"]
     {
         assert!(line.contains(words), "{line}");
     }

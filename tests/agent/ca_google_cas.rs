@@ -177,7 +177,7 @@ async fn services_that_are_down_at_first_are_asked_until_they_are_there() {
     exchanging(&cas, &sts, folder, &[]);
     agent.process.wait_log(&format!("connecting to the CA at https://{cas_address} failed")).await;
     let cas = FakeGoogleCas::start_at(folder, cas_address).await;
-    let (_, line) = agent.process.wait_log("it does not take the token").await;
+    let (_, line) = agent.process.wait_log("it does not accept the token").await;
     assert!(
         line.contains("credentials: (the token)") && line.contains("issued it for the token in"),
         "{line}"

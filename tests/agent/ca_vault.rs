@@ -136,7 +136,7 @@ async fn a_token_of_vaults_own_may_be_missing_refused_and_rotated() {
     let nameless = [&options[..], &more].concat();
     let mut agent = Agent::start(folder.path(), "nameless", &nameless);
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    assert!(line.contains("Vault has to be asked for an identity") && line.contains("--spiffe-id"), "{line}");
+    assert!(line.contains("requests to Vault need an identity") && line.contains("--spiffe-id"), "{line}");
     drop(agent);
 
     let name = spiffe("web");
@@ -150,7 +150,7 @@ async fn a_token_of_vaults_own_may_be_missing_refused_and_rotated() {
     assert!(vault.calls().is_empty());
     std::fs::write(&file, "hvs.outdatedtoken\n").unwrap();
     let (_, line) = agent.process.wait_log("permission denied").await;
-    assert!(line.contains(&format!("the token in {path} has ended")), "{line}");
+    assert!(line.contains(&format!("the token in {path} has expired")), "{line}");
     vault.admit("hvs.rotatedtoken");
     std::fs::write(&file, "hvs.rotatedtoken\n").unwrap();
     agent.process.wait_log("ready").await;
@@ -303,7 +303,7 @@ async fn a_token_that_tells_no_identity_is_given_to_nobody() {
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains("jwt can't be read") && line.contains("--token-file"), "{line}");
     std::fs::write(&jwt, "opaque").unwrap();
-    agent.process.wait_log("the token names no service account: pass --spiffe-id").await;
+    agent.process.wait_log("the token names no service account: set --spiffe-id").await;
     assert!(vault.calls().is_empty());
     std::fs::write(&jwt, &vault.jwt).unwrap();
     agent.process.wait_log("ready").await;

@@ -138,8 +138,8 @@ async fn after_the_first_certificate_it_renews_without_a_token() {
         assert_eq!((&client.serial, &client.uris), (&presented.serial(), &vec![spiffe("web")]));
     }
     assert!(calls.len() >= 5);
-    agent.process.wait_log("there is no client certificate; the CA is called with the token").await;
-    assert_eq!(agent.process.count("the CA is called with the client certificate"), 1);
+    agent.process.wait_log("no client certificate, token used instead").await;
+    assert_eq!(agent.process.count("client certificate used"), 1);
     assert_eq!(agent.process.count("no new certificate"), 0);
     written.iter().for_each(|mounted| assert_no_key(&agent.process.log(), mounted));
 }
@@ -203,11 +203,11 @@ async fn what_is_not_good_is_told_once_and_the_token_goes_instead() {
     for (round, (level, words, change)) in changes.into_iter().enumerate() {
         change();
         let (_, line) = agent.process.wait_log(words).await;
-        assert!(line.contains(level) && line.contains("called with the token"), "{line}");
+        assert!(line.contains(level) && line.contains("token used instead"), "{line}");
         wait_calls(&ca, 3, with_token).await;
         assert_eq!(agent.process.count(words), 1, "{}", agent.process.log());
         good.write(&client);
-        agent.process.wait_log_times("called with the client certificate", round + 1).await;
+        agent.process.wait_log_times("client certificate used", round + 1).await;
         wait_calls(&ca, 2, with_certificate).await;
     }
     assert_eq!(agent.process.count("no new certificate"), 0, "{}", agent.process.log());
@@ -308,7 +308,7 @@ async fn a_ca_that_refuses_the_certificate_is_told_with_the_reason_and_the_way_o
         }
         // Both CAs have the name of the one that issued it.
         assert!(line.contains("it does not accept the issuer"), "{name}: {line}");
-        let (_, line) = agent.process.wait_log("called with the token").await;
+        let (_, line) = agent.process.wait_log("token used instead").await;
         assert!(line.contains(" WARN ") && line.contains("the CA refused it"), "{name}: {line}");
         agent.process.wait_log("certificate issued").await;
         assert_no_key(&agent.process.log(), &foreign);
@@ -332,7 +332,7 @@ async fn a_certificate_that_was_refused_is_not_presented_again_while_there_is_a_
     let with_token = |call: &Call| call.client.is_none() && call.has_token();
     wait_calls(&ca, 5, with_token).await;
     assert_eq!(agent.process.count("no new certificate"), 1, "{}", agent.process.log());
-    assert_eq!(agent.process.count("called with the token"), 1, "{}", agent.process.log());
+    assert_eq!(agent.process.count("token used instead"), 1, "{}", agent.process.log());
 
     Mounted::new(&ca_dir, "web").write(&client);
     wait_calls(&ca, 2, with_certificate).await;
@@ -340,7 +340,7 @@ async fn a_certificate_that_was_refused_is_not_presented_again_while_there_is_a_
 
     // A refused token is no better: what is there is tried by turns, until the CA takes one of them.
     foreign.write(&client);
-    agent.process.wait_log_times("called with the token", 2).await;
+    agent.process.wait_log_times("token used instead", 2).await;
     ca.set(Mood::Refuse(Code::Unauthenticated));
     agent.process.wait_log_times("refuses the client certificate", 3).await;
     ca.set(Mood::Good);

@@ -1,4 +1,4 @@
-//! What is sent, and what refusals mean. `tests/agent/ca_cfssl.rs` talks to servers.
+//! Requests, and the meaning of refusals. `tests/agent/ca_cfssl.rs` uses servers.
 
 use std::path::Path;
 use std::time::Duration;
@@ -74,7 +74,7 @@ fn a_bad_key_file_is_named_without_its_content() {
 }
 
 #[test]
-fn a_refusal_has_cfssls_words_what_to_do_and_a_class() {
+fn a_refusal_has_cfssls_message_a_remedy_and_a_class() {
     let cases = [
         (400, 400, "authentication required", Class::Permanent, "--cfssl-auth-key-file"),
         (400, 400, "invalid token", Class::Permanent, "is not the auth_key"),

@@ -54,7 +54,7 @@ async fn the_request_goes_in_and_the_certificates_come_out() {
 }
 
 #[tokio::test]
-async fn where_a_command_prints_the_roots_these_are_the_roots_and_no_others() {
+async fn the_roots_that_a_command_prints_replace_all_others() {
     let folder = tempfile::tempdir().unwrap();
     let request = signed(folder.path());
     let certificates = |names: &str| -> Vec<_> {
@@ -68,11 +68,11 @@ async fn where_a_command_prints_the_roots_these_are_the_roots_and_no_others() {
         ("leaf ca root", "other root", "leaf ca", "other root"),
         // A bundle of both.
         ("leaf", "ca root", "leaf ca", "root"),
-        // Nobody could trust an intermediate.
+        // An intermediate is no root.
         ("leaf", "ca", "leaf ca", ""),
     ];
     for (printed, roots, chain, expected) in cases {
-        // The CSR is not read: that is the command's own business.
+        // The command does not have to read the CSR.
         let cat = |names: &str| format!("cd {} && cat {names}", folder.path().display());
         let answer = exec(&cat(printed), Some(&cat(roots))).sign(&request).await.unwrap();
         assert_eq!(answer.chain, certificates(chain), "{printed}, {roots}");
@@ -81,35 +81,30 @@ async fn where_a_command_prints_the_roots_these_are_the_roots_and_no_others() {
 }
 
 #[tokio::test]
-async fn a_failure_is_told_with_what_the_command_said_and_classified() {
+async fn a_failure_reports_stderr_and_has_a_class() {
     let folder = tempfile::tempdir().unwrap();
     let request = signed(folder.path());
     let leaf = folder.path().join("leaf").display().to_string();
     let print_leaf = format!("cat {leaf}");
     let cases: [(&str, Option<&str>, Class, &[&str]); 14] = [
-        (
-            "echo no luck >&2; exit 3",
-            None,
-            Class::Transient,
-            &["--ca-exec ", "status: 3", "it said: no luck"],
-        ),
+        ("echo no luck >&2; exit 3", None, Class::Transient, &["--ca-exec ", "status: 3", "stderr: no luck"]),
         ("exit 75", None, Class::Transient, &["status: 75"]),
         ("exit 77", None, Class::Permanent, &["status: 77"]),
         (
             "no-such-program",
             None,
             Class::Permanent,
-            &["found no such program", "it said: ", "no-such-program"],
+            &["found no such program", "stderr: ", "no-such-program"],
         ),
         (&leaf, None, Class::Permanent, &["126", "not one for the agent's user"]),
         ("kill -9 $$", None, Class::Transient, &["signal: 9"]),
-        ("true", None, Class::Transient, &["printed nothing"]),
-        ("echo; echo down >&2", None, Class::Transient, &["printed nothing; it said: down"]),
-        ("echo '<html>'; echo hm >&2", None, Class::Permanent, &["no PEM certificate", "it said: hm"]),
+        ("true", None, Class::Transient, &["without output"]),
+        ("echo; echo down >&2", None, Class::Transient, &["without output; stderr: down"]),
+        ("echo '<html>'; echo hm >&2", None, Class::Permanent, &["no PEM certificate", "stderr: hm"]),
         ("cat", None, Class::Permanent, &["no PEM certificate"]),
         ("yes", None, Class::Permanent, &["printed more than 1048576 bytes"]),
         ("head -c 1048577 /dev/zero", None, Class::Permanent, &["printed more than 1048576 bytes"]),
-        (&print_leaf, Some("exit 4"), Class::Transient, &["--ca-exec-roots ended with", "status: 4"]),
+        (&print_leaf, Some("exit 4"), Class::Transient, &["--ca-exec-roots failed with", "status: 4"]),
         (&print_leaf, Some("echo x"), Class::Permanent, &["--ca-exec-roots", "no PEM certificate"]),
     ];
     for (sign, roots, class, words) in cases {
@@ -133,7 +128,7 @@ async fn without_a_root_the_remedy_is_named() {
 }
 
 #[tokio::test]
-async fn a_command_that_is_given_up_on_may_clean_up_and_the_next_waits_for_its_end() {
+async fn a_cancelled_command_may_clean_up_and_the_next_waits_for_its_exit() {
     let folder = tempfile::tempdir().unwrap();
     let request = signed(folder.path());
     let place = folder.path().display();
@@ -152,7 +147,7 @@ async fn a_command_that_is_given_up_on_may_clean_up_and_the_next_waits_for_its_e
         () = is_running => {}
     }
     let answer = exec.sign(&request).await.unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(answer.chain.len(), 2, "the first was gone");
+    assert_eq!(answer.chain.len(), 2, "the first had exited");
 }
 
 #[tokio::test]
@@ -178,14 +173,14 @@ async fn a_command_that_ignores_sigterm_is_killed_with_its_children() {
     for pid in pids.split_whitespace() {
         let stat = format!("/proc/{pid}/stat");
         while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
-            assert!(started.elapsed() < PATIENCE, "process {pid} lives on");
+            assert!(started.elapsed() < PATIENCE, "process {pid} still runs");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 }
 
 #[tokio::test]
-async fn a_background_process_that_holds_the_pipes_is_not_waited_for() {
+async fn a_background_process_that_holds_the_pipes_does_not_delay_the_call() {
     let folder = tempfile::tempdir().unwrap();
     let request = signed(folder.path());
     let place = folder.path().display();

@@ -1,4 +1,4 @@
-//! The ways in which CAs lay out a chain, and what comes of each.
+//! The layouts in which CAs send a chain, and the result of each.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -86,16 +86,16 @@ fn every_layout_of_a_good_chain_gives_the_same_key_pair_and_roots() {
         // Duplicates of the intermediate, and of the leaf.
         ("L I I R", "LI", "R"),
         ("L L I R", "LI", "R"),
-        // All roots are taken, announced ones too, wherever they stand.
+        // All roots are taken, announced ones too, in any position.
         ("L I RS", "LI", "RS"),
         ("L I R S", "LI", "RS"),
         ("L I S R", "LI", "RS"),
         ("LI SR R S", "LI", "RS"),
-        // The root stands in the middle.
+        // The root is in the middle.
         ("L R I", "LI", "R"),
-        // The last is no root, but the contract is that it is what peers are to trust.
+        // The last is not self-issued, but by contract it is the trust anchor.
         ("L I", "L", "I"),
-        // Of an unneeded certificate the chain only gets longer.
+        // An unneeded certificate only makes the chain longer.
         ("L I T R", "LIT", "R"),
     ];
     for (layout, chain, roots) in cases {
@@ -111,7 +111,7 @@ fn every_layout_of_a_good_chain_gives_the_same_key_pair_and_roots() {
 }
 
 #[test]
-fn a_layout_that_nobody_could_check_is_refused() {
+fn a_layout_that_no_peer_could_verify_is_refused() {
     let certificates = Certificates::new();
     let cases = [
         ("", "no_root"),
@@ -136,7 +136,7 @@ fn a_layout_that_nobody_could_check_is_refused() {
 }
 
 #[test]
-fn an_answer_is_bounded() {
+fn the_size_of_a_response_is_bounded() {
     let certificates = Certificates::new();
     let many = |count: usize| vec![vec![certificates.of('L')], vec![certificates.of('R'); count - 1]];
     assert_eq!(IssuedChain::from_groups(many(64)).unwrap().roots.len(), 63);
@@ -147,7 +147,7 @@ fn an_answer_is_bounded() {
 }
 
 #[test]
-fn what_is_no_certificate_is_refused_wherever_it_stands() {
+fn junk_is_refused_in_any_position() {
     let certificates = Certificates::new();
     let junk = || CertificateDer::from(b"junk".to_vec());
     let cut = || {
@@ -163,7 +163,7 @@ fn what_is_no_certificate_is_refused_wherever_it_stands() {
             assert_eq!(error.label(), "junk", "{place}: {error}");
         }
     }
-    // Where a provider sorts its answer itself, the check finds it.
+    // Where a provider sorts the response itself, the check finds it.
     let good = IssuedChain::from_groups(certificates.groups("L I R")).unwrap();
     for answer in [
         IssuedChain { chain: vec![junk()], ..good.clone() },
@@ -176,7 +176,7 @@ fn what_is_no_certificate_is_refused_wherever_it_stands() {
     }
 }
 
-/// A CA whose leaves say what a test wants.
+/// A CA whose leaves have the names and dates that a test sets.
 struct OddCa {
     root: CertificateDer<'static>,
     issuer: Issuer<'static, SigningKey>,
@@ -216,12 +216,12 @@ impl OddCa {
 }
 
 #[test]
-fn the_certificate_must_name_who_was_asked_for() {
+fn the_certificate_must_name_the_requested_identity() {
     let now = UNIX_EPOCH + Duration::from_secs(1_782_000_000);
     let ca = OddCa::new(now);
     let (ours, other) =
         ("spiffe://cluster.local/ns/default/sa/web", "spiffe://cluster.local/ns/default/sa/x");
-    // The names in it; whether an identity was asked for; what is wrong.
+    // The names in it; whether an identity was requested; the label of the outcome.
     let cases: [(&[&str], bool, &str); 9] = [
         (&[ours], true, "ok"),
         (&[ours, "web.example"], true, "ok"),

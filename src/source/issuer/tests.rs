@@ -480,7 +480,7 @@ async fn a_lie_of_the_ca_is_not_served_and_told() {
         let entry = office.served(|entry| entry.failure().is_some()).await;
         let reason = &entry.failure().unwrap();
         assert!(
-            reason.contains("the CA's answer is not used") && reason.contains(words),
+            reason.contains("the CA's response is invalid") && reason.contains(words),
             "{title}: {reason}"
         );
         assert_eq!(office.version(), version, "{title}");

@@ -35,6 +35,6 @@ impl Provider for KubeApi {
         if behaviour != Behaviour::Refuses {
             return usual(behaviour);
         }
-        Some(Told::new(&["the CA at", "rejects the request: it was denied (KubectlDeny"], "refused"))
+        Some(Told::new(&["the CA at", "rejected the request: it was denied (KubectlDeny"], "refused"))
     }
 }
