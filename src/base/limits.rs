@@ -23,7 +23,7 @@ pub const TOKEN_BYTES: u64 = 64 << 10;
 /// Roots that no CA names any more and that peers' leaves may still come from.
 pub const OLD_ROOTS: usize = 32;
 /// Bytes of a CA's answer.
-pub const CA_ANSWER_BYTES: usize = 1 << 20;
+pub const ANSWER_BYTES: usize = 1 << 20;
 /// Bytes that are kept of the words of a command of the user's.
 pub const COMMAND_WORDS_BYTES: usize = 4 << 10;
 /// Generations of the output folder that may lie there for those who are still reading them.

@@ -91,7 +91,7 @@ impl CertificateAuthority for Citadel {
             let certificate = credential.certificate();
             let call = self.call(message.clone(), &credential)?;
             let answered = IstioCertificateServiceClient::with_origin(channel.service(), origin.clone())
-                .max_decoding_message_size(limits::CA_ANSWER_BYTES)
+                .max_decoding_message_size(limits::ANSWER_BYTES)
                 .create_certificate(call)
                 .await;
             match answered {
@@ -121,7 +121,7 @@ impl Citadel {
     /// A connection and the credential for the call on it. Without a credential there is no call.
     async fn connect(&self) -> Result<(Channel, Credential), CaError> {
         let certificate = match &self.client_cert {
-            Some(folder) => folder.read(&self.clock).await,
+            Some(directory) => directory.read(&self.clock).await,
             None => return self.connect_with(self.token.token().await?).await,
         };
         let certificate = match certificate {

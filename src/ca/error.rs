@@ -51,9 +51,9 @@ pub enum CaError {
     #[error("the command of {option} {failure}{said}")]
     Command { option: &'static str, failure: exec::Failure, said: String },
     #[error("the CA's response is invalid: {0}")]
-    Answer(#[from] InvalidResponse),
-    #[error("the CA's response is invalid: {answer}; {remedy}")]
-    AnswerWithRemedy { answer: InvalidResponse, remedy: &'static str },
+    InvalidResponse(#[from] InvalidResponse),
+    #[error("the CA's response is invalid: {response}; {remedy}")]
+    InvalidResponseWithRemedy { response: InvalidResponse, remedy: &'static str },
     #[error("making a key or a request failed: {0}")]
     Local(String),
 }
@@ -93,8 +93,8 @@ impl CaError {
             | Self::Rejected { .. }
             | Self::ClientCertificate { .. }
             | Self::Roots(_)
-            | Self::Answer(_)
-            | Self::AnswerWithRemedy { .. }
+            | Self::InvalidResponse(_)
+            | Self::InvalidResponseWithRemedy { .. }
             | Self::Local(_) => Class::Permanent,
         }
     }
@@ -117,8 +117,8 @@ impl CaError {
             | Self::NoCredential { .. }
             | Self::File { .. }
             | Self::Command { .. }
-            | Self::Answer(_)
-            | Self::AnswerWithRemedy { .. }
+            | Self::InvalidResponse(_)
+            | Self::InvalidResponseWithRemedy { .. }
             | Self::Local(_) => false,
         }
     }
@@ -147,7 +147,9 @@ impl CaError {
             Self::ClientCertificate { .. } => "client_certificate",
             Self::Credential(_) | Self::NoCredential { .. } => "credential",
             Self::Command { .. } => "command",
-            Self::Answer(answer) | Self::AnswerWithRemedy { answer, .. } => answer.label(),
+            Self::InvalidResponse(response) | Self::InvalidResponseWithRemedy { response, .. } => {
+                response.label()
+            }
             Self::Local(_) => "local",
         }
     }

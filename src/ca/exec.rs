@@ -44,7 +44,7 @@ pub enum Failure {
     NotExecutable,
     #[error("failed with {0}")]
     Status(ExitStatus),
-    #[error("was stopped: it printed more than {} bytes", limits::CA_ANSWER_BYTES)]
+    #[error("was stopped: it printed more than {} bytes", limits::ANSWER_BYTES)]
     TooMuch,
     #[error("exited 0 without output")]
     Nothing,
@@ -148,7 +148,7 @@ impl Exec {
         stderr: &mut Stderr,
         writer: io::PipeWriter,
     ) -> Result<Vec<u8>, Failure> {
-        let (mut printed, stdout) = Said::pipe(limits::CA_ANSWER_BYTES)?;
+        let (mut printed, stdout) = Said::pipe(limits::ANSWER_BYTES)?;
         let stdin = if input.is_some() { Stdio::piped() } else { Stdio::null() };
         let prepare = |command: &mut Command| {
             command.stdin(stdin).stdout(stdout).stderr(writer);

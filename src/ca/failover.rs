@@ -110,16 +110,16 @@ mod tests {
     use crate::ca::{CaError, IssuedChain, SigningRequest};
 
     #[derive(Debug)]
-    struct Nobody;
+    struct Unavailable;
 
     #[tonic::async_trait]
-    impl CertificateAuthority for Nobody {
+    impl CertificateAuthority for Unavailable {
         fn name(&self) -> &'static str {
-            "nobody"
+            "unavailable"
         }
 
         async fn sign(&self, _: &SigningRequest) -> Result<IssuedChain, CaError> {
-            Err(CaError::Local("nobody".to_owned()))
+            Err(CaError::Local("unavailable".to_owned()))
         }
     }
 
@@ -129,7 +129,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_ca_that_failed_recently_comes_last_for_a_while() {
-        let mut cas = Failover::new(["a", "b", "c"].map(|name| Member::new(name, Nobody)).to_vec());
+        let mut cas = Failover::new(["a", "b", "c"].map(|name| Member::new(name, Unavailable)).to_vec());
         let start = Instant::now();
         let second = Duration::from_secs(1);
         assert_eq!(turns(&cas, start), "abc");

@@ -139,7 +139,7 @@ impl CertificateAuthority for GoogleCas {
             let channel = self.connections.channel(&self.endpoint, None).await;
             let channel = channel.map_err(|error| CaError::from_transport(error, &self.endpoint, None))?;
             let mut client = Client::with_origin(channel.service(), origin.clone())
-                .max_decoding_message_size(limits::CA_ANSWER_BYTES);
+                .max_decoding_message_size(limits::ANSWER_BYTES);
             let (method, status) = match self.sign_with(&mut client, request, &id, &bearer).await {
                 Ok(answer) => {
                     self.connections.keep(channel);

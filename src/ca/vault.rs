@@ -77,7 +77,7 @@ pub struct Vault {
     auth: VaultAuth,
     roots: Option<PathBuf>,
     /// Logs each of Vault's warnings once.
-    repeats: Mutex<FailureLog>,
+    warnings_log: Mutex<FailureLog>,
 }
 
 impl Vault {
@@ -95,7 +95,7 @@ impl Vault {
             path: format!("{mount}/sign/{role}"),
             auth: VaultAuth::new(access, clock),
             roots,
-            repeats: Mutex::default(),
+            warnings_log: Mutex::default(),
         }
     }
 
@@ -136,7 +136,7 @@ impl Vault {
             return;
         }
         let warnings = limits::sanitize_for_log(&warnings.join("; "));
-        if self.repeats.lock().is_ok_and(|mut repeats| repeats.is_new(&warnings)) {
+        if self.warnings_log.lock().is_ok_and(|mut log| log.is_new(&warnings)) {
             tracing::info!(path = self.path, warnings, "Vault returned warnings");
         } else {
             tracing::debug!(path = self.path, warnings, "Vault returned warnings");

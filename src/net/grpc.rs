@@ -174,7 +174,7 @@ impl Channel {
         }
         match status.code() {
             Code::Unknown => TransportError::broken("the answer is incomplete: a proxy may have cut it off"),
-            Code::OutOfRange => TransportError::TooLong { limit: limits::CA_ANSWER_BYTES },
+            Code::OutOfRange => TransportError::TooLong { limit: limits::ANSWER_BYTES },
             _ => TransportError::Unreadable(message),
         }
     }

@@ -34,7 +34,7 @@ pub struct Call<'a> {
 pub struct Reply {
     pub status: StatusCode,
     pub headers: HeaderMap,
-    /// At most [`limits::CA_ANSWER_BYTES`].
+    /// At most [`limits::ANSWER_BYTES`].
     pub body: Bytes,
     /// The delay before a retry that the server asks for.
     pub retry_after: Option<Duration>,
@@ -57,9 +57,9 @@ pub async fn call(endpoint: &Endpoint, call: Call<'_>) -> Result<Reply, Transpor
     };
     let exchange = async {
         let (head, body) = sender.send_request(request).await.map_err(|error| broken(&error))?.into_parts();
-        let body = Limited::new(body, limits::CA_ANSWER_BYTES).collect().await;
+        let body = Limited::new(body, limits::ANSWER_BYTES).collect().await;
         let body = body.map_err(|error| match error.is::<LengthLimitError>() {
-            true => TransportError::TooLong { limit: limits::CA_ANSWER_BYTES },
+            true => TransportError::TooLong { limit: limits::ANSWER_BYTES },
             false => broken(&*error),
         });
         let body = body?.to_bytes();

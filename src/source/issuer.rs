@@ -374,9 +374,9 @@ impl WorkloadSource {
         let key = key.to_private_key().in_format(self.settings.key_format);
         let key = key.map_err(|error| CaError::Local(error.to_string()))?;
         let checked = answer.check(key, request.identity.as_ref(), self.clock.now());
-        checked.map_err(|answer| match ca.client.remedy(&answer) {
-            Some(remedy) => CaError::AnswerWithRemedy { answer, remedy },
-            None => answer.into(),
+        checked.map_err(|response| match ca.client.remedy(&response) {
+            Some(remedy) => CaError::InvalidResponseWithRemedy { response, remedy },
+            None => response.into(),
         })
     }
 

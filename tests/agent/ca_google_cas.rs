@@ -124,7 +124,7 @@ async fn meets(cases: &[(Mood, &str, &str)]) {
 async fn whatever_the_google_service_answers_the_good_certificate_stays_and_a_good_answer_recovers() {
     let lies = LIES.map(|(lie, [what, _], label)| {
         let words = match lie {
-            Lie::OtherIdentity => "--spiffe-id or --trust-domain here say another one",
+            Lie::OtherIdentity => "--spiffe-id or --trust-domain set another one",
             _ => what,
         };
         (Mood::Lie(lie), words, label)

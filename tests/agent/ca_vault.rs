@@ -175,7 +175,7 @@ async fn the_root_of_an_engine_that_does_not_know_it_is_in_a_file() {
     options.extend(["--vault-root".to_owned(), file.display().to_string()]);
     let mut agent = Agent::start(folder.path(), "web", &strs(&options));
     let at = |name: &str| std::fs::read(folder.path().join("fake-vault").join(name)).unwrap();
-    let cases = [(vec![], "no PEM certificate"), (at("ca-cert.pem"), "none of its certificates is a root")];
+    let cases = [(vec![], "no PEM certificate"), (at("ca-cert.pem"), "none of its certificates is a self-issued root")];
     agent.process.wait_log("roots.pem: No such file").await;
     for (content, words) in cases {
         std::fs::write(&file, content).unwrap();
@@ -262,7 +262,7 @@ async fn a_session_is_kept_renewed_replaced_and_never_used_when_it_was_refused()
     // A policy that is missing: one new login for each try, and not more.
     vault.change(|rules| rules.sign = Mood::Refuse(403, "permission denied"));
     let error = client.sign(&a_request()).await.unwrap_err();
-    assert!(error.to_string().contains("no policy of its allows update"), "{error}");
+    assert!(error.to_string().contains("none of its policies allows update"), "{error}");
     assert_eq!(error.retry_after(), Some(Duration::from_secs(1)));
     assert_eq!(vault.calls()[known..], [SIGN, LOGIN, SIGN]);
 }

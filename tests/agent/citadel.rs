@@ -98,7 +98,7 @@ async fn what_is_no_whole_answer_is_told_as_what_it_is() {
         rough(Rough::BadPrefix, "junk", &["can't be read: protocol error"]),
         rough(Rough::GiantPrefix, "junk", &["longer than 1048576 bytes"]),
         rough(Rough::NotProtobuf, "junk", &["failed to decode Protobuf message"]),
-        rough(Rough::NoTrailers, "unreachable", &["the answer has no end"]),
+        rough(Rough::NoTrailers, "unreachable", &["the answer is incomplete"]),
         rough(Rough::WrongContentLength, "unreachable", &["broke before it had answered"]),
         rough(Rough::HugeHeaders, "unreachable", &["it violates HTTP/2"]),
         rough(Rough::NoMessage, "junk", &["can't be read: Missing response message"]),

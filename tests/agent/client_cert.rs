@@ -375,7 +375,7 @@ async fn a_refusal_says_what_the_call_was_made_with() {
     mounted.write(&client);
     let mut agent = busy_agent(folder, &ca, &client, &[]);
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    for words in ["Unauthenticated", "with the client certificate", &mounted.serial(), "without the token"] {
+    for words in ["Unauthenticated", "used the client certificate", &mounted.serial(), "without the token"] {
         assert!(line.contains(words), "{line}");
     }
     // Nobody is let in without a certificate.
@@ -466,5 +466,5 @@ async fn with_attache_ca_a_certificate_counts_before_a_token() {
     assert_eq!(call(&endpoint, nobody.clone(), Some(&token)).await.unwrap().uris, [spiffe("web")]);
     let status = call(&endpoint, nobody, None).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated);
-    ca.process.wait_log("its client certificate has no SPIFFE ID").await;
+    ca.process.wait_log("the client certificate has no SPIFFE ID").await;
 }

@@ -29,13 +29,13 @@ const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
 /// Serves certificates of one development CA to the callers of one connection.
 #[derive(Clone, Debug)]
 pub struct CaServer {
-    settings: Arc<Settings>,
+    settings: Arc<CaServerSettings>,
     /// The client certificate of the connection, verified by TLS.
     caller: Option<Arc<Certificate>>,
 }
 
 #[derive(Debug)]
-pub struct Settings {
+pub struct CaServerSettings {
     pub ca: DevelopmentCa,
     /// The identity of all callers; if none, that of the client certificate or the token's `sub`.
     pub identity: Option<SpiffeId>,
@@ -50,7 +50,7 @@ pub struct Settings {
 }
 
 impl CaServer {
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: CaServerSettings) -> Self {
         Self { settings: Arc::new(settings), caller: None }
     }
 
@@ -60,7 +60,7 @@ impl CaServer {
     }
 }
 
-impl Settings {
+impl CaServerSettings {
     fn identify(
         &self,
         caller: Option<&Certificate>,

@@ -22,43 +22,43 @@ fn exec(sign: &str, roots: Option<&str>) -> Exec {
 }
 
 /// A key's request, and files with what a CA made of it: `leaf`, `ca`, `root`, and `other`, another CA's root.
-fn signed(folder: &Path) -> SigningRequest {
+fn signed(directory: &Path) -> SigningRequest {
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let csr = csr::request(&key, Some(&web())).unwrap();
-    let open = |name: &str| DevelopmentCa::open(&folder.join(name), Clock::system()).unwrap();
+    let open = |name: &str| DevelopmentCa::open(&directory.join(name), Clock::system()).unwrap();
     let (ours, others) = (open("ours"), open("others"));
     let leaf = ours.issue(&csr, &web(), Duration::from_secs(3600)).unwrap();
     let [ca, root] = ours.chain();
     for (name, certificate) in [("leaf", &leaf), ("ca", ca), ("root", root), ("other", others.chain()[1])] {
-        std::fs::write(folder.join(name), pem::of_certificates([certificate])).unwrap();
+        std::fs::write(directory.join(name), pem::of_certificates([certificate])).unwrap();
     }
     SigningRequest { csr, identity: Some(web()), ttl: Duration::from_secs(90) }
 }
 
 #[tokio::test]
 async fn the_request_goes_in_and_the_certificates_come_out() {
-    let folder = tempfile::tempdir().unwrap();
-    let request = signed(folder.path());
-    let place = folder.path().display();
+    let directory = tempfile::tempdir().unwrap();
+    let request = signed(directory.path());
+    let place = directory.path().display();
     let sign = format!(
         "cd {place} && cat > csr && echo \"$ATTACHE_SPIFFE_ID $ATTACHE_TTL_SECONDS\" > asked && cat leaf ca root"
     );
     let answer = exec(&sign, None).sign(&request).await.unwrap();
     assert_eq!((answer.chain.len(), answer.roots.len()), (2, 1));
-    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
     assert_eq!(read("csr"), csr::to_pem(&request.csr));
     assert_eq!(read("asked"), format!("{} 90\n", web()));
-    let nobody = SigningRequest { identity: None, ..request };
-    exec(&sign, None).sign(&nobody).await.unwrap();
+    let anonymous = SigningRequest { identity: None, ..request };
+    exec(&sign, None).sign(&anonymous).await.unwrap();
     assert_eq!(read("asked"), " 90\n");
 }
 
 #[tokio::test]
 async fn the_roots_that_a_command_prints_replace_all_others() {
-    let folder = tempfile::tempdir().unwrap();
-    let request = signed(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let request = signed(directory.path());
     let certificates = |names: &str| -> Vec<_> {
-        let read = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
+        let read = |name: &str| std::fs::read(directory.path().join(name)).unwrap();
         names.split_whitespace().flat_map(|name| pem::certificates(&read(name)).unwrap()).collect()
     };
     let cases = [
@@ -73,7 +73,7 @@ async fn the_roots_that_a_command_prints_replace_all_others() {
     ];
     for (printed, roots, chain, expected) in cases {
         // The command does not have to read the CSR.
-        let cat = |names: &str| format!("cd {} && cat {names}", folder.path().display());
+        let cat = |names: &str| format!("cd {} && cat {names}", directory.path().display());
         let answer = exec(&cat(printed), Some(&cat(roots))).sign(&request).await.unwrap();
         assert_eq!(answer.chain, certificates(chain), "{printed}, {roots}");
         assert_eq!(answer.roots, certificates(expected), "{printed}, {roots}");
@@ -82,9 +82,9 @@ async fn the_roots_that_a_command_prints_replace_all_others() {
 
 #[tokio::test]
 async fn a_failure_reports_stderr_and_has_a_class() {
-    let folder = tempfile::tempdir().unwrap();
-    let request = signed(folder.path());
-    let leaf = folder.path().join("leaf").display().to_string();
+    let directory = tempfile::tempdir().unwrap();
+    let request = signed(directory.path());
+    let leaf = directory.path().join("leaf").display().to_string();
     let print_leaf = format!("cat {leaf}");
     let cases: [(&str, Option<&str>, Class, &[&str]); 14] = [
         ("echo no luck >&2; exit 3", None, Class::Transient, &["--ca-exec ", "status: 3", "stderr: no luck"]),
@@ -120,25 +120,25 @@ async fn a_failure_reports_stderr_and_has_a_class() {
 
 #[tokio::test]
 async fn without_a_root_the_remedy_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let request = signed(folder.path());
-    let exec = exec(&format!("cd {} && cat leaf ca", folder.path().display()), None);
+    let directory = tempfile::tempdir().unwrap();
+    let request = signed(directory.path());
+    let exec = exec(&format!("cd {} && cat leaf ca", directory.path().display()), None);
     assert!(exec.sign(&request).await.unwrap().roots.is_empty());
     assert!(exec.remedy(&InvalidResponse::NoRoot).unwrap().contains("--ca-exec-roots"));
 }
 
 #[tokio::test]
 async fn a_cancelled_command_may_clean_up_and_the_next_waits_for_its_exit() {
-    let folder = tempfile::tempdir().unwrap();
-    let request = signed(folder.path());
-    let place = folder.path().display();
+    let directory = tempfile::tempdir().unwrap();
+    let request = signed(directory.path());
+    let place = directory.path().display();
     let sign = format!(
         "cd {place}; if [ -e first ]; then [ -e gone ] && cat leaf ca root; exit; fi
          trap 'sleep 0.3; touch gone; exit' TERM; touch first; while :; do sleep 0.05; done"
     );
     let exec = exec(&sign, None);
     let is_running = async {
-        while !folder.path().join("first").exists() {
+        while !directory.path().join("first").exists() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -152,14 +152,14 @@ async fn a_cancelled_command_may_clean_up_and_the_next_waits_for_its_exit() {
 
 #[tokio::test]
 async fn a_command_that_ignores_sigterm_is_killed_with_its_children() {
-    let folder = tempfile::tempdir().unwrap();
-    let request = signed(folder.path());
-    let place = folder.path().display();
+    let directory = tempfile::tempdir().unwrap();
+    let request = signed(directory.path());
+    let place = directory.path().display();
     let sign = format!("trap '' TERM; cd {place}; sleep 1000 & echo $! $$ > new && mv new pids; wait; wait");
     let exec = exec(&sign, None);
     let pids = async {
         loop {
-            match std::fs::read_to_string(folder.path().join("pids")) {
+            match std::fs::read_to_string(directory.path().join("pids")) {
                 Ok(pids) => return pids,
                 Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
             }
@@ -181,13 +181,13 @@ async fn a_command_that_ignores_sigterm_is_killed_with_its_children() {
 
 #[tokio::test]
 async fn a_background_process_that_holds_the_pipes_does_not_delay_the_call() {
-    let folder = tempfile::tempdir().unwrap();
-    let request = signed(folder.path());
-    let place = folder.path().display();
+    let directory = tempfile::tempdir().unwrap();
+    let request = signed(directory.path());
+    let place = directory.path().display();
     let sign = format!("cd {place} && cat leaf ca root; sleep 1000 & echo $! > pid");
     let answer = timeout(PATIENCE, exec(&sign, None).sign(&request)).await.unwrap().unwrap();
     assert_eq!(answer.roots.len(), 1);
-    let pid = std::fs::read_to_string(folder.path().join("pid")).unwrap();
+    let pid = std::fs::read_to_string(directory.path().join("pid")).unwrap();
     let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }

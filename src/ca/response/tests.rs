@@ -31,8 +31,8 @@ impl Certificates {
     fn new() -> Self {
         let now = Clock::system().now();
         let [ours, others] = [(); 2].map(|()| {
-            let folder = tempfile::tempdir().unwrap();
-            DevelopmentCa::open(folder.path(), Clock::system()).unwrap()
+            let directory = tempfile::tempdir().unwrap();
+            DevelopmentCa::open(directory.path(), Clock::system()).unwrap()
         });
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
         let csr = csr::request(&key, Some(&web())).unwrap();

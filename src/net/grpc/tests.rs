@@ -106,7 +106,7 @@ fn a_server_may_set_the_delay_before_a_retry() {
     let cases = [
         (with_info(3, 500_000_000), Some(Duration::from_millis(3500))),
         (
-            said(i64::MAX, i32::MAX),
+            with_info(i64::MAX, i32::MAX),
             Some(Duration::from_secs(i64::MAX as u64) + Duration::from_nanos(i32::MAX as u64)),
         ),
         (with_info(-3, 0), None),

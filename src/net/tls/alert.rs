@@ -36,7 +36,7 @@ impl Alert {
 
 /// A TLS connection that records the alert which ends it.
 ///
-/// With TLS 1.3 the client's handshake is complete before the server has looked at its certificate, so a refusal arrives
+/// With TLS 1.3 the client's handshake is complete before the server has verified its certificate, so a refusal arrives
 /// during HTTP/2, and h2 passes errors of its connection on as text only.
 pub(crate) struct Watched {
     tls: TlsStream<TcpStream>,
