@@ -179,10 +179,7 @@ async fn a_real_cfssl_signs_and_is_believed_unless_it_is_too_old_to_name_the_ide
         let mut agent = Agent::start(place, &format!("agent-{index}"), &strs(options));
         if cfssl.is_old {
             let (_, line) = agent.process.wait_log("no new certificate").await;
-            assert!(
-                line.contains("names no SPIFFE ID") && line.contains("cfssl before 1.4"),
-                "{line}"
-            );
+            assert!(line.contains("names no SPIFFE ID") && line.contains("cfssl before 1.4"), "{line}");
         } else {
             agent.process.wait_log("ready").await;
             assert_eq!(served_serial(&agent.socket).await, agent.serials()[0]);

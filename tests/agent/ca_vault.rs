@@ -175,7 +175,10 @@ async fn the_root_of_an_engine_that_does_not_know_it_is_in_a_file() {
     options.extend(["--vault-root".to_owned(), file.display().to_string()]);
     let mut agent = Agent::start(folder.path(), "web", &strs(&options));
     let at = |name: &str| std::fs::read(folder.path().join("fake-vault").join(name)).unwrap();
-    let cases = [(vec![], "no PEM certificate"), (at("ca-cert.pem"), "none of its certificates is a self-issued root")];
+    let cases = [
+        (vec![], "no PEM certificate"),
+        (at("ca-cert.pem"), "none of its certificates is a self-issued root"),
+    ];
     agent.process.wait_log("roots.pem: No such file").await;
     for (content, words) in cases {
         std::fs::write(&file, content).unwrap();

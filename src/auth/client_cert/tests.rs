@@ -3,7 +3,7 @@
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, SanType};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, SanType};
 
 use super::*;
 use crate::base::spiffe_id::SpiffeId;
@@ -19,7 +19,7 @@ fn identity() -> SpiffeId {
 /// Chain and key, as text.
 type Texts = (Vec<u8>, Vec<u8>);
 
-/// A CA, and a directory for client certificates.
+/// An intermediate CA, and a directory for client certificates.
 struct Desk {
     directory: tempfile::TempDir,
     ca: CertifiedIssuer<'static, SigningKey>,
@@ -33,9 +33,14 @@ fn key() -> SigningKey {
 impl Desk {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let ca = CertifiedIssuer::self_signed(params, key()).unwrap();
+        let params = |name: &str| {
+            let mut params = CertificateParams::default();
+            params.distinguished_name.push(DnType::CommonName, name);
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params
+        };
+        let root = CertifiedIssuer::self_signed(params("root"), key()).unwrap();
+        let ca = CertifiedIssuer::signed_by(params("intermediate"), key(), &root).unwrap();
         let client = ClientCertFolder::new(directory.path().join("client"));
         std::fs::create_dir(client.path()).unwrap();
         Self { directory, ca, client }

@@ -96,7 +96,7 @@ async fn a_failure_reports_stderr_and_has_a_class() {
             Class::Permanent,
             &["found no such program", "stderr: ", "no-such-program"],
         ),
-        (&leaf, None, Class::Permanent, &["126", "not one for the agent's user"]),
+        (&leaf, None, Class::Permanent, &["126", "is not executable, or not for the agent's user"]),
         ("kill -9 $$", None, Class::Transient, &["signal: 9"]),
         ("true", None, Class::Transient, &["without output"]),
         ("echo; echo down >&2", None, Class::Transient, &["without output; stderr: down"]),
