@@ -8,7 +8,7 @@ use attache::base::clock::Clock;
 use attache::base::spiffe_id::SpiffeId;
 use attache::ca::embedded::DevelopmentCa;
 use attache::ca::failover::{Failover, Member};
-use attache::ca::{Answer, CaError, CertificateAuthority, Pending, SigningRequest};
+use attache::ca::{CaError, CertificateAuthority, IssuedChain, Pending, SigningRequest};
 use attache::metrics::Metrics;
 use attache::pki::key::{KeyFormat, KeyType};
 use attache::source::issuer::{Grace, IdentitySource, Settings, WorkloadSource};
@@ -207,7 +207,7 @@ impl CertificateAuthority for Connection {
         "model"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let (model, now) = (&self.model, self.model.now());
         let address = String::from("ca:15012");
         model.records().note_request(self.agent, now);
@@ -232,7 +232,7 @@ impl CertificateAuthority for Connection {
         let [intermediate, root] = model.ca.chain();
         let now = model.now();
         model.records().note_certificate(self.agent, now, now + request.ttl);
-        Ok(Answer { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
+        Ok(IssuedChain { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
     }
 
     /// Makes a failed call repeat with the same key: new keys would take most of the time, and decide nothing.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use attache::base::clock::Clock;
 use attache::base::spiffe_id::SpiffeId;
-use attache::ca::Answer;
+use attache::ca::IssuedChain;
 use attache::ca::embedded::DevelopmentCa;
 use attache::pki::csr;
 use attache::pki::key::{KeyFormat, KeyType, SigningKey};
@@ -66,9 +66,10 @@ fn steps(ca: &DevelopmentCa, key_type: KeyType) -> Steps {
         steps.csr.push(took);
         let leaf = ca.issue(&request, &identity, DAY).unwrap();
         let [intermediate, root] = ca.chain();
-        let answer = || Answer { chain: vec![leaf.clone(), intermediate.clone()], roots: vec![root.clone()] };
+        let answer =
+            || IssuedChain { chain: vec![leaf.clone(), intermediate.clone()], roots: vec![root.clone()] };
         let now = Clock::system().now();
-        let check = |answer: Answer, key| answer.check(key, Some(&identity), now);
+        let check = |answer: IssuedChain, key| answer.check(key, Some(&identity), now);
         let ((pair, bundle), took) = timed(|| check(answer(), key.to_private_key()).unwrap());
         steps.check.push(took);
         steps.size = [KeyFormat::Pkcs8, KeyFormat::Traditional].map(|format| {

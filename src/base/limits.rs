@@ -23,7 +23,7 @@ pub const TOKEN_BYTES: u64 = 64 << 10;
 /// Roots that CAs no longer return but that may have issued the leaves of peers.
 pub const OLD_ROOTS: usize = 32;
 /// Bytes of a CA's response.
-pub const CA_ANSWER_BYTES: usize = 1 << 20;
+pub const ANSWER_BYTES: usize = 1 << 20;
 /// Bytes that are kept of the messages of a configured command.
 pub const COMMAND_MESSAGE_BYTES: usize = 4 << 10;
 /// Generations that are kept in the output directory for processes that still read them.

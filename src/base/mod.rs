@@ -3,5 +3,6 @@
 pub mod backoff;
 pub mod clock;
 pub mod limits;
+pub mod retry;
 pub mod spiffe_id;
 pub mod text;

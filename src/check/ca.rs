@@ -10,9 +10,9 @@ use crate::auth::token::{self, TokenSource};
 use crate::auth::token_file::Token;
 use crate::base::clock::Clock;
 use crate::base::limits;
-use crate::ca::citadel;
 use crate::ca::embedded::{self, DevelopmentCa};
 use crate::ca::failover::Failover;
+use crate::ca::{self, citadel};
 use crate::config::{Config, Provider, ProviderFile};
 use crate::fs::file;
 use crate::metrics::Metrics;
@@ -108,7 +108,7 @@ impl Findings {
             None => None,
         };
         let address = endpoint.address.to_string();
-        let connect = endpoint.connect(certificate.as_ref(), protocol);
+        let connect = ca::connect(endpoint, certificate.as_ref(), protocol);
         match timeout(config.workload.timeout, connect).await {
             Ok(Ok(_)) if endpoint.address.plaintext => {
                 self.note(State::Ok, "CA", format!("{address} takes connections, in plain text"));

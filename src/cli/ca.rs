@@ -21,7 +21,7 @@ use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::base::spiffe_id::SpiffeId;
 use crate::ca::embedded::DevelopmentCa;
-use crate::ca::embedded::server::{CaServer, Settings};
+use crate::ca::embedded::server::{CaServer, CaServerSettings};
 use crate::config::parse_duration;
 use crate::net::http2;
 use crate::ops::telemetry;
@@ -109,7 +109,7 @@ async fn serve(args: CaArgs) -> anyhow::Result<()> {
     let scheme = if args.plaintext { "http" } else { "https" };
     tracing::warn!("this CA is for development: it believes every token");
     tracing::info!(address = %format!("{scheme}://{address}"), root = %ca.root_file().display(), "the CA serves");
-    let server = CaServer::new(Settings {
+    let server = CaServer::new(CaServerSettings {
         ca,
         identity: args.spiffe_id,
         trust_domain: args.trust_domain,

@@ -7,7 +7,7 @@ use super::reader::{Found, Level, Reader};
 use super::{SERVICE_ACCOUNT_FOLDER, kubernetes};
 use crate::auth::client_cert::ClientCertFolder;
 use crate::auth::token_file::TokenFile;
-use crate::ca::{cfssl as cfssl_ca, google_cas as google_cas_ca, vault as vault_ca};
+use crate::ca::{cfssl as cfssl_ca, citadel as citadel_ca, google_cas as google_cas_ca, vault as vault_ca};
 use crate::fs::generation::Place;
 use crate::net::endpoint::Address;
 
@@ -36,7 +36,7 @@ impl ProviderName {
             Self::Vault => Address::with_ports(text, vault_ca::PORT, vault_ca::PORT),
             Self::Kubernetes | Self::GoogleCas => Address::with_ports(text, 443, 80),
             Self::Cfssl => Address::with_ports(text, cfssl_ca::PORT, cfssl_ca::PORT),
-            _ => text.parse(),
+            _ => citadel_ca::address(text),
         }
     }
 

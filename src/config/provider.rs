@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use http::{HeaderName, HeaderValue};
 use tonic::metadata::{Ascii, MetadataValue};
 
 use super::args::RunArgs;
@@ -12,11 +13,11 @@ use super::{SERVICE_ACCOUNT_FOLDER, cfssl, exec, google_cas, kubernetes, token, 
 use crate::auth::client_cert::ClientCertFolder;
 use crate::auth::token as ca_token;
 use crate::auth::token_file::TokenFile;
-use crate::ca::citadel::Header;
 use crate::ca::google_cas as google_cas_ca;
 use crate::ca::kubernetes::{SignerName, SignerRoots};
 use crate::ca::vault as vault_ca;
-use crate::net::endpoint::{Address, CA_OPTIONS, Endpoint, Protocol, Roots};
+use crate::net::Header;
+use crate::net::endpoint::{Address, Endpoint, Protocol, Roots};
 use crate::os::command::ShellCommand;
 use crate::pki::key::KeyType;
 use crate::source::issuer::Settings;
@@ -251,7 +252,7 @@ pub(super) fn providers(
             _ => {}
         }
         let (roots, server_name, headers) = (roots.clone(), server_name.clone(), headers.clone());
-        let endpoint = Endpoint { address, roots, server_name, options: CA_OPTIONS };
+        let endpoint = Endpoint { address, roots, server_name };
         match name {
             ProviderName::Citadel => Some(Provider::Citadel {
                 endpoint,
@@ -330,8 +331,8 @@ fn headers(r: &mut Reader<'_>, args: &RunArgs) -> Vec<Header> {
     });
     let mut headers: Vec<Header> = Vec::new();
     for (from, name, value) in typed.chain(own).chain(inherited) {
-        match (name.to_ascii_lowercase().parse(), value.parse::<MetadataValue<Ascii>>()) {
-            (Ok(name), Ok(mut value)) if !value.is_empty() => {
+        match (name.to_ascii_lowercase().parse::<HeaderName>(), value.parse::<HeaderValue>()) {
+            (Ok(name), Ok(mut value)) if !value.is_empty() && !name.as_str().ends_with("-bin") => {
                 value.set_sensitive(true);
                 if headers.iter().all(|(known, _)| *known != name) {
                     headers.push((name, value));

@@ -23,7 +23,7 @@ use crate::base::clock::{Clock, rfc3339};
 use crate::base::limits;
 use crate::base::spiffe_id::SpiffeId;
 use crate::ca::failover::{Failover, Member};
-use crate::ca::{Answer, CaError, CertificateAuthority, Class, Pending, SigningRequest};
+use crate::ca::{CaError, CertificateAuthority, Class, IssuedChain, Pending, SigningRequest};
 use crate::metrics::Metrics;
 use crate::pki::certificate::Certificate;
 use crate::pki::csr;
@@ -200,7 +200,7 @@ impl WorkloadSource {
         let roots = anchors.iter().map(|anchor| anchor.root.clone()).collect();
         let key = key.in_format(self.settings.key_format).map_err(|error| error.to_string())?;
         let (pair, _) =
-            Answer { chain, roots }.check(key, identity, now).map_err(|error| error.to_string())?;
+            IssuedChain { chain, roots }.check(key, identity, now).map_err(|error| error.to_string())?;
         self.trust.restore(anchors, &names, now);
         let received = received.min(now);
         let mut renews = self.renewal(&pair, received);
@@ -374,15 +374,15 @@ impl WorkloadSource {
         let key = key.to_private_key().in_format(self.settings.key_format);
         let key = key.map_err(|error| CaError::Local(error.to_string()))?;
         let checked = answer.check(key, request.identity.as_ref(), self.clock.now());
-        checked.map_err(|answer| match ca.client.remedy(&answer) {
-            Some(remedy) => CaError::AnswerWithRemedy { answer, remedy },
-            None => answer.into(),
+        checked.map_err(|response| match ca.client.remedy(&response) {
+            Some(remedy) => CaError::InvalidResponseWithRemedy { response, remedy },
+            None => response.into(),
         })
     }
 
     /// A certificate that begins in a moment is good then: the CA's clock is ahead of ours, and peers' clocks may be
     /// as ours is. What is served meanwhile stays.
-    async fn wait_until_begun(&self, answer: &Answer) {
+    async fn wait_until_begun(&self, answer: &IssuedChain) {
         let leaf = answer.chain.first().and_then(|leaf| Certificate::parse(leaf).ok());
         let Some(begins) = leaf.map(|leaf| leaf.not_before) else { return };
         let early = begins.duration_since(self.clock.now()).unwrap_or_default();
@@ -617,7 +617,7 @@ async fn sign(
     ca: &dyn CertificateAuthority,
     request: &SigningRequest,
     timeout: Duration,
-) -> Result<Answer, CaError> {
+) -> Result<IssuedChain, CaError> {
     let answer = tokio::time::timeout(timeout, ca.sign(request)).await;
     answer.unwrap_or_else(|_| match ca.pending() {
         Some(Pending { waits_for: Some(words) }) => Err(CaError::Pending(words)),

@@ -96,7 +96,7 @@ async fn a_root_that_signs_is_the_root_and_an_intermediate_needs_the_bundle() {
     let with = options(&address, &["--cfssl-bundle", &bundle]);
     let mut agent = Agent::start(folder.path(), "with", &strs(&with));
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    assert!(line.contains(&bundle) && line.contains("--cfssl-bundle names, can't be used"), "{line}");
+    assert!(line.contains(&format!("--cfssl-bundle {bundle} can't be used")), "{line}");
     let read = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
     std::fs::write(&bundle, [read("issuer/ca-cert.pem"), read("issuer/root-cert.pem")].concat()).unwrap();
     agent.process.wait_log("ready").await;
@@ -175,10 +175,7 @@ async fn a_real_cfssl_signs_unless_it_is_too_old_to_name_the_identity() {
         let mut agent = Agent::start(place, &format!("agent-{index}"), &strs(options));
         if cfssl.is_old {
             let (_, line) = agent.process.wait_log("no new certificate").await;
-            assert!(
-                line.contains("names no SPIFFE ID") && line.contains("versions of cfssl before 1.4"),
-                "{line}"
-            );
+            assert!(line.contains("names no SPIFFE ID") && line.contains("cfssl before 1.4"), "{line}");
         } else {
             agent.process.wait_log("ready").await;
             assert_eq!(served_serial(&agent.socket).await, agent.serials()[0]);

@@ -19,7 +19,7 @@ async fn a_failed_command_is_reported_with_its_standard_error_and_retried() {
     ca.set("echo 'the HSM is asleep' >&2; exit 75", Lie::None);
     let (_, line) = agent.process.wait_log("exit status: 75").await;
     for words in
-        ["WARN", "--ca-exec ended with exit status: 75; it said: the HSM is asleep", "no certificate yet"]
+        ["WARN", "--ca-exec failed with exit status: 75; stderr: the HSM is asleep", "no certificate yet"]
     {
         assert!(line.contains(words), "{line}");
     }

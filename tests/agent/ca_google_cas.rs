@@ -10,7 +10,7 @@ use attache::auth::token::{self, Service, TokenSource};
 use attache::base::clock::Clock;
 use attache::ca::google_cas::{GoogleCas, Settings};
 use attache::ca::{CertificateAuthority as _, SigningRequest};
-use attache::net::endpoint::{CA_OPTIONS, Endpoint, Roots};
+use attache::net::endpoint::{Endpoint, Roots};
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{certificate::Certificate, csr};
 use tonic::Code;
@@ -121,7 +121,7 @@ async fn meets(cases: &[(Mood, &str, &str)]) {
 async fn bad_answers_of_google_keep_the_good_certificate_and_a_good_answer_recovers() {
     let lies = LIES.map(|(lie, [what, _], label)| {
         let words = match lie {
-            Lie::OtherIdentity => "--spiffe-id or --trust-domain here say another one",
+            Lie::OtherIdentity => "--spiffe-id or --trust-domain set another one",
             _ => what,
         };
         (Mood::Lie(lie), words, label)
@@ -165,7 +165,7 @@ async fn services_that_are_down_at_first_are_retried_until_they_are_up() {
     let (cas_address, sts_address) = (elsewhere(cas.address).await, elsewhere(sts.address).await);
     let mut agent = Agent::start(folder, "web", &strs(&options));
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    let words = format!("the token service at http://{sts_address} gives no token: connecting failed: ");
+    let words = format!("the token service at http://{sts_address} issued no token: connecting failed: ");
     assert!(line.contains("WARN") && line.contains(&words), "{line}");
 
     let subject = sts.subject();
@@ -174,8 +174,11 @@ async fn services_that_are_down_at_first_are_retried_until_they_are_up() {
     exchanging(&cas, &sts, folder, &[]);
     agent.process.wait_log(&format!("connecting to the CA at https://{cas_address} failed")).await;
     let cas = FakeGoogleCas::start_at(folder, cas_address).await;
-    let (_, line) = agent.process.wait_log("it does not take the token").await;
-    assert!(line.contains("credentials: (the token)") && line.contains("gave it for the one in"), "{line}");
+    let (_, line) = agent.process.wait_log("it does not accept the token").await;
+    assert!(
+        line.contains("credentials: (the token)") && line.contains("issued it for the token in"),
+        "{line}"
+    );
     assert_eq!(agent.status("/readyz").await.0, 503);
     cas.admit(TOKEN);
     agent.process.wait_log("ready").await;
@@ -188,7 +191,6 @@ fn client(cas: &FakeGoogleCas, metadata: &TokenService, folder: &Path) -> Google
         address: format!("https://{}", cas.address).parse().unwrap(),
         roots: Roots::File(folder.join("web/root-cert.pem")),
         server_name: None,
-        options: CA_OPTIONS,
     };
     let server = MetadataServer {
         address: format!("http://{}", metadata.address).parse().unwrap(),
@@ -304,9 +306,9 @@ async fn on_a_google_machine_no_token_is_configured() {
         command.env("GCE_METADATA_HOST", host);
         command
     });
-    agent.process.wait_log("what answers there is no metadata server of Google's").await;
+    agent.process.wait_log("the server there is not Google's metadata server").await;
     metadata.set(TokenMood::Say(404, "not found"));
-    agent.process.wait_log("has this machine, or this pod, a service account of Google's?").await;
+    agent.process.wait_log("does this machine, or this Pod, have a Google service account?").await;
     assert!(cas.requests().is_empty());
     metadata.set(TokenMood::Good);
     agent.process.wait_log("ready").await;

@@ -247,7 +247,7 @@ async fn a_request_that_the_agent_must_not_delete_is_left_to_the_cluster() {
     let api = KubeApi::start(folder.path()).await;
     api.set(Mood::KeepAll);
     let mut agent = start(folder.path(), &api, &["--log-level", "attache=debug"]);
-    let (_, line) = agent.process.wait_log("the certificate request is not deleted").await;
+    let (_, line) = agent.process.wait_log("certificate request not deleted").await;
     assert!(line.contains("DEBUG") && line.contains("cannot delete resource"), "{line}");
     assert_eq!((api.names().len(), agent.process.count("WARN")), (1, 0));
 }

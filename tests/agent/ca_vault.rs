@@ -8,7 +8,7 @@ use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
 use attache::ca::vault::{Access, Settings, Vault};
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
-use attache::net::endpoint::{CA_OPTIONS, Endpoint, Roots};
+use attache::net::endpoint::{Endpoint, Roots};
 use attache::pki::csr;
 use attache::pki::key::{KeyType, SigningKey};
 
@@ -132,7 +132,7 @@ async fn vaults_own_token_can_be_missing_refused_and_rotated() {
     let nameless = [&options[..], &more].concat();
     let mut agent = Agent::start(folder.path(), "nameless", &nameless);
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    assert!(line.contains("Vault has to be asked for an identity") && line.contains("--spiffe-id"), "{line}");
+    assert!(line.contains("requests to Vault need an identity") && line.contains("--spiffe-id"), "{line}");
     drop(agent);
 
     let name = spiffe("web");
@@ -146,7 +146,7 @@ async fn vaults_own_token_can_be_missing_refused_and_rotated() {
     assert!(vault.calls().is_empty());
     std::fs::write(&file, "hvs.outdatedtoken\n").unwrap();
     let (_, line) = agent.process.wait_log("permission denied").await;
-    assert!(line.contains(&format!("the token in {path} has ended")), "{line}");
+    assert!(line.contains(&format!("the token in {path} has expired")), "{line}");
     vault.admit("hvs.rotatedtoken");
     std::fs::write(&file, "hvs.rotatedtoken\n").unwrap();
     agent.process.wait_log("ready").await;
@@ -171,7 +171,10 @@ async fn an_engine_that_does_not_know_its_root_needs_the_root_in_a_file() {
     options.extend(["--vault-root".to_owned(), file.display().to_string()]);
     let mut agent = Agent::start(folder.path(), "web", &strs(&options));
     let at = |name: &str| std::fs::read(folder.path().join("fake-vault").join(name)).unwrap();
-    let cases = [(vec![], "no PEM certificate"), (at("ca-cert.pem"), "none of its certificates is a root")];
+    let cases = [
+        (vec![], "no PEM certificate"),
+        (at("ca-cert.pem"), "none of its certificates is a self-issued root"),
+    ];
     agent.process.wait_log("roots.pem: No such file").await;
     for (content, words) in cases {
         std::fs::write(&file, content).unwrap();
@@ -195,7 +198,6 @@ fn client(vault: &FakeVault, folder: &Path) -> (Arc<Vault>, Clock) {
         address: vault.origin().parse().unwrap(),
         roots: Roots::File(folder.join("fake-vault/root-cert.pem")),
         server_name: None,
-        options: CA_OPTIONS,
     };
     let settings = Settings {
         mount: "mesh/pki".parse().unwrap(),
@@ -259,7 +261,7 @@ async fn a_session_is_kept_renewed_replaced_and_never_reused_after_a_refusal() {
     // A missing policy: one new login for each attempt, and no more.
     vault.change(|rules| rules.sign = Mood::Refuse(403, "permission denied"));
     let error = client.sign(&a_request()).await.unwrap_err();
-    assert!(error.to_string().contains("no policy of its allows update"), "{error}");
+    assert!(error.to_string().contains("none of its policies allows update"), "{error}");
     assert_eq!(error.retry_after(), Some(Duration::from_secs(1)));
     assert_eq!(vault.calls()[known..], [SIGN, LOGIN, SIGN]);
 }
@@ -300,7 +302,7 @@ async fn a_token_without_an_identity_is_sent_nowhere() {
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains("jwt can't be read") && line.contains("--token-file"), "{line}");
     std::fs::write(&jwt, "opaque").unwrap();
-    agent.process.wait_log("the token names no service account: pass --spiffe-id").await;
+    agent.process.wait_log("the token names no service account: set --spiffe-id").await;
     assert!(vault.calls().is_empty());
     std::fs::write(&jwt, &vault.jwt).unwrap();
     agent.process.wait_log("ready").await;

@@ -65,14 +65,14 @@ async fn all_survive(cases: impl IntoIterator<Item = (Mood, &'static str, &'stat
 
 #[tokio::test]
 async fn an_incomplete_answer_is_reported_as_what_it_is() {
-    const NOT_HTTP2: &[&str] = &["against the rules of HTTP/2", "is this its gRPC port?"];
+    const NOT_HTTP2: &[&str] = &["it violates HTTP/2", "is this its gRPC port?"];
     let rough = |rough, label, words| (Mood::Rough(rough), label, words);
     all_survive([
         rough(Rough::Silent, "timeout", &["gave no answer within 1.5s"] as &[_]),
         rough(Rough::Close, "unreachable", &["broke before it had answered"]),
         rough(Rough::Bytes(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"), "unreachable", NOT_HTTP2),
         rough(Rough::Bytes(b"220 mail.example ESMTP\r\n"), "unreachable", NOT_HTTP2),
-        rough(Rough::Bytes(GOAWAY), "unreachable", &["it is about to stop (GOAWAY)"]),
+        rough(Rough::Bytes(GOAWAY), "unreachable", &["it is shutting down (GOAWAY)"]),
         rough(Rough::Html(502), "refused", &["answered 502 ", "not gRPC (text/html)"]),
         rough(Rough::Html(503), "refused", &["answered 503 ", "not gRPC (text/html)"]),
         rough(Rough::Html(404), "refused", &["answered 404 ", "not gRPC (text/html)"]),
@@ -81,20 +81,20 @@ async fn an_incomplete_answer_is_reported_as_what_it_is() {
         rough(
             Rough::ResetInAnswer(h2::Reason::INTERNAL_ERROR),
             "unreachable",
-            &["it gave the call up (RST_STREAM: "],
+            &["it reset the call (RST_STREAM: "],
         ),
-        rough(Rough::ResetInAnswer(h2::Reason::CANCEL), "unreachable", &["it gave the call up"]),
+        rough(Rough::ResetInAnswer(h2::Reason::CANCEL), "unreachable", &["it reset the call"]),
         rough(Rough::CloseInAnswer, "unreachable", &["it closed the connection"]),
         rough(Rough::ShortAnswer, "junk", &["can't be read: "]),
         rough(Rough::BadPrefix, "junk", &["can't be read: protocol error"]),
         rough(Rough::GiantPrefix, "junk", &["longer than 1048576 bytes"]),
         rough(Rough::NotProtobuf, "junk", &["failed to decode Protobuf message"]),
-        rough(Rough::NoTrailers, "unreachable", &["the answer has no end"]),
+        rough(Rough::NoTrailers, "unreachable", &["the answer is incomplete"]),
         rough(Rough::WrongContentLength, "unreachable", &["broke before it had answered"]),
-        rough(Rough::HugeHeaders, "unreachable", &["against the rules of HTTP/2"]),
+        rough(Rough::HugeHeaders, "unreachable", &["it violates HTTP/2"]),
         rough(Rough::NoMessage, "junk", &["can't be read: Missing response message"]),
         (Mood::Huge, "junk", &["longer than 1048576 bytes"]),
-        (Mood::ResetOnce(h2::Reason::CANCEL), "unreachable", &["it gave the call up (RST_STREAM: "]),
+        (Mood::ResetOnce(h2::Reason::CANCEL), "unreachable", &["it reset the call (RST_STREAM: "]),
         (Mood::Shape(Shape::NoRoot), "no_root", &["must send its root last"]),
         (Mood::Shape(Shape::Nothing), "no_root", &["must send its root last"]),
         (Mood::Shape(Shape::CutOff), "junk", &["a BEGIN line without its END line"]),

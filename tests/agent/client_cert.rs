@@ -12,7 +12,7 @@ use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
 use attache::ca::citadel::Citadel;
 use attache::ca::{CaError, CertificateAuthority as _, SigningRequest};
-use attache::net::endpoint::{CA_OPTIONS, Endpoint, Protocol, Roots};
+use attache::net::endpoint::{Endpoint, Protocol, Roots};
 use attache::net::grpc::Connections;
 use attache::pki::certificate::Certificate;
 use attache::pki::key::{KeyType, SigningKey};
@@ -131,8 +131,8 @@ async fn after_the_first_certificate_renewals_need_no_token() {
         assert_eq!((&client.serial, &client.uris), (&presented.serial(), &vec![spiffe("web")]));
     }
     assert!(calls.len() >= 5);
-    agent.process.wait_log("there is no client certificate; the CA is called with the token").await;
-    assert_eq!(agent.process.count("the CA is called with the client certificate"), 1);
+    agent.process.wait_log("no client certificate, token used instead").await;
+    assert_eq!(agent.process.count("client certificate used"), 1);
     assert_eq!(agent.process.count("no new certificate"), 0);
     written.iter().for_each(|mounted| assert_no_key(&agent.process.log(), mounted));
 }
@@ -196,11 +196,11 @@ async fn a_bad_client_certificate_is_reported_once_and_the_token_is_used() {
     for (round, (level, words, change)) in changes.into_iter().enumerate() {
         change();
         let (_, line) = agent.process.wait_log(words).await;
-        assert!(line.contains(level) && line.contains("called with the token"), "{line}");
+        assert!(line.contains(level) && line.contains("token used instead"), "{line}");
         wait_calls(&ca, 3, with_token).await;
         assert_eq!(agent.process.count(words), 1, "{}", agent.process.log());
         good.write(&client);
-        agent.process.wait_log_times("called with the client certificate", round + 1).await;
+        agent.process.wait_log_times("client certificate used", round + 1).await;
         wait_calls(&ca, 2, with_certificate).await;
     }
     assert_eq!(agent.process.count("no new certificate"), 0, "{}", agent.process.log());
@@ -305,9 +305,9 @@ async fn a_ca_that_refuses_the_certificate_is_reported_with_reason_and_remedy() 
         for words in ["refuses the client certificate", &client, &web, &serial, "the token is used"] {
             assert!(line.contains(words), "{name}: {line}");
         }
-        // Both CAs have the name of the CA that issued the certificate.
-        assert!(line.contains("it does not accept who issued it"), "{name}: {line}");
-        let (_, line) = agent.process.wait_log("called with the token").await;
+        // Both CAs have the name of the one that issued it.
+        assert!(line.contains("it does not accept the issuer"), "{name}: {line}");
+        let (_, line) = agent.process.wait_log("token used instead").await;
         assert!(line.contains(" WARN ") && line.contains("the CA refused it"), "{name}: {line}");
         agent.process.wait_log("certificate issued").await;
         assert_no_key(&agent.process.log(), &foreign);
@@ -331,7 +331,7 @@ async fn a_refused_certificate_is_not_presented_again_while_there_is_a_token() {
     let with_token = |call: &Call| call.client.is_none() && call.has_token();
     wait_calls(&ca, 5, with_token).await;
     assert_eq!(agent.process.count("no new certificate"), 1, "{}", agent.process.log());
-    assert_eq!(agent.process.count("called with the token"), 1, "{}", agent.process.log());
+    assert_eq!(agent.process.count("token used instead"), 1, "{}", agent.process.log());
 
     Mounted::new(&ca_dir, "web").write(&client);
     wait_calls(&ca, 2, with_certificate).await;
@@ -339,7 +339,7 @@ async fn a_refused_certificate_is_not_presented_again_while_there_is_a_token() {
 
     // A refused token is no better: the credentials are tried in turn, until the CA accepts one of them.
     foreign.write(&client);
-    agent.process.wait_log_times("called with the token", 2).await;
+    agent.process.wait_log_times("token used instead", 2).await;
     ca.set(Mood::Refuse(Code::Unauthenticated));
     agent.process.wait_log_times("refuses the client certificate", 3).await;
     ca.set(Mood::Good);
@@ -374,7 +374,7 @@ async fn a_refusal_names_the_credential_of_the_call() {
     mounted.write(&client);
     let mut agent = busy_agent(folder, &ca, &client, &[]);
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    for words in ["Unauthenticated", "with the client certificate", &mounted.serial(), "without the token"] {
+    for words in ["Unauthenticated", "used the client certificate", &mounted.serial(), "without the token"] {
         assert!(line.contains(words), "{line}");
     }
     // No client is accepted without a certificate.
@@ -387,12 +387,7 @@ async fn a_refusal_names_the_credential_of_the_call() {
 /// The address of `attache ca`, with the options to connect to it.
 fn endpoint(ca: &Ca, folder: &Path) -> Endpoint {
     let address = ca.address.to_string().parse().unwrap();
-    Endpoint {
-        address,
-        roots: Roots::File(folder.join("ca/root-cert.pem")),
-        server_name: None,
-        options: CA_OPTIONS,
-    }
+    Endpoint { address, roots: Roots::File(folder.join("ca/root-cert.pem")), server_name: None }
 }
 
 #[tokio::test]
@@ -432,7 +427,7 @@ async fn attache_ca_refuses_an_expired_certificate() {
 /// One call with a client certificate and, if there is one, a token.
 async fn call(endpoint: &Endpoint, client: PathBuf, token: Option<&str>) -> Result<Certificate, Status> {
     let certificate = ClientCertFolder::new(client).read(&Clock::system()).await.unwrap();
-    let connected = endpoint.connect(Some(&certificate), Protocol::Http2).await.unwrap();
+    let connected = endpoint.connect(Some(&certificate.pair), Protocol::Http2).await.unwrap();
     assert!(connected.has_presented);
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let csr = csr::to_pem(&csr::request(&key, None).unwrap());
@@ -470,5 +465,5 @@ async fn attache_ca_prefers_a_certificate_to_a_token() {
     assert_eq!(call(&endpoint, nobody.clone(), Some(&token)).await.unwrap().uris, [spiffe("web")]);
     let status = call(&endpoint, nobody, None).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated);
-    ca.process.wait_log("its client certificate has no SPIFFE ID").await;
+    ca.process.wait_log("the client certificate has no SPIFFE ID").await;
 }

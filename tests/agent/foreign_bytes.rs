@@ -2,7 +2,7 @@
 
 use attache::auth::token_file::Token;
 use attache::base::spiffe_id::SpiffeId;
-use attache::ca::Answer;
+use attache::ca::IssuedChain;
 use attache::config::parse_duration;
 use attache::inject::{Injected, Sidecar, inject};
 use attache::net::endpoint::Address;
@@ -49,7 +49,7 @@ fn mutated_certificates_keys_and_chains_never_panic() {
                 assert!(!certificate.serial.is_empty());
                 let _ = (certificate.names(), certificate.spiffe_id());
                 // It parses, but it is not what a CA signed: never a good answer.
-                let answer = Answer::from_groups(vec![vec![der.clone(), ders[1].clone()]]);
+                let answer = IssuedChain::from_groups(vec![vec![der.clone(), ders[1].clone()]]);
                 let _ = answer.map(|answer| answer.check(key(), None, certificate.not_before));
                 let _ = KeyPair::new(vec![der.clone()], key());
                 let _ = TrustBundle::new(vec![der]);

@@ -119,10 +119,10 @@ async fn why_the_ca_issues_nothing_can_be_looked_up() {
     std::fs::write(&path, "two\nlines").unwrap();
     no_certificate(folder, "holds no token", "credential", &strs(&options)).await;
     std::fs::write(&path, "").unwrap();
-    let words = "whoever writes it has not done so yet, or failed";
+    let words = "its writer has not written it yet, or failed";
     no_certificate(folder, words, "credential", &strs(&options)).await;
     std::fs::remove_file(&path).unwrap();
-    let words = "mount the token there, or name its place with";
+    let words = "mount the token there, or set its path with";
     no_certificate(folder, words, "credential", &strs(&options)).await;
 }
 

@@ -73,7 +73,7 @@ async fn what_prevents_the_start_is_reported_with_the_remedy_and_exit_code_1() {
         (&missing, "none", &ca_dir, &["create or mount", "--socket"]),
         (&file, "none", &ca_dir, &["is not a socket", "--socket"]),
         (&free, &taken_status, &ca_dir, &["in use", "--status-address"]),
-        (&free, "none", &file, &["development CA's folder", "--ca-dir"]),
+        (&free, "none", &file, &["development CA's directory", "--ca-dir"]),
     ];
     for (socket, status, ca_dir, words) in cases {
         let arguments =

@@ -10,7 +10,7 @@ use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
 use attache::ca::citadel::Citadel;
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
-use attache::net::endpoint::{CA_OPTIONS, Endpoint, Roots};
+use attache::net::endpoint::{Endpoint, Roots};
 use attache::net::grpc::Connections;
 use attache::pki::csr;
 use attache::pki::key::{KeyType, SigningKey};
@@ -120,9 +120,13 @@ async fn every_failed_exchange_is_reported_and_the_next_one_succeeds() {
         (Mood::Refuse(400, "invalid_request", "bad audience"), "--token-exchange-audience", Permanent),
         (Mood::Refuse(400, "invalid_target", ""), "--token-exchange-audience", Permanent),
         (Mood::Refuse(400, "invalid_scope", ""), "--token-exchange-scope", Permanent),
-        (Mood::Refuse(401, "invalid_client", ""), "authenticate by more than the token", Transient),
+        (
+            Mood::Refuse(401, "invalid_client", ""),
+            "requires client authentication in addition to the token",
+            Transient,
+        ),
         (Mood::Refuse(400, "unsupported_grant_type", ""), "--token-exchange-url", Permanent),
-        (Mood::Say(307, ""), "sends callers elsewhere", Permanent),
+        (Mood::Say(307, ""), "it redirects, and the token is not sent elsewhere", Permanent),
         (Mood::Say(403, "<html>\nno"), "<html>\u{fffd}no: it does not take", Permanent),
         (Mood::Say(404, ""), "404 Not Found: is --token-exchange-url right?", Permanent),
         (Mood::Say(429, ""), "too often", Transient),
@@ -193,7 +197,7 @@ fn a_request() -> SigningRequest {
 fn citadel(ca: &FakeCa, token: Settings) -> Citadel {
     let address = format!("http://{}", ca.address).parse().unwrap();
     Citadel {
-        endpoint: Endpoint { address, roots: Roots::System, server_name: None, options: CA_OPTIONS },
+        endpoint: Endpoint { address, roots: Roots::System, server_name: None },
         token: TokenSource::new(token, Clock::system()),
         client_cert: None,
         repeats: Mutex::default(),

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::*;
 use crate::auth::client_cert::ClientCertFolder;
 use crate::auth::token_file::TokenFile;
-use crate::ca::Answer;
+use crate::ca::IssuedChain;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
 use crate::metrics::ByOutcome;
 use crate::pki::pem;
@@ -64,7 +64,7 @@ struct ChannelCa(mpsc::UnboundedSender<Call>);
 #[derive(Debug)]
 struct Call {
     request: SigningRequest,
-    answer: oneshot::Sender<Result<Answer, CaError>>,
+    answer: oneshot::Sender<Result<IssuedChain, CaError>>,
 }
 
 #[tonic::async_trait]
@@ -73,7 +73,7 @@ impl CertificateAuthority for ChannelCa {
         "channel"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let (answer, answered) = oneshot::channel();
         self.0.send(Call { request: request.clone(), answer }).expect("the test to be there");
         answered.await.expect("an answer")
@@ -93,10 +93,10 @@ fn refused(code: tonic::Code) -> CaError {
     }
 }
 
-fn answer_of(ca: &DevelopmentCa, request: &SigningRequest) -> Answer {
+fn answer_of(ca: &DevelopmentCa, request: &SigningRequest) -> IssuedChain {
     let leaf = ca.issue(&request.csr, &web(), request.ttl).unwrap();
     let [intermediate, root] = ca.chain();
-    Answer { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] }
+    IssuedChain { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] }
 }
 
 /// A source that runs, and everything around it.
@@ -153,7 +153,7 @@ impl Office {
         tokio::time::timeout(time, self.calls.recv()).await.is_err()
     }
 
-    fn answer(&self, request: &SigningRequest) -> Answer {
+    fn answer(&self, request: &SigningRequest) -> IssuedChain {
         answer_of(&self.ca, request)
     }
 
@@ -381,7 +381,7 @@ async fn a_ca_that_hangs_at_the_first_call_is_asked_again() {
 }
 
 /// A lie: its title, what is answered, words of the reason, the metric's label.
-type Lie = (&'static str, fn(&Office, &SigningRequest) -> Answer, &'static str, &'static str);
+type Lie = (&'static str, fn(&Office, &SigningRequest) -> IssuedChain, &'static str, &'static str);
 
 const LIES: [Lie; 9] = [
     (
@@ -423,7 +423,7 @@ const LIES: [Lie; 9] = [
             let folder = tempfile::tempdir().unwrap();
             let other = DevelopmentCa::open(folder.path(), Clock::starting_at(start())).unwrap();
             let leaf = other.issue(&request.csr, &web(), request.ttl).unwrap();
-            Answer { chain: vec![leaf, other.chain()[0].clone()], ..office.answer(request) }
+            IssuedChain { chain: vec![leaf, other.chain()[0].clone()], ..office.answer(request) }
         },
         "does not chain to a root that came with it",
         "unchained",
@@ -440,13 +440,13 @@ const LIES: [Lie; 9] = [
     ),
     (
         "no root",
-        |office, request| Answer { roots: Vec::new(), ..office.answer(request) },
+        |office, request| IssuedChain { roots: Vec::new(), ..office.answer(request) },
         "names no root",
         "no_root",
     ),
     (
         "no certificate",
-        |office, request| Answer { chain: Vec::new(), ..office.answer(request) },
+        |office, request| IssuedChain { chain: Vec::new(), ..office.answer(request) },
         "holds no certificate",
         "junk",
     ),
@@ -463,10 +463,10 @@ const LIES: [Lie; 9] = [
 ];
 
 /// The same CA's answer, with the CA's clock at `moment`.
-fn issued_at(office: &Office, request: &SigningRequest, moment: SystemTime) -> Answer {
+fn issued_at(office: &Office, request: &SigningRequest, moment: SystemTime) -> IssuedChain {
     let ca = DevelopmentCa::open(office.folder.path(), Clock::starting_at(moment)).unwrap();
     let leaf = ca.issue(&request.csr, &web(), request.ttl).unwrap();
-    Answer { chain: vec![leaf, ca.chain()[0].clone()], roots: vec![ca.chain()[1].clone()] }
+    IssuedChain { chain: vec![leaf, ca.chain()[0].clone()], roots: vec![ca.chain()[1].clone()] }
 }
 
 #[tokio::test(start_paused = true)]
@@ -480,7 +480,7 @@ async fn a_lie_of_the_ca_is_not_served_and_told() {
         let entry = office.served(|entry| entry.failure().is_some()).await;
         let reason = &entry.failure().unwrap();
         assert!(
-            reason.contains("the CA's answer is not used") && reason.contains(words),
+            reason.contains("the CA's response is invalid") && reason.contains(words),
             "{title}: {reason}"
         );
         assert_eq!(office.version(), version, "{title}");
@@ -753,7 +753,7 @@ impl CertificateAuthority for SlowCa {
         "channel"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         self.office.sign(request).await
     }
 

@@ -33,7 +33,7 @@ pub enum Lie {
 
 /// Each lie, the agent's message with its remedy, and its label in the metrics.
 pub const LIES: [(Lie, [&str; 2], &str); 5] = [
-    (Lie::ForeignKey, ["for another key", "gave the answer to another request"], "foreign_key"),
+    (Lie::ForeignKey, ["for another key", "returned the response to another request"], "foreign_key"),
     (Lie::Expired, ["expired at", "this machine's clock is wrong"], "expired"),
     (Lie::NotYetValid, ["valid only from", "this machine's clock is wrong"], "not_yet_valid"),
     (

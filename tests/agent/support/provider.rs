@@ -108,18 +108,18 @@ fn common_log(behaviour: Behaviour) -> Option<Told> {
             Told::new(&["gave no answer within 4s", "--ca-timeout"], "timeout").without_address()
         }
         Behaviour::Junk => {
-            Told::new(&["no PEM certificate", "the CA's answer is not used"], "junk").without_address()
+            Told::new(&["no PEM certificate", "the CA's response is invalid"], "junk").without_address()
         }
         Behaviour::Lies(lie) => {
             let (_, [what, way_out], outcome) = LIES.into_iter().find(|(known, ..)| *known == lie)?;
-            Told::new(&[what, "the CA's answer is not used", way_out], outcome).without_address()
+            Told::new(&[what, "the CA's response is invalid", way_out], outcome).without_address()
         }
         Behaviour::Down => {
             let words = ["Connection refused", "connecting to the CA at", "is --ca-address right?"];
             Told::new(&words, "unreachable")
         }
         Behaviour::Cut => Told::new(
-            &["the connection to the CA at", "broke before it had answered", "log may tell why"],
+            &["the connection to the CA at", "broke before it had answered", "see its log"],
             "unreachable",
         ),
     })

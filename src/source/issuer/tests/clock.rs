@@ -29,7 +29,7 @@ impl Office {
     }
 
     /// What a CA says whose clock shows the same as the agent's.
-    fn answer_now(&self, request: &SigningRequest) -> Answer {
+    fn answer_now(&self, request: &SigningRequest) -> IssuedChain {
         issued_at(self, request, self.clock.now())
     }
 
@@ -44,7 +44,7 @@ impl Office {
     async fn refuse(
         &mut self,
         count: usize,
-        answer: impl Fn(&Self, &SigningRequest) -> Result<Answer, CaError>,
+        answer: impl Fn(&Self, &SigningRequest) -> Result<IssuedChain, CaError>,
     ) {
         for number in 0..count {
             let failures = self.failures();

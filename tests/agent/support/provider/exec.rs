@@ -40,10 +40,10 @@ impl Provider for Pipes {
     fn expected_log(behaviour: Behaviour) -> Option<Told> {
         let words = match behaviour {
             Behaviour::Down => {
-                "the command of --ca-exec ended with exit status 127: the shell found no such program"
+                "the command of --ca-exec failed with exit status 127: the shell found no such program"
             }
-            Behaviour::Cut => "the command of --ca-exec ended with signal: 9",
-            Behaviour::Refuses => "the command of --ca-exec ended with exit status: 77; it said: not for you",
+            Behaviour::Cut => "the command of --ca-exec failed with signal: 9",
+            Behaviour::Refuses => "the command of --ca-exec failed with exit status: 77; stderr: not for you",
             _ => return common_log(behaviour),
         };
         Some(Told::new(&[words], "command"))

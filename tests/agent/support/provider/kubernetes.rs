@@ -32,6 +32,6 @@ impl Provider for KubeApi {
     }
 
     fn refusal() -> Option<Told> {
-        Some(Told::new(&["the CA at", "rejects the request: it was denied (KubectlDeny"], "refused"))
+        Some(Told::new(&["the CA at", "rejected the request: it was denied (KubectlDeny"], "refused"))
     }
 }
