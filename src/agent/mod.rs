@@ -1,6 +1,5 @@
 //! Puts the parts together. The only place that spawns what lives as long as the agent.
 
-mod provider;
 mod sockets;
 
 use std::convert::Infallible;
@@ -14,12 +13,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub(crate) use self::provider::certificate_authority;
 use self::sockets::{Server, Sockets};
 use crate::base::clock::Clock;
 use crate::base::limits;
-use crate::ca::failover::Failover;
-use crate::config::{Config, Provider};
+use crate::ca::providers;
+use crate::config::Config;
 use crate::export::output::Output;
 use crate::export::ready_file::ReadyFile;
 use crate::fs::generation::Place;
@@ -108,8 +106,7 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     files.publish_once();
     tasks.spawn(files.run());
     tasks.spawn(crls.run());
-    let cas = config.providers.into_iter().map(|provider| certificate_authority(provider, &clock));
-    let cas = Failover::new(cas.collect::<Result<_, _>>()?);
+    let cas = providers::clients(&config.providers, &clock)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         socket = %sds.path().display(),
@@ -200,10 +197,8 @@ fn confine(config: &Config, mut folders: Vec<PathBuf>) -> Result<(), ConfineErro
     if let Some(output) = &config.output {
         folders.push(hardening::made(&output.folder, 0o777)?);
     }
-    for provider in &config.providers {
-        if let Provider::Embedded { folder } = provider {
-            folders.push(hardening::made(folder, 0o777)?);
-        }
+    for directory in config.providers.iter().filter_map(|provider| provider.directory()) {
+        folders.push(hardening::made(directory, 0o777)?);
     }
     folders.sort();
     folders.dedup();
@@ -213,7 +208,7 @@ fn confine(config: &Config, mut folders: Vec<PathBuf>) -> Result<(), ConfineErro
 /// Whether there are programs that we start.
 fn runs_commands(config: &Config) -> bool {
     let has_hook = config.output.as_ref().is_some_and(|output| output.hook.is_some());
-    has_hook || config.providers.iter().any(|provider| matches!(provider, Provider::Exec { .. }))
+    has_hook || config.providers.iter().any(|provider| provider.runs_commands())
 }
 
 /// Logs when it is ready and when not, and passes on how it stands.

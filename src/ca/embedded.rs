@@ -3,6 +3,7 @@
 //! It issues whatever identity it is asked for. That is the point on a laptop, and the reason why it says at
 //! start that it is for development.
 
+pub mod options;
 pub mod server;
 
 use std::fs::{self, File};

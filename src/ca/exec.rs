@@ -1,5 +1,7 @@
 //! A command of the user's as the CA: a CSR goes in, a chain comes out.
 
+pub mod options;
+
 use std::convert::Infallible;
 use std::io;
 use std::process::{ExitStatus, Stdio};

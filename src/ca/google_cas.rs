@@ -3,6 +3,8 @@
 //! A request has an id that follows from its CSR. As long as nobody knows what became of it, the same one is made again,
 //! and the service knows it: an answer that is lost does not cost a second certificate.
 
+pub mod options;
+
 use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

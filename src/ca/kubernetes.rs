@@ -4,6 +4,8 @@
 //! That can take hours. A call that ends before leaves its request there, and the next one with the same CSR goes on
 //! with it. The request's name follows from the CSR, so none is ever made twice, whatever became of an answer.
 
+pub mod options;
+
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

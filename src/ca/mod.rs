@@ -8,6 +8,8 @@ pub mod google_cas;
 pub mod kubernetes;
 pub mod exec;
 pub mod failover;
+pub mod provider;
+pub mod providers;
 pub mod vault;
 
 use std::fmt;
@@ -19,7 +21,7 @@ use crate::auth::token::NoToken;
 use crate::auth::token_file::CredentialError;
 use crate::base::spiffe_id::SpiffeId;
 
-/// A client of one CA. A new provider is one file with one of these, and one line in `app.rs`.
+/// A client of one CA. `providers.rs` says what a new one takes.
 #[tonic::async_trait]
 pub trait CertificateAuthority: fmt::Debug + Send + Sync {
     /// The provider's name, as `--ca` takes it.

@@ -1,6 +1,7 @@
 //! HashiCorp Vault, and OpenBao, whose API is the same: the PKI engine signs by one of its roles.
 
 mod access;
+pub mod options;
 mod words;
 
 use std::fmt;

@@ -2,10 +2,15 @@ mod tokens;
 
 use clap::Parser;
 
-use super::provider::DEFAULT_ROOTS;
+use super::shared::ISTIO_ROOTS;
 use super::*;
 use crate::auth::token_file::TokenFile;
+use crate::ca::cfssl::options::CfsslProvider;
+use crate::ca::citadel::options::CitadelProvider;
 use crate::ca::kubernetes::SignerRoots;
+use crate::ca::kubernetes::options::KubernetesProvider;
+use crate::ca::vault::options::VaultProvider;
+use crate::export::output::Hook;
 use crate::net::endpoint::Roots;
 use crate::pki::key::{KeyFormat, KeyType};
 use crate::source::issuer::IdentitySource;
@@ -117,14 +122,14 @@ fn contradictions_are_judged_within_one_level() {
         ("--ca embedded --ca-address ca:1", &[], Some("the first has no address")),
         ("--ca none --ca-address ca:1", &[], Some("the first has no address")),
         ("--ca embedded", &[("CA_ADDR", "ca:1")], None),
-        ("--ca citadel --ca-address ca:1 --ca-dir x", &[], Some("only embedded has a folder")),
+        ("--ca citadel --ca-address ca:1 --ca-dir x", &[], Some("only embedded has a directory")),
         ("--ca citadel --ca-address ca:1", &[("ATTACHE_CA_DIR", "x")], None),
         ("--ca citadel", &[], Some("needs the CA's address")),
         ("--ca embedded --ca-client-cert-dir x", &[], Some("only citadel takes a client certificate")),
         ("--ca none --ca-client-cert-dir x", &[], Some("only citadel takes a client certificate")),
         ("--ca embedded", &[("PROV_CERT", "x")], None),
         ("--ca-client-cert-dir x", &[], Some("--ca-client-cert-dir needs the CA's address")),
-        ("--ca-address http://ca:1 --ca-client-cert-dir x", &[], Some("without TLS")),
+        ("--ca-address http://ca:1 --ca-client-cert-dir x", &[], Some("needs TLS")),
         ("--ca-address http://ca:1", &[("PROV_CERT", "x")], None),
         ("", &[("PROV_CERT", "x"), mounted], None),
         ("--ca embedded --file-mounted-certs", &[], Some("no CA is used")),
@@ -146,7 +151,9 @@ fn contradictions_are_judged_within_one_level() {
 fn cfssl_and_what_it_needs() {
     let found = |line: &str| {
         let config = config(&format!("--ca cfssl {line}"), &[("SECRET_TTL", "1h")]).unwrap();
-        let Provider::Cfssl { endpoint, profile, .. } = only(&config) else { panic!("{line}") };
+        let Provider::Cfssl(CfsslProvider { endpoint, profile, .. }) = only(&config) else {
+            panic!("{line}")
+        };
         (endpoint.address.to_string(), profile, config.notes)
     };
     let (address, profile, notes) = found("--ca-address ca --cfssl-profile mesh");
@@ -164,13 +171,13 @@ fn cfssl_and_what_it_needs() {
 fn the_provider_follows_from_what_is_there() {
     let provider =
         |line: &str, environment: &[_]| match config(line, environment).unwrap().providers.as_slice() {
-            [Provider::Citadel { .. }] => "citadel",
-            [Provider::GoogleCas { .. }] => "google-cas",
-            [Provider::Vault { .. }] => "vault",
-            [Provider::Kubernetes { .. }] => "kubernetes",
-            [Provider::Embedded { .. }] => "embedded",
-            [Provider::Cfssl { .. }] => "cfssl",
-            [Provider::Exec { .. }] => "exec",
+            [Provider::Citadel(_)] => "citadel",
+            [Provider::GoogleCas(_)] => "google-cas",
+            [Provider::Vault(_)] => "vault",
+            [Provider::Kubernetes(_)] => "kubernetes",
+            [Provider::Embedded(_)] => "embedded",
+            [Provider::Cfssl(_)] => "cfssl",
+            [Provider::Exec(_)] => "exec",
             [] => "none",
             several => panic!("{several:?}"),
         };
@@ -199,7 +206,7 @@ fn in_a_cluster_kubernetes_needs_no_more_than_signer_and_roots() {
     ];
     let fixed = "--ca kubernetes --kubernetes-signer example.com/spiffe --kubernetes-root";
     let found = config(&format!("{fixed} /root.pem"), &pod).unwrap();
-    let Provider::Kubernetes { endpoint, token, signer, roots, .. } = only(&found) else {
+    let Provider::Kubernetes(KubernetesProvider { endpoint, token, signer, roots, .. }) = only(&found) else {
         panic!("another CA")
     };
     let folder = Path::new("/var/run/secrets/kubernetes.io/serviceaccount");
@@ -213,13 +220,15 @@ fn in_a_cluster_kubernetes_needs_no_more_than_signer_and_roots() {
     let line =
         format!("{fixed} cluster --ca-address api.example --ca-root system --token-file t --cert-ttl 5m");
     let found = config(&line, &pod).unwrap();
-    let Provider::Kubernetes { endpoint, token, roots, .. } = only(&found) else { panic!("another CA") };
+    let Provider::Kubernetes(KubernetesProvider { endpoint, token, roots, .. }) = only(&found) else {
+        panic!("another CA")
+    };
     assert_eq!(
         (endpoint.address.to_string().as_str(), endpoint.roots),
         ("https://api.example:443", Roots::System)
     );
     assert_eq!((token.path(), roots), (Path::new("t"), SignerRoots::Cluster));
-    assert!(found.notes.len() == 1 && found.notes[0].contains("asked for as 600s"), "{:?}", found.notes);
+    assert!(found.notes.len() == 1 && found.notes[0].contains("requested as 600s"), "{:?}", found.notes);
 
     let all = mistakes("--ca kubernetes", &[("CA_ADDR", "istiod:15012")]);
     for word in ["--ca-address", "--kubernetes-signer", "--kubernetes-root"] {
@@ -300,7 +309,7 @@ fn keys_and_istios_variables_for_them() {
         (
             "",
             &[("ATTACHE_KEY_TYPE", "ed25519"), ("ATTACHE_KEY_FORMAT", "traditional")],
-            "choose pkcs8, or another",
+            "choose pkcs8, or another key type",
         ),
     ];
     for (line, environment, words) in cases {
@@ -326,7 +335,7 @@ fn a_crl_file_is_odd_if_it_is_not_there_only_where_somebody_named_it() {
 fn headers_come_from_flags_and_variables() {
     let environment = [("CA_HEADER_X_TENANT", "inherited"), ("CA_HEADER_OTHER", "b")];
     let config = config("--ca-address ca:1 --ca-header X_Tenant=typed", &environment).unwrap();
-    let Provider::Citadel { headers, .. } = only(&config) else { panic!("not citadel") };
+    let Provider::Citadel(CitadelProvider { headers, .. }) = only(&config) else { panic!("not citadel") };
     let headers: Vec<_> =
         headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
     assert_eq!(headers, [("x_tenant", "typed"), ("other", "b")]);
@@ -336,7 +345,7 @@ fn headers_come_from_flags_and_variables() {
 fn a_signer_is_for_istios_ca_whatever_istio_sets_for_the_others() {
     let signer = |line: &str, environment: &[_]| match config(line, environment).unwrap().providers.as_slice()
     {
-        [Provider::Citadel { cert_signer, .. }] => cert_signer.clone(),
+        [Provider::Citadel(CitadelProvider { cert_signer, .. })] => cert_signer.clone(),
         _ => None,
     };
     let istio = [("ISTIO_META_CERT_SIGNER", "blue")];
@@ -350,16 +359,18 @@ fn a_signer_is_for_istios_ca_whatever_istio_sets_for_the_others() {
 }
 
 /// The `--cert-dir`, if it is one of the places where mounted files are looked for.
-fn cert_dir(files: &files::Settings) -> Option<PathBuf> {
+fn cert_dir(files: &mounted::Settings) -> Option<PathBuf> {
     let homes = files.mounted.iter().filter_map(Place::home);
-    homes.map(Path::to_owned).find(|home| home != Path::new(files::PLATFORM_FOLDER))
+    homes.map(Path::to_owned).find(|home| home != Path::new(mounted::PLATFORM_FOLDER))
 }
 
 #[test]
 fn the_client_certificate_and_the_places_that_follow_from_it() {
     let found = |line: &str, environment: &[_]| {
         let config = config(line, environment).unwrap();
-        let Provider::Citadel { endpoint, client_cert, .. } = only(&config) else { panic!("not citadel") };
+        let Provider::Citadel(CitadelProvider { endpoint, client_cert, .. }) = only(&config) else {
+            panic!("not citadel")
+        };
         let Roots::FirstOf(roots) = endpoint.roots else { panic!("not a list of places") };
         (
             client_cert.map(|folder| folder.path().to_owned()),
@@ -368,7 +379,7 @@ fn the_client_certificate_and_the_places_that_follow_from_it() {
             config.notes,
         )
     };
-    let defaults = DEFAULT_ROOTS.map(PathBuf::from);
+    let defaults = ISTIO_ROOTS.map(PathBuf::from);
     let certs = || Some(PathBuf::from("/etc/certs"));
     assert_eq!(found("--ca-address ca:1", &[]), (None, defaults.to_vec(), certs(), vec![]));
 
@@ -419,7 +430,7 @@ fn the_output_and_what_it_needs() {
     assert_eq!(settings.hook, Some(Hook { command: "true".into(), timeout }));
     let all = mistakes("--ca none --output-hook x --output-key-mode 9 --output-hook-timeout 1ms", &[]);
     for words in
-        ["--output-hook needs a folder to be written: --output-dir", "--output-key-mode: \"9\"", "100ms"]
+        ["--output-hook needs a directory to write: --output-dir", "--output-key-mode: \"9\"", "100ms"]
     {
         assert_eq!(all.iter().filter(|mistake| mistake.contains(words)).count(), 1, "{words}: {all:?}");
     }
@@ -442,12 +453,12 @@ fn what_is_written_is_no_source() {
         }
         let same = config(&format!("--ca-address ca:1 {}", line("certs/")), &[]).unwrap();
         assert_eq!(cert_dir(&same.files), None);
-        assert!(same.notes[0].contains("that is where the agent writes its own"), "{:?}", same.notes);
+        assert!(same.notes[0].contains("the agent writes its own files there"), "{:?}", same.notes);
         assert!(mistakes(&line("certs"), &[])[0].starts_with("no CA is configured, and"));
         for none in ["--ca none", "--file-mounted-certs"] {
             let same = if is_there { "link" } else { "certs" };
             let told = &mistakes(&format!("{none} {}", line(same)), &[])[0];
-            assert!(told.contains("nothing is left that could be written"), "{told}");
+            assert!(told.contains("there are no other files to write"), "{told}");
             assert!(config(&format!("{none} {}", line("other")), &[]).is_ok());
         }
         let other = config(&format!("--ca-address ca:1 {}", line("other")), &[]).unwrap();
@@ -463,7 +474,7 @@ fn vaults_options_and_what_is_missing_among_them() {
     let vault = |line: &str, environment: &[_]| match only(
         &config(&format!("--ca vault {line}"), environment).unwrap(),
     ) {
-        Provider::Vault { endpoint, settings, .. } => (endpoint.address.to_string(), settings),
+        Provider::Vault(VaultProvider { endpoint, settings, .. }) => (endpoint.address.to_string(), settings),
         other => panic!("not vault: {other:?}"),
     };
     let (address, settings) =
@@ -524,7 +535,7 @@ fn vaults_options_and_what_is_missing_among_them() {
 #[test]
 fn several_cas_stand_in_for_each_other() {
     let names = |line: &str, environment: &[_]| -> Vec<String> {
-        config(line, environment).unwrap().providers.iter().map(Provider::name).collect()
+        config(line, environment).unwrap().providers.iter().map(|provider| provider.name()).collect()
     };
     assert_eq!(names("--ca-address b --ca-address a:1", &[]), ["https://b:15012", "https://a:1"]);
     assert_eq!(names("", &[("CA_ADDR", "b, a:1")]), ["https://b:15012", "https://a:1"]);

@@ -89,9 +89,7 @@ fn folders(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<(PathBuf, &
     folders.extend(config.workload.state.iter().map(|state| (state.path().to_owned(), "the --state-dir")));
     folders.extend(config.output.iter().map(|output| (output.folder.clone(), "the --output-dir")));
     for provider in &config.providers {
-        if let Provider::Embedded { folder } = provider {
-            folders.push((folder.clone(), "the --ca-dir"));
-        }
+        folders.extend(provider.directory().map(|folder| (folder.to_owned(), "the --ca-dir")));
         let roots = match provider.endpoint().map(|(endpoint, _)| &endpoint.roots) {
             Some(Roots::File(file)) => Some(file),
             Some(Roots::FirstOf(files)) => files.iter().find(|file| file.exists()),
@@ -126,9 +124,8 @@ fn secrets(config: &Config) -> BTreeMap<PathBuf, &'static str> {
         );
         let certificate = provider.client_cert();
         secrets.extend(certificate.map(|folder| (folder.path().join(KEY_FILE), "a private key")));
-        if let Provider::Embedded { folder } = provider {
-            secrets.insert(folder.join(embedded::KEY_FILE), "the embedded CA's key");
-        }
+        let directory = provider.directory();
+        secrets.extend(directory.map(|folder| (folder.join(embedded::KEY_FILE), "the embedded CA's key")));
     }
     let keys = config.files.mounted.iter().filter_map(|place| place.key_pair.as_ref());
     secrets.extend(keys.map(|(_, key)| (key.clone(), "a private key")));

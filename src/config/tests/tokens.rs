@@ -5,6 +5,7 @@ use crate::auth::exchange::Exchange;
 use crate::auth::metadata_server::{MetadataServer, Wanted};
 use crate::auth::token::{Service, Settings};
 use crate::auth::token_file::TokenFile;
+use crate::ca::google_cas::options::GoogleCasProvider;
 use crate::ca::vault;
 use crate::net::endpoint::Roots;
 use crate::source::issuer::IdentitySource;
@@ -13,8 +14,9 @@ const POOL: &str = "projects/p/locations/l/caPools/mesh";
 
 fn token(line: &str, environment: &[(&str, &str)]) -> Settings {
     match only(&config(line, environment).unwrap()) {
-        Provider::Citadel { token, .. } | Provider::GoogleCas { token, .. } => token,
-        Provider::Vault { settings, .. } => match settings.access {
+        Provider::Citadel(CitadelProvider { token, .. }) => token,
+        Provider::GoogleCas(GoogleCasProvider { token, .. }) => token,
+        Provider::Vault(VaultProvider { settings, .. }) => match settings.access {
             vault::Access::Login { jwt, .. } => jwt,
             vault::Access::Token(_) => panic!("no login"),
         },
@@ -141,7 +143,9 @@ fn what_is_wrong_with_a_source_of_tokens_is_said_with_the_way_out() {
 fn the_google_service_needs_no_more_than_its_pool() {
     let google = |line: &str, environment: &[_]| {
         let config = config(line, environment).unwrap();
-        let Provider::GoogleCas { endpoint, settings, .. } = only(&config) else { panic!("another CA") };
+        let Provider::GoogleCas(GoogleCasProvider { endpoint, settings, .. }) = only(&config) else {
+            panic!("another CA")
+        };
         (endpoint, settings, config.workload.identity)
     };
     // As Istio's agent is told of it, with what an injector leaves besides.
