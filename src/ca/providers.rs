@@ -4,7 +4,9 @@
 use std::ops::Deref;
 
 use super::failover::Failover;
-use super::provider::{Choice, ClientError, ConfiguredProvider, ProviderArgs, ProviderKind, SharedOptions};
+use super::provider::{
+    Choice, ClientError, ConfiguredProvider, ProviderArgs, ProviderKind, SharedOptions, TokenUse,
+};
 use crate::base::clock::Clock;
 use crate::options::Reader;
 
@@ -74,7 +76,7 @@ pub fn parse_choice(text: &str) -> Result<Choice, String> {
 /// The names for `--ca`, with what they stand for.
 pub fn choices() -> String {
     let choices = KINDS.iter().map(|kind| format!("{} ({})", kind.name, kind.summary));
-    let none = "none (files in --cert-dir alone)".to_owned();
+    let none = "none (mounted files alone)".to_owned();
     choices.chain([none]).collect::<Vec<_>>().join(", ")
 }
 
@@ -82,6 +84,11 @@ pub fn choices() -> String {
 pub fn names(is_meant: impl Fn(&ProviderKind) -> bool) -> String {
     let names: Vec<_> = KINDS.iter().filter(|kind| is_meant(kind)).map(|kind| kind.name).collect();
     names.join(", ")
+}
+
+/// The names of the providers whose token `--token-source` selects.
+pub fn names_of_token_takers() -> String {
+    names(|kind| matches!(kind.token, TokenUse::Source { .. }))
 }
 
 /// The clients of all CAs, in order.

@@ -7,7 +7,7 @@
     reason = "these comments are the text of --help, which has brackets of its own"
 )]
 
-use crate::ca::providers::AllProviderArgs;
+use crate::ca::providers::{self, AllProviderArgs};
 
 /// Serve this workload's key pair and trust roots to Envoy over a Unix socket.
 ///
@@ -30,11 +30,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "GID", help_heading = "Socket")]
     pub allow_gid: Vec<String>,
 
-    /// The CA: citadel (Istio's CA protocol), vault (HashiCorp Vault, OpenBao), kubernetes (CertificateSigningRequests,
-    /// see docs/ca-kubernetes.md), cfssl, google-cas (Google's Certificate Authority Service), exec (a command), embedded (a
-    /// CA of its own, for development), none (mounted files alone) [default: citadel if there is an address; none with
-    /// --file-mounted-certs, or if --cert-dir holds a key pair] [CA_PROVIDER]
-    #[arg(long, value_name = "PROVIDER", help_heading = "CA")]
+    #[arg(long, value_name = "PROVIDER", help_heading = "CA", help = ca_help())]
     pub ca: Option<String>,
     /// The CA's address, like istiod.istio-system.svc:15012; http://HOST:PORT for plain text; repeatable (in the
     /// environment separated by ","): the agent fails over to the next one [CA_ADDR]
@@ -53,8 +49,8 @@ pub struct RunArgs {
     /// How long one call to the CA may take [default: 10s]
     #[arg(long, value_name = "DURATION", help_heading = "CA")]
     pub ca_timeout: Option<String>,
-    /// Drop roots that the CA no longer returns at once, instead of after one lifetime of the last certificate that came
-    /// with them: peers that still hold such certificates are rejected. For a CA whose key is compromised
+    /// Drop roots at once when the CA no longer returns them, instead of after one lifetime of the last certificate that
+    /// came with them: peers that still hold such certificates are rejected. For a CA whose key is compromised
     #[arg(long, help_heading = "CA")]
     pub drop_old_roots: bool,
     /// A directory, kept across restarts, for the last certificate, its key and the roots: an agent that restarts while
@@ -70,10 +66,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", help_heading = "CA")]
     pub token_file: Option<String>,
 
-    /// The source of the token for citadel, vault and google-cas: file (--token-file), exchange (a token service exchanges
-    /// the token of that file), gce (the metadata server of Google Cloud's machines; GCE_METADATA_HOST names another)
-    /// [default: exchange with --token-exchange-url; gce with --ca google-cas and no --token-file; else file]
-    #[arg(long, value_name = "SOURCE", help_heading = "Token exchange")]
+    #[arg(long, value_name = "SOURCE", help_heading = "Token exchange", help = token_source_help())]
     pub token_source: Option<String>,
     /// The token service (RFC 8693), which is sent the token in --token-file as a form
     /// [default with --ca google-cas: https://sts.googleapis.com/v1/token]
@@ -111,7 +104,7 @@ pub struct RunArgs {
     pub service_account: Option<String>,
 
     /// The type of the key, a new one for each certificate: ecdsa-p256, ecdsa-p384, rsa-2048, rsa-3072, rsa-4096 or ed25519
-    /// (rejected by Envoys, unless their tls_params allow it: see docs/keys.md) [default: ecdsa-p256]
+    /// (Envoys reject it in a peer, unless their tls_params allow it: see docs/keys.md) [default: ecdsa-p256]
     /// [ECC_SIGNATURE_ALGORITHM, ECC_CURVE, WORKLOAD_RSA_KEY_SIZE]
     #[arg(long, value_name = "TYPE", help_heading = "Certificate")]
     pub key_type: Option<String>,
@@ -170,8 +163,8 @@ pub struct RunArgs {
     /// [default: admin.sock beside --socket]
     #[arg(long, value_name = "PATH", help_heading = "Operation")]
     pub admin_socket: Option<String>,
-    /// The address of the status page, for browsers; a port alone is one of 127.0.0.1. Any host that can reach it can read
-    /// it [default: none]
+    /// The address of the status page, for browsers; a port alone is one of 127.0.0.1. Every client that can reach it can
+    /// read it [default: none]
     #[arg(long, value_name = "ADDRESS", help_heading = "Operation")]
     pub admin_address: Option<String>,
     /// The address of /livez, /readyz and /metrics; none to disable it [default: 127.0.0.1:15055]
@@ -194,4 +187,21 @@ pub struct RunArgs {
     /// text or json [default: text]
     #[arg(long, value_name = "FORMAT", help_heading = "Operation")]
     pub log_format: Option<String>,
+}
+
+fn ca_help() -> String {
+    format!(
+        "The CA: {} [default: citadel if there is an address; none with --file-mounted-certs, or if --cert-dir holds a key \
+         pair] [CA_PROVIDER]",
+        providers::choices()
+    )
+}
+
+fn token_source_help() -> String {
+    format!(
+        "The source of the token for {}: file (--token-file), exchange (a token service exchanges the token of that \
+         file), gce (the metadata server of Google Cloud's machines; GCE_METADATA_HOST names another) [default: exchange \
+         with --token-exchange-url; gce with --ca google-cas and no --token-file; else file]",
+        providers::names_of_token_takers()
+    )
 }

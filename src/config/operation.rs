@@ -68,8 +68,8 @@ pub(super) fn admin_address(
     }
     if !address.ip().is_loopback() {
         r.note(format!(
-            "{}: any host that can reach it can read the names, identities and expiry of secrets; 127.0.0.1 limits it \
-             to this machine",
+            "{}: every client that can reach it can read the names, identities and expiry of secrets; 127.0.0.1 limits \
+             it to this machine",
             setting.from
         ));
     }

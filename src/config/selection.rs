@@ -131,7 +131,7 @@ fn addresses(r: &mut Reader<'_>, args: &RunArgs, kind: Option<&ProviderKind>) ->
     let mut addresses = r.list("ca-address", &args.ca_address, istios(kind, &["CA_ADDR"]), ',', |text| {
         let address = parse.map_or_else(|| text.parse(), |parse| parse(text))?;
         if seen.contains(&address) {
-            return Err(format!("{address} is there twice; name each CA once"));
+            return Err(format!("{address} is named twice; name each CA once"));
         }
         seen.push(address.clone());
         Ok(address)

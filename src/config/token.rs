@@ -87,7 +87,7 @@ impl TokenOptions {
         let all = self.of_exchange().into_iter().chain(own);
         // If no CA is selected, the report says so already.
         for (_, from) in all.filter(|(level, _)| selection.choice.is_some() && selection.judges(*level)) {
-            let takers = providers::names(|kind| matches!(kind.token, TokenUse::Source { .. }));
+            let takers = providers::names_of_token_takers();
             r.mistake(format!(
                 "{from} is for CAs that take such a token ({takers}): choose one with --ca, or drop it"
             ));

@@ -50,7 +50,7 @@ impl ProviderArgs for KubernetesArgs {
     const KIND: &'static ProviderKind = &ProviderKind {
         name: "kubernetes",
         alias: None,
-        summary: "its API for certificates; give --kubernetes-signer and --kubernetes-root",
+        summary: "CertificateSigningRequests, see docs/ca-kubernetes.md; give --kubernetes-signer and --kubernetes-root",
         network: Some(CaNetwork {
             parse_address: |text| Address::with_ports(text, 443, 80),
             default_address: in_cluster,
