@@ -1,5 +1,7 @@
 //! cfssl's signing API (`cfssl serve`, `multirootca`).
 
+pub mod options;
+
 use std::path::PathBuf;
 
 use aws_lc_rs::hmac;

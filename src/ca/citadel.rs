@@ -1,5 +1,7 @@
 //! Istio's CA protocol (`istio.v1.auth.IstioCertificateService`): Citadel, istiod, istio-csr, `attache ca`.
 
+pub mod options;
+
 use std::sync::Mutex;
 
 use http::header::AUTHORIZATION;

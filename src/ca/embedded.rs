@@ -3,6 +3,7 @@
 //! It issues any identity that is requested. That is convenient on a laptop, and the reason for the warning at start that it
 //! is for development.
 
+pub mod options;
 pub mod server;
 
 use std::fs::{self, File};

@@ -1,5 +1,7 @@
 //! A user's command as the CA: it reads a CSR and prints a chain.
 
+pub mod options;
+
 use std::convert::Infallible;
 use std::io;
 use std::process::{ExitStatus, Stdio};

@@ -10,6 +10,8 @@ pub mod google_cas;
 pub mod kubernetes;
 pub mod exec;
 pub mod failover;
+pub mod provider;
+pub mod providers;
 pub mod vault;
 
 use std::fmt;
@@ -21,7 +23,7 @@ pub use self::transport::connect;
 pub use crate::base::retry::Class;
 use crate::base::spiffe_id::SpiffeId;
 
-/// A client of one CA.
+/// A client of one CA. `providers.rs` says what a new one takes.
 #[tonic::async_trait]
 pub trait CertificateAuthority: fmt::Debug + Send + Sync {
     /// The provider's name, as `--ca` takes it.

@@ -2,6 +2,7 @@
 
 mod access;
 mod refusal;
+pub mod options;
 
 use std::fmt;
 use std::path::PathBuf;

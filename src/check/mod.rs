@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::agent::inventory;
 use crate::base::clock::{Clock, rfc3339, span};
-use crate::config::{Config, Provider};
+use crate::config::Config;
 use crate::export::ready_file::{ReadyFile, ReadyFileError};
 use crate::fs::file;
 use crate::fs::generation::Place;
@@ -120,8 +120,8 @@ impl Findings {
     }
 
     fn options(&mut self, config: &Config) {
-        let cas: Vec<_> = config.providers.iter().map(Provider::name).collect();
-        let cas = if cas.is_empty() { "no CA, only mounted files".to_owned() } else { cas.join(", ") };
+        let cas: Vec<_> = config.providers.iter().map(|provider| provider.name()).collect();
+        let cas = if cas.is_empty() { "no CA: mounted files alone".to_owned() } else { cas.join(", ") };
         self.note(State::Ok, "options", format!("{cas} (because of {})", config.provider_reason));
         for note in &config.notes {
             self.note(State::Warning, "options", note);

@@ -10,7 +10,8 @@ use serde_json::json;
 use super::RunLine;
 use crate::auth::token;
 use crate::base::limits;
-use crate::ca::vault::{self, Access};
+use crate::ca::citadel::options::CitadelProvider;
+use crate::ca::provider::TokenUse;
 use crate::config::{Config, ConfigErrors, Environment, Provider, RunArgs};
 use crate::inject::{Purpose, Sidecar, Volume, inject};
 use crate::net::endpoint::Roots;
@@ -208,7 +209,7 @@ fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
         let path = absolute("--output-dir", Path::new(output));
         volumes.push(Volume { purpose: Purpose::Output, source: memory("8Mi"), path });
     }
-    if let Some(Provider::Embedded { folder }) = config.providers.first() {
+    if let Some(folder) = config.providers.first().and_then(|provider| provider.directory()) {
         let path = absolute("--ca-dir", folder);
         volumes.push(Volume { purpose: Purpose::Ca, source: memory("1Mi"), path });
     }
@@ -308,11 +309,11 @@ fn mount_mistakes(sidecar: &Sidecar, files: impl Iterator<Item = (&'static str, 
 
 /// The workload's token, where a file with it is used that nobody else mounts.
 fn token_volume(config: &Config, run: &RunArgs, args: &InjectArgs) -> Option<Volume> {
-    let settings = match config.providers.first()? {
-        Provider::Citadel { token, .. } | Provider::GoogleCas { token, .. } => token,
-        Provider::Vault { settings: vault::Settings { access: Access::Login { jwt, .. }, .. }, .. } => jwt,
-        _ => return None,
-    };
+    let provider = config.providers.first()?;
+    if !matches!(provider.kind().token, TokenUse::Source { .. }) {
+        return None;
+    }
+    let settings = provider.token()?;
     if matches!(settings, token::Settings::Service { service: token::Service::Metadata(_), .. }) {
         return None;
     }
@@ -328,7 +329,9 @@ fn token_volume(config: &Config, run: &RunArgs, args: &InjectArgs) -> Option<Vol
 
 /// istiod's root, where the default places are looked into, and nobody else mounts it.
 fn root_volume(config: &Config, args: &InjectArgs) -> Option<Volume> {
-    let Some(Provider::Citadel { endpoint, client_cert: None, .. }) = config.providers.first() else {
+    let Some(Provider::Citadel(CitadelProvider { endpoint, client_cert: None, .. })) =
+        config.providers.first()
+    else {
         return None;
     };
     let path = "/var/run/secrets/istio";

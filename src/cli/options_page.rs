@@ -59,8 +59,13 @@ fn write_command(page: &mut String, command: &Command, has_environment: bool) {
         _ => arg.get_id() != "help",
     };
     let args: Vec<_> = command.get_arguments().filter(is_told).collect();
-    let mut headings: Vec<_> = args.iter().map(|arg| arg.get_help_heading()).collect();
-    headings.dedup();
+    let mut headings = Vec::new();
+    for heading in args.iter().map(|arg| arg.get_help_heading()) {
+        // The options of a heading need not stand together: CA providers have some of theirs under CA.
+        if !headings.contains(&heading) {
+            headings.push(heading);
+        }
+    }
     for heading in headings {
         if let Some(heading) = heading {
             let _ = writeln!(page, "### {heading}\n");

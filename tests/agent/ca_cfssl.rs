@@ -81,7 +81,7 @@ async fn a_root_that_signs_is_the_root_and_an_intermediate_needs_the_bundle() {
     let ca = FakeCfssl::start(Issuer::of(folder.path(), &root_alone(folder.path()))).await;
     let alone = options(&format!("http://{}", ca.address), &[]);
     let mut agent = Agent::ready(folder.path(), "alone", &strs(&alone)).await;
-    let (_, line) = agent.process.wait_log("in plain text is trusted").await;
+    let (_, line) = agent.process.wait_log("in plain text are trusted").await;
     assert!(line.contains("WARN") && line.contains("--cfssl-bundle"), "{line}");
 
     let ca = FakeCfssl::start(Issuer::new(folder.path())).await;
@@ -100,7 +100,7 @@ async fn a_root_that_signs_is_the_root_and_an_intermediate_needs_the_bundle() {
     let read = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
     std::fs::write(&bundle, [read("issuer/ca-cert.pem"), read("issuer/root-cert.pem")].concat()).unwrap();
     agent.process.wait_log("ready").await;
-    assert_eq!(agent.process.count("in plain text is trusted"), 0);
+    assert_eq!(agent.process.count("in plain text are trusted"), 0);
 }
 
 #[tokio::test]

@@ -45,7 +45,7 @@ async fn a_request_is_created_signed_served_and_deleted() {
     assert!((600..=721).contains(&lifetime), "{lifetime}");
     let roots = served(&agent.socket, "ROOTCA").await;
     assert_eq!((roots.len(), &roots[0].serial), (1, &root(&api, "signer").serial));
-    assert_eq!(agent.process.count("is asked for as 600s: Kubernetes takes no shorter one"), 1);
+    assert_eq!(agent.process.count("is requested as 600s, the shortest that Kubernetes accepts"), 1);
 
     api.wait_call(0, |call| call.method == "DELETE").await;
     let methods: Vec<_> = api.calls().into_iter().map(|call| call.method).collect();

@@ -57,7 +57,7 @@ async fn a_good_set_up_is_ok_and_nothing_is_changed() {
     ];
     let (findings, code, error) = check(&[&options[..], &with_ca].concat(), &[]).await;
     assert_eq!((code, error.as_str()), (0, ""), "{findings:#?}");
-    has(&findings, "ok CA", "its certificate is good");
+    has(&findings, "ok CA", "its certificate is valid");
     has(&findings, "ok token", "audience [istio-ca], valid until");
     has(&findings, "ok identity", &spiffe("web"));
     has(&findings, "ok issuance", &spiffe("web"));
