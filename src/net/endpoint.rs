@@ -94,6 +94,41 @@ impl Address {
     }
 }
 
+impl Address {
+    /// `HOST:PORT` with neither a scheme nor a default: an IP address or a DNS name, and a port that is not 0.
+    pub fn with_required_port(text: &str) -> Result<Self, String> {
+        let parsed = Self::with_ports(text, 0, 0).ok().filter(|address| {
+            let is_host = match text.starts_with('[') {
+                true => address.host.parse::<std::net::Ipv6Addr>().is_ok(),
+                false => address.host.parse::<std::net::Ipv4Addr>().is_ok() || is_dns_name(&address.host),
+            };
+            is_host && address.port != 0 && !text.contains('/')
+        });
+        parsed.ok_or_else(|| {
+            "an endpoint is a name or an IP address and a port from 1 to 65535, like app:8080, 127.0.0.1:8080 or [::1]:8080"
+                .to_owned()
+        })
+    }
+
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+/// A last label of digits means a mistyped IPv4 address, which no resolver would find.
+fn is_dns_name(text: &str) -> bool {
+    let is_label = |label: &str| {
+        !label.is_empty() && label.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
+    };
+    let name = text.strip_suffix('.').unwrap_or(text);
+    let last = name.rsplit('.').next().unwrap_or_default();
+    name.split('.').all(is_label) && !last.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// Which roots the CA's own server certificate must chain to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Roots {
