@@ -22,7 +22,7 @@ pub(super) struct AdminArgs {
     /// [default: ATTACHE_SOCKET, else /var/run/secrets/workload-spiffe-uds/socket]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// The agent's admin socket, if it is in another directory [default: ATTACHE_ADMIN_SOCKET]
+    /// The agent's admin socket, if it has another path [default: ATTACHE_ADMIN_SOCKET]
     #[arg(long, value_name = "PATH")]
     admin_socket: Option<PathBuf>,
 }

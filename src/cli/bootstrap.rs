@@ -33,7 +33,7 @@ pub(super) struct BootstrapArgs {
     )]
     socket: String,
 
-    /// How long Envoy waits for a secret before its listener opens without one, like 15s or 500ms; 0s waits forever
+    /// How long Envoy waits for a secret before its listener opens without one, like 15s or 500ms; 0s waits forever.
     ///
     /// A listener that opened without its secrets resets every handshake until they arrive.
     #[arg(

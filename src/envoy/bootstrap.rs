@@ -100,7 +100,7 @@ impl Inbound {
                     "match": { "prefix": "/" },
                     "direct_response": {
                         "status": 200,
-                        "body": { "inline_string": "mutual TLS works: x-peer-uri-san says who you are\n" },
+                        "body": { "inline_string": "mutual TLS works: x-peer-uri-san is your identity\n" },
                     },
                 }],
             }),

@@ -134,7 +134,7 @@ impl PodEdits<'_, '_, '_> {
         self.sync(&List::at_end(spec, "containers", None), &is_sidecar, ordinary.into_iter().collect())
     }
 
-    /// Whether the sidecar stands behind an init container that gets the socket.
+    /// Whether the sidecar comes after an init container that gets the socket.
     fn is_late(&self, containers: &[Container<'_>]) -> Result<bool, Problem> {
         let present = self.pod.document.list(self.pod.spec, "initContainers")?;
         let is_target = |item: &Node| {

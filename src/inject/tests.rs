@@ -317,7 +317,7 @@ fn an_obstacle_is_reported_with_its_line() {
     let ordinary = Sidecar { is_native: false, ..sidecar() };
     let merge = "base: &b {volumeMounts: []}\ncontainers:\n- <<: *b\n  name: web";
     let double = "volumes: &v []\nmore: *v\ncontainers: [{name: a}]";
-    for (text, sidecar, line, words) in [
+    for (text, sidecar, line, expected) in [
         ("a: [".to_owned(), sidecar(), 2, "not YAML"),
         ("a: 1\n\tb: 2\n".to_owned(), sidecar(), 1, "not YAML"),
         ("a: {{ .Values.x }}\nb: {{- if }}\n".to_owned(), sidecar(), 2, "template"),
@@ -342,7 +342,7 @@ fn an_obstacle_is_reported_with_its_line() {
         ),
     ] {
         let problem = inject(&text, &sidecar).expect_err(&text);
-        assert!(problem.to_string().contains(words), "{problem}\n{text}");
+        assert!(problem.to_string().contains(expected), "{problem}\n{text}");
         assert_eq!(problem.line, line, "{problem}\n{text}");
     }
 }
@@ -403,7 +403,7 @@ fn if_istio_injects_its_proxy_later_the_socket_is_in_the_volume_that_the_proxy_m
     let text = pod(label, "");
     let native =
         "  annotations: {sidecar.istio.io/nativeSidecar: \"true\", sidecar.istio.io/inject: \"true\"}\n";
-    for (text, sidecar, words) in [
+    for (text, sidecar, expected) in [
         (text.clone(), self::sidecar(), "leave --socket out"),
         (text.clone(), Sidecar { is_native: false, ..sidecar.clone() }, "drop --native=false"),
         (text.clone(), Sidecar { containers: vec!["web".to_owned()], ..sidecar.clone() }, "drop --container"),
@@ -412,7 +412,7 @@ fn if_istio_injects_its_proxy_later_the_socket_is_in_the_volume_that_the_proxy_m
         (text.replace("metadata: # here\n", "").replace(label, "") + volume, sidecar.clone(), "no metadata"),
     ] {
         let refusal = refusal(&text, &sidecar);
-        assert!(refusal.contains(words), "{refusal}");
+        assert!(refusal.contains(expected), "{refusal}");
     }
 }
 
@@ -500,11 +500,11 @@ fn likely_failures_are_warnings() {
     };
     let sidecar = sidecar();
     let envoy = "containers: [{name: envoy, securityContext: {runAsUser: 101}}]";
-    let words = "document 1, line 3: container envoy runs as user 101 and can't open the socket of user 1337: give --run-as 101";
-    assert_eq!(warnings(&format!("{{{envoy}}}"), &sidecar), words);
+    let expected = "document 1, line 3: container envoy runs as user 101 and can't open the socket of user 1337: give --run-as 101";
+    assert_eq!(warnings(&format!("{{{envoy}}}"), &sidecar), expected);
     assert_eq!(
         warnings("{securityContext: {runAsUser: 101, runAsGroup: 5}, containers: [{name: envoy}]}", &sidecar),
-        words
+        expected
     );
     for spec in [
         "{containers: [{name: envoy}]}",

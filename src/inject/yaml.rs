@@ -213,18 +213,17 @@ impl TreeBuilder<'_> {
         Err(Problem { document: self.documents.len(), line, message })
     }
 
-    /// The end of a collection whose last event has this `span`.
+    /// The end of a collection whose last event has this `span`. The span's own end is the next token, after comments that
+    /// do not belong to the collection.
     fn end_of(&self, collection: &Node, span: Span) -> usize {
         let last = match &collection.kind {
             Kind::Sequence(items, Style::Block) => items.last(),
             Kind::Mapping(entries, Style::Block) => entries.last().map(|(_, value)| value),
-            // The event's own end is the next token, after comments that do not belong to the collection.
             Kind::Sequence(_, Style::Flow(_)) | Kind::Mapping(_, Style::Flow(_)) => {
                 return self.positions.byte(span.start.index()) + 1;
             }
             _ => None,
         };
-        // The same goes for blocks.
         last.map_or_else(|| self.positions.byte(span.end.index()), |last| last.end)
     }
 
