@@ -121,7 +121,7 @@ impl Bench {
         let mut command = Command::new(self.copy("ca"));
         command.args(["ca", "--listen", "127.0.0.1:0", "--ca-dir"]).arg(&folder);
         let process = Process::start(&mut command);
-        let line = process.wait_for("the CA serves");
+        let line = process.wait_for("CA listening");
         let (_, address) = line.split_once("address=").expect("the CA logs its address");
         let address = address.split_whitespace().next().unwrap().to_owned();
         let token = self.dir.join("token");

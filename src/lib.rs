@@ -31,5 +31,6 @@ pub mod config;
 pub mod agent;
 // commands
 pub mod inject;
+pub mod envoy;
 pub mod check;
 pub mod cli;

@@ -1,6 +1,7 @@
 //! Addresses of servers, as people write them.
 
 use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 /// `[https://|http://]HOST[:PORT]`. Without a scheme the connection is TLS.
@@ -40,6 +41,25 @@ impl Address {
         Ok(Self { host, port, plaintext })
     }
 
+    /// `HOST:PORT` with neither a scheme nor a default: an IP address or a DNS name, and a port that is not 0.
+    pub fn with_required_port(text: &str) -> Result<Self, String> {
+        let parsed = Self::with_ports(text, 0, 0).ok().filter(|address| {
+            let is_host = match text.starts_with('[') {
+                true => address.host.parse::<Ipv6Addr>().is_ok(),
+                false => address.host.parse::<Ipv4Addr>().is_ok() || is_dns_name(&address.host),
+            };
+            is_host && address.port != 0 && !text.contains('/')
+        });
+        parsed.ok_or_else(|| {
+            "an endpoint is a name or an IP address and a port from 1 to 65535, like app:8080, 127.0.0.1:8080 or [::1]:8080"
+                .to_owned()
+        })
+    }
+
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -55,6 +75,16 @@ impl Address {
         let Self { host, port, .. } = self;
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     }
+}
+
+/// A last label of digits means a mistyped IPv4 address, which no resolver would find.
+fn is_dns_name(text: &str) -> bool {
+    let is_label = |label: &str| {
+        !label.is_empty() && label.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
+    };
+    let name = text.strip_suffix('.').unwrap_or(text);
+    let last = name.rsplit('.').next().unwrap_or_default();
+    name.split('.').all(is_label) && !last.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// With the ports of HTTPS and HTTP where the text names none.

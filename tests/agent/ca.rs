@@ -17,7 +17,7 @@ async fn plaintext(folder: &std::path::Path, more: &[&str]) -> (Process, String)
     let ca_dir = folder.join("ca");
     let fixed = ["ca", "--plaintext", "--listen", "127.0.0.1:0", "--ca-dir", ca_dir.to_str().unwrap()];
     let mut process = Process::start(attache(&[&fixed, more].concat()));
-    let (_, line) = process.wait_log("the CA serves").await;
+    let (_, line) = process.wait_log("CA listening").await;
     let address = line.split_once("address=http://").unwrap().1.split_whitespace().next().unwrap().to_owned();
     (process, address)
 }

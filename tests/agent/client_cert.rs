@@ -312,7 +312,7 @@ async fn a_ca_that_refuses_the_certificate_is_reported_with_reason_and_remedy() 
         agent.process.wait_log("certificate issued").await;
         assert_no_key(&agent.process.log(), &foreign);
     }
-    let (_, line) = ca.process.wait_log("a client certificate is refused").await;
+    let (_, line) = ca.process.wait_log("client certificate refused").await;
     assert!(line.contains("does not chain to this CA's root") && line.contains("peer=127.0.0.1"), "{line}");
 }
 
@@ -420,7 +420,7 @@ async fn attache_ca_refuses_an_expired_certificate() {
         assert!(matches!(error, CaError::ClientCertificate { .. }), "{error}");
         assert!(error.to_string().contains("by its clock it has expired"), "{error}");
     }
-    let (_, line) = ca.process.wait_log("a client certificate is refused").await;
+    let (_, line) = ca.process.wait_log("client certificate refused").await;
     assert!(line.contains("it has expired"), "{line}");
 }
 

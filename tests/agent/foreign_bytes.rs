@@ -108,7 +108,7 @@ fn mutated_manifests_never_panic() {
         args: vec!["run".to_owned()],
         is_native: true,
         run_as: Some(1337),
-        socket_folder: "/run/attache".to_owned(),
+        socket_dir: "/run/attache".to_owned(),
         socket: "/run/attache/sds.sock".to_owned(),
         is_open: false,
         admin_socket: None,

@@ -102,7 +102,10 @@ async fn get_waits_for_the_agent_and_for_all_secrets() {
     // Without an agent, it waits no longer than its timeout.
     let gone = get(&["--timeout", "300ms"]).output().await.unwrap();
     let error = String::from_utf8(gone.stderr).unwrap();
-    assert!(gone.status.code() == Some(1) && error.contains("not there within 300ms: connecting"), "{error}");
+    assert!(
+        gone.status.code() == Some(1) && error.contains("not available within 300ms: connecting"),
+        "{error}"
+    );
 
     let mut waiting = Process::start(get(&["--output", "none"]));
     waiting.wait_log("waiting: connecting to").await;
@@ -112,7 +115,7 @@ async fn get_waits_for_the_agent_and_for_all_secrets() {
     let error = String::from_utf8(late.stderr).unwrap();
     let last = error.lines().last().unwrap();
     assert!(
-        late.status.code() == Some(1) && last.contains("not there within 1s: no secret \"default\""),
+        late.status.code() == Some(1) && last.contains("not available within 1s: no secret \"default\""),
         "{error}"
     );
     assert!(last.contains("PermissionDenied"), "{error}");
@@ -244,11 +247,11 @@ async fn watch_and_status_continue_when_the_agent_restarts() {
     agent.process.kill().await;
     // Reported once each: that the agent is gone, and that no agent listens.
     let gone = watching.wait_error("").await;
-    assert!(gone.ends_with("; connecting anew") && !gone.contains("status:"), "{gone}");
+    assert!(gone.ends_with("; reconnecting") && !gone.contains("status:"), "{gone}");
     let nobody = watching.wait_error("").await;
-    assert!(nobody.contains("connecting to ") && nobody.ends_with("; connecting anew"), "{nobody}");
+    assert!(nobody.contains("connecting to ") && nobody.ends_with("; reconnecting"), "{nobody}");
     assert!(timeout(Duration::from_millis(1500), watching.wait_error("")).await.is_err());
-    looking.wait_error("the agent is gone: connecting to the admin socket").await;
+    looking.wait_error("agent unreachable: connecting to the admin socket").await;
     agent.restart();
     serials.push(serial(watching.wait("\"version\"").await));
     looking.wait(&format!("process {},", agent.process.pid().as_raw_nonzero())).await;

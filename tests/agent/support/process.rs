@@ -308,7 +308,7 @@ impl Ca {
         let listen = listen.to_string();
         let arguments = ["ca", "--listen", &listen, "--ca-dir", ca_dir.to_str().unwrap()];
         let mut process = Process::start(attache(&arguments));
-        let (_, line) = process.wait_log("the CA serves").await;
+        let (_, line) = process.wait_log("CA listening").await;
         let (_, behind) = line.split_once("address=https://").unwrap();
         let address = behind.split_whitespace().next().unwrap().parse().unwrap();
         Self { process, address, folder: folder.to_owned() }
