@@ -289,6 +289,6 @@ impl Scenario {
             state: None,
         };
         let cas = Failover::new(vec![Member::new("model", connection)]);
-        WorkloadSource::new(cas, settings, &Cache::default(), Workload(0), clock, metrics)
+        WorkloadSource::new(cas, settings, &Cache::default(), Workload::FIRST, clock, metrics)
     }
 }

@@ -57,7 +57,7 @@ fn steps(ca: &DevelopmentCa, key_type: KeyType) -> Steps {
     let identity: SpiffeId = "spiffe://cluster.local/ns/default/sa/bench".parse().unwrap();
     let cache = Cache::default();
     let publishers = [SecretName::Workload, SecretName::Roots]
-        .map(|name| cache.publisher(Key { workload: Workload(0), name }, Origin::Ca));
+        .map(|name| cache.publisher(Key { workload: Workload::FIRST, name }, Origin::CA));
     let mut steps = Steps::default();
     for _ in 0..rounds {
         let (key, took) = timed(|| SigningKey::generate(key_type).unwrap());

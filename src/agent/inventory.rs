@@ -49,9 +49,7 @@ fn directories(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<(PathBu
         .extend(config.workload.state.iter().map(|state| (state.path().to_owned(), "the --state-dir")));
     directories.extend(config.output.iter().map(|output| (output.directory.clone(), "the --output-dir")));
     for provider in &config.providers {
-        if let Provider::Embedded { folder } = provider {
-            directories.push((folder.clone(), "the --ca-dir"));
-        }
+        directories.extend(provider.directory().map(|directory| (directory.to_owned(), "the --ca-dir")));
         let roots = match provider.endpoint().map(|(endpoint, _)| &endpoint.roots) {
             Some(Roots::File(file)) => Some(file),
             Some(Roots::FirstOf(files)) => files.iter().find(|file| file.exists()),
@@ -79,9 +77,8 @@ fn secrets(config: &Config) -> BTreeMap<PathBuf, &'static str> {
         secrets.extend(credentials.map(|file| (file, "which contains a credential for the CA")));
         let certificate = provider.client_cert();
         secrets.extend(certificate.map(|directory| (directory.path().join(KEY_FILE), "a private key")));
-        if let Provider::Embedded { folder } = provider {
-            secrets.insert(folder.join(embedded::KEY_FILE), "the key of the embedded CA");
-        }
+        let key = provider.directory().map(|directory| directory.join(embedded::KEY_FILE));
+        secrets.extend(key.map(|key| (key, "the key of the embedded CA")));
     }
     let keys = config.files.mounted.iter().filter_map(|place| place.key_pair.as_ref());
     secrets.extend(keys.map(|(_, key)| (key.clone(), "a private key")));

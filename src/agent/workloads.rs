@@ -49,7 +49,7 @@ impl Shared {
 /// What makes up one workload.
 #[derive(Debug)]
 pub struct Plan {
-    pub files: files::Settings,
+    pub files: files::FileSettings,
     pub crl: CrlFile,
     /// The CAs that sign; empty where mounted files are the only source.
     pub cas: Failover,

@@ -2,7 +2,7 @@
 
 use tokio::time::timeout;
 
-use super::{Findings, State, WORKLOAD, check_writable};
+use super::{Findings, State, check_writable};
 use crate::auth::token::{self, TokenSource};
 use crate::auth::token_file::Token;
 use crate::base::limits;
@@ -151,12 +151,12 @@ impl Findings {
             Ok(cas) => cas,
             Err(error) => return self.note(State::Error, "issuance", error.to_string()),
         };
-        let cache = Cache::default();
+        let (cache, workload) = Cache::with_workload("");
         let mut settings = config.workload;
         // The state belongs to the agent.
         settings.state = None;
-        let mut entry = cache.follow(Key { workload: WORKLOAD, name: SecretName::Workload });
-        let source = WorkloadSource::new(cas, settings, &cache, WORKLOAD, clock, Metrics::default());
+        let mut entry = cache.follow(Key { workload, name: SecretName::Workload });
+        let source = WorkloadSource::new(cas, settings, &cache, workload, clock, Metrics::default());
         let settled = async {
             let has_settled = entry.wait_for(|entry| entry.good.is_some() || entry.failure().is_some());
             has_settled.await.map(|entry| entry.clone())

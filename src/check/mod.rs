@@ -24,13 +24,10 @@ use crate::fs::watch::Watcher;
 use crate::metrics::Metrics;
 use crate::os::permissions;
 use crate::source::files::FileSource;
-use crate::store::{Cache, Workload};
+use crate::store::Cache;
 
 /// What a small gateway needs: each connection takes one descriptor.
 const FEW_DESCRIPTORS: u64 = 1024;
-
-/// The one workload in the check's own store.
-const WORKLOAD: Workload = Workload(0);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
@@ -172,10 +169,10 @@ impl Findings {
     }
 
     fn mounted(&mut self, config: &Config) {
-        let cache = Cache::default();
+        let (cache, workload) = Cache::with_workload("");
         let (clock, metrics) = (self.clock.clone(), Metrics::default());
         let watcher = Watcher::new();
-        let mut files = FileSource::new(config.files.clone(), &cache, WORKLOAD, watcher, clock, metrics);
+        let mut files = FileSource::new(config.files.clone(), &cache, workload, watcher, clock, metrics);
         files.publish_once();
         for one in cache.snapshot() {
             let name = one.key.name.as_str();

@@ -46,7 +46,7 @@ impl FileOptions {
     pub(super) fn places(&self, own: &[OwnDir<'_>]) -> (Vec<Place>, Vec<String>) {
         let typed = self.cert_dir.value.as_deref().map(Path::new);
         let (mut places, mut notes) = (Vec::new(), Vec::new());
-        for directory in [self.cert_dir(), Path::new(files::PLATFORM_FOLDER)] {
+        for directory in [self.cert_dir(), Path::new(files::PLATFORM_DIRECTORY)] {
             match own.iter().find(|(own, _)| resolved(own) == resolved(directory)) {
                 None => places.extend(files::places(directory)),
                 Some((_, why)) if typed == Some(directory) => {
@@ -63,9 +63,9 @@ impl FileOptions {
         mounted: Vec<Place>,
         own: Vec<PathBuf>,
         is_alone: bool,
-    ) -> files::Settings {
+    ) -> files::FileSettings {
         let Self { prefixes, system_roots, debounce, .. } = self;
-        files::Settings { mounted, own, is_alone, debounce, prefixes, system_roots }
+        files::FileSettings { mounted, own, is_alone, debounce, prefixes, system_roots }
     }
 }
 

@@ -54,11 +54,11 @@ pub struct Config {
     /// The option that selected them, for logs.
     pub provider_reason: String,
     pub workload: issuer::Settings,
-    pub files: mounted::Settings,
+    pub files: mounted::FileSettings,
     /// The CRLs for the trust bundle.
     pub crl: CrlFile,
     /// The files for other programs.
-    pub output: Option<export::Settings>,
+    pub output: Option<export::OutputSettings>,
     pub admin_socket: Option<AdminSocket>,
     /// The address of the status page.
     pub admin_address: Option<SocketAddr>,
@@ -150,8 +150,8 @@ fn socket(r: &mut Reader<'_>, args: &RunArgs) -> PathBuf {
 }
 
 /// The directories that the agent writes to, which are no source of mounted files.
-fn own_dirs<'a>(output: Option<&'a export::Settings>, state: Option<&'a StateFolder>) -> Vec<OwnDir<'a>> {
-    let output = output.map(|output| (output.folder.as_path(), "the agent writes its own files there"));
+fn own_dirs<'a>(output: Option<&'a export::OutputSettings>, state: Option<&'a StateFolder>) -> Vec<OwnDir<'a>> {
+    let output = output.map(|output| (output.directory.as_path(), "the agent writes its own files there"));
     let state = state.map(|state| (state.path(), "the agent keeps its state there"));
     output.into_iter().chain(state).collect()
 }
@@ -179,17 +179,17 @@ fn mounted_files<'a>(
 fn check_output(
     r: &mut Reader<'_>,
     files: &FileOptions,
-    output: Option<&export::Settings>,
+    output: Option<&export::OutputSettings>,
     selection: &Selection,
     mounted: &[Place],
 ) {
     let Some(output) = output.filter(|_| selection.choice == Some(Choice::Files)) else { return };
-    let is_same = resolved(files.cert_dir()) == resolved(&output.folder);
+    let is_same = resolved(files.cert_dir()) == resolved(&output.directory);
     if is_same && !mounted.iter().any(Place::holds_key_pair) {
         r.mistake(format!(
             "--output-dir and --cert-dir are both {}, and no CA is used: there are no other files to write; name two \
              directories, or choose a CA with --ca",
-            output.folder.display()
+            output.directory.display()
         ));
     }
 }

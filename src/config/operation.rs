@@ -81,7 +81,7 @@ pub(super) fn landlock(
     r: &mut Reader<'_>,
     args: &RunArgs,
     providers: &[Provider],
-    output: Option<&output::Settings>,
+    output: Option<&output::OutputSettings>,
 ) -> bool {
     let landlock = r.switch("landlock", args.landlock, &[]);
     let is_wanted = landlock.value == Some(true);

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::base::backoff::{Backoff, FailureLog};
 use crate::fs::file::{self, directory_of};
-use crate::store::health::Standing;
+use crate::store::health::Health;
 
 /// The beginning of the file's content. A file that begins differently is not the agent's, and is left alone.
 const MARK: &[u8] = b"attache is ready";
@@ -86,7 +86,7 @@ impl ReadyFile {
     }
 
     /// Keeps the file in line with `health`, until its sender is dropped.
-    pub async fn run(mut self, mut health: watch::Receiver<Standing>) {
+    pub async fn run(mut self, mut health: watch::Receiver<Health>) {
         let mut failures = 0;
         loop {
             let is_ready = health.borrow_and_update().is_ready();

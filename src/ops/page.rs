@@ -103,7 +103,7 @@ mod tests {
     fn page(is_local: bool) -> Page {
         let about =
             About { started: UNIX_EPOCH, socket: "/run/sds.sock".into(), provider: "none", cas: Vec::new() };
-        let (cache, metrics, history) = (Cache::default(), Metrics::default(), History::default());
+        let (cache, metrics, history) = (Cache::with_workload("").0, Metrics::default(), History::default());
         let reporter = Reporter { cache, metrics, history, about, clock: Clock::starting_at(UNIX_EPOCH) };
         Page { reporter, is_local }
     }

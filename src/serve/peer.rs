@@ -8,6 +8,7 @@ use tokio::net::UnixStream;
 
 use crate::base::limits;
 use crate::metrics::Metrics;
+use crate::store::health::Components;
 
 /// The processes that may connect: those with one of these user IDs or one of these group IDs, as the kernel reports them
 /// (it reports only the primary group). If both lists are empty, every process that the file's mode allows.
@@ -29,6 +30,7 @@ struct Inner {
     limit: usize,
     connections: Mutex<Connections>,
     metrics: Metrics,
+    components: Components,
 }
 
 #[derive(Debug, Default)]
@@ -48,12 +50,12 @@ pub struct Admitted {
 
 impl Peers {
     /// Admits `allowed` and the agent's own user, which could read the agent's memory anyway.
-    pub fn new(allowed: Allowed, metrics: Metrics) -> Self {
+    pub fn new(allowed: Allowed, metrics: Metrics, components: Components) -> Self {
         // Half of the file descriptors, so that one user can't use up those that others need.
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let limit = usize::try_from(files / 2).unwrap_or(usize::MAX).max(1);
         let (own_uid, connections) = (getuid().as_raw(), Mutex::default());
-        Self(Arc::new(Inner { allowed, own_uid, limit, connections, metrics }))
+        Self(Arc::new(Inner { allowed, own_uid, limit, connections, metrics, components }))
     }
 
     /// Admits the process behind `io`, or logs and counts the refusal.
@@ -66,10 +68,11 @@ impl Peers {
                 return None;
             }
         };
-        let Inner { allowed, own_uid, limit, metrics, .. } = &*self.0;
+        let Inner { allowed, own_uid, limit, metrics, components, .. } = &*self.0;
         let mut connections = self.lock();
         let refuse = |connections: &mut Connections, label: &'static str, reason: &str| {
-            metrics.refuse(label, &format_args!("connection of user {uid}: {reason}"));
+            metrics.refuse(label);
+            components.report_refusal(&format_args!("connection of user {uid}: {reason}"));
             // Each is logged once, because clients keep trying.
             if connections.logged.len() < limits::REFUSED_PEERS_LOGGED
                 && connections.logged.insert((uid, gid, label))

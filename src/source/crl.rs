@@ -237,7 +237,7 @@ impl CrlSource {
 
     /// Adds the CRLs to the trust bundle that is served, or removes them. Returns when to do so again.
     fn amend(&mut self) -> Option<SystemTime> {
-        let amended = self.cache.amend(&self.roots, self.crls.as_ref()?, self.clock.now())?;
+        let amended = self.cache.set_crls(&self.roots, self.crls.as_ref()?, self.clock.now())?;
         self.log_coverage(amended.covered);
         amended.next_change
     }
@@ -280,7 +280,7 @@ impl CrlSource {
             (Some(reason), _) | (None, Some(Coverage::LeftOut(reason))) => Err(reason.clone()),
             _ => Ok(()),
         };
-        self.metrics.crls.send_replace(Some(health));
+        self.cache.components(self.roots.workload).report_crls(Some(health));
     }
 
     fn count(&self, reason: &'static str) {

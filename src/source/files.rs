@@ -15,9 +15,9 @@ use self::set::FileSet;
 use crate::base::clock::Clock;
 use crate::fs::generation::{Place, Places};
 use crate::fs::watch::Watcher;
-use crate::metrics::Metrics;
-use crate::secret::SecretName;
-use crate::store::{Cache, Key, Origin, Workload};
+use crate::metrics::{ByName, Metrics};
+use crate::secret::{NameKind, SecretName};
+use crate::store::{Cache, Demand, Key, Origin, Scope, Workload};
 
 /// Which files are served, and how.
 #[derive(Clone, Debug)]
@@ -48,6 +48,7 @@ pub struct FileSource {
 #[derive(Clone, Debug)]
 struct Context {
     cache: Cache,
+    workload: Workload,
     watcher: Watcher,
     debounce: Duration,
     clock: Clock,
@@ -64,7 +65,7 @@ impl FileSource {
         clock: Clock,
         metrics: Metrics,
     ) -> Self {
-        let context = Context { cache: cache.clone(), watcher, debounce: settings.debounce, clock, metrics };
+        let context = Context { cache: cache.clone(), workload, watcher, debounce: settings.debounce, clock, metrics };
         let places = Places { own: settings.own.clone(), ..Places::new(settings.mounted.clone()) };
         let publisher = |name| Some(SecretPublisher::new(cache, Key { workload, name }, settings.is_alone));
         let (key_pair, roots) = (publisher(SecretName::Workload), publisher(SecretName::Roots));
@@ -80,13 +81,14 @@ impl FileSource {
     /// Follows every change of the mounted files, and of those that streams name. Does not return.
     pub async fn run(self) {
         let Self { settings, mounted, context } = self;
-        let mut demand = context.cache.demand();
+        let demand = context.cache.demand(NameKind::File, Scope::Workload(context.workload));
+        let mut demand = demand.inspect_err(|error| tracing::error!(%error, "requested files are not served")).ok();
         let mut sets = JoinSet::new();
         // The first look is settled: the files may have changed since `publish_once`, before they were watched.
         sets.spawn(mounted.run(true));
         loop {
             tokio::select! {
-                Some(key) = demand.recv() => {
+                Some(key) = next(&mut demand) => {
                     let places = locations::places_of(&key.name, &settings);
                     drop(sets.spawn(context.clone().serve(key, places)));
                 }
@@ -106,7 +108,7 @@ impl Context {
         locations::warn_of_own(&places);
         let (cache, metrics) = (self.cache.clone(), self.metrics.clone());
         let publisher = Some(SecretPublisher::new(&cache, key.clone(), true));
-        let subscribers = cache.publisher(key.clone(), Origin::Files);
+        let subscribers = cache.publisher(key.clone(), Origin::FILES);
         let retired = async {
             loop {
                 subscribers.deserted().await;
@@ -124,8 +126,16 @@ impl Context {
             () = set.run(false) => {}
             () = retired => {}
         }
-        metrics.forget(key.name.as_str());
+        metrics.forget(&ByName::of(&cache, &key));
         tracing::debug!(name = %key.name, "no stream left, files no longer watched");
+    }
+}
+
+/// The next name on demand; waits forever where another source serves the files of the workload.
+async fn next(demand: &mut Option<Demand>) -> Option<Key> {
+    match demand {
+        Some(demand) => demand.next().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -137,7 +137,7 @@ impl WorkloadSource {
         clock: Clock,
         metrics: Metrics,
     ) -> Self {
-        let publisher = |name| cache.publisher(Key { workload, name }, Origin::Ca);
+        let publisher = |name| cache.publisher(Key { workload, name }, Origin::CA);
         let key_pair = publisher(SecretName::Workload);
         Self {
             cas,
@@ -280,7 +280,7 @@ impl WorkloadSource {
 
     /// The key pair's renewal decides; the roots' only where files hold the key pair.
     fn due(&self, key_pair: &Entry, roots: &Entry) -> Due {
-        let is_held = |entry: &Entry| entry.holder > Some(Origin::Ca);
+        let is_held = |entry: &Entry| entry.holder > Some(Origin::CA);
         let entry = match (is_held(key_pair), is_held(roots)) {
             (true, true) => return Due::Never,
             (true, false) => roots,

@@ -13,7 +13,7 @@ use crate::secret::{KeyPair, Secret, TrustBundle};
 use crate::store::{Entry, Origin, Published, Publisher};
 
 /// Not the one of the sidecar: the source assumes none.
-const WORKLOAD: Workload = Workload(7);
+const WORKLOAD: Workload = Workload::FIRST;
 const DEBOUNCE: Duration = Duration::from_millis(20);
 const HOUR: Duration = Duration::from_secs(3600);
 /// Far longer than anything here takes.
@@ -40,8 +40,8 @@ impl Mount {
     }
 
     fn empty(clock: Clock) -> Self {
-        let cache = Cache::default();
-        let publisher = |name| cache.publisher(Key { workload: WORKLOAD, name }, Origin::Ca);
+        let cache = Cache::with_workload("").0;
+        let publisher = |name| cache.publisher(Key { workload: WORKLOAD, name }, Origin::CA);
         let (roots, key_pair) = (publisher(SecretName::Roots), publisher(SecretName::Workload));
         let root = Authority::root("root");
         let middle = Authority::new("middle", Some(&root), |_| {});
@@ -154,7 +154,7 @@ async fn no_content_of_the_file_keeps_the_roots_from_being_served() {
         assert_eq!(mount.roots.entry().failure(), None);
         assert_ne!(mount.publish(&[&mount.root], &mount.middle), Published::Outranked);
         // Nothing remains for the next content.
-        mount.cache.amend(&mount.source().roots, &[], now);
+        mount.cache.set_crls(&mount.source().roots, &[], now);
     }
     assert!(["unreadable", "not_parsed", "not_covered"].iter().all(|reason| mount.failures(reason) > 0));
 }
@@ -258,7 +258,7 @@ async fn an_outranked_pair_has_no_effect() {
     fs::write(mount.file(), mount.good(&[1])).unwrap();
     mount.source().amend_once().await;
     let key = Key { workload: WORKLOAD, name: SecretName::Workload };
-    let files = mount.cache.publisher(key, Origin::Files);
+    let files = mount.cache.publisher(key, Origin::FILES);
     files.publish(Secret::KeyPair(mount.middle.key_pair()), now, None);
     let next = Authority::new("next", Some(&mount.root), |_| {});
     mount.publish(&[&mount.root], &next);
@@ -368,10 +368,10 @@ async fn a_root_without_a_crl_keeps_all_out_until_it_expires() {
 #[tokio::test]
 async fn crls_that_come_before_the_first_roots_are_in_the_first_bundle() {
     // As at the agent's start: the entries don't exist yet.
-    let mount = Mount { cache: Cache::default(), ..Mount::empty(Clock::system()) };
+    let mount = Mount { cache: Cache::with_workload("").0, ..Mount::empty(Clock::system()) };
     fs::write(mount.file(), mount.good(&[7])).unwrap();
     mount.source().amend_once().await;
-    let publisher = |name| mount.cache.publisher(Key { workload: WORKLOAD, name }, Origin::Files);
+    let publisher = |name| mount.cache.publisher(Key { workload: WORKLOAD, name }, Origin::FILES);
     let mount =
         Mount { roots: publisher(SecretName::Roots), key_pair: publisher(SecretName::Workload), ..mount };
     let mut entries = mount.roots.watch();

@@ -32,7 +32,7 @@ pub(super) struct SecretPublisher {
 impl SecretPublisher {
     pub(super) fn new(cache: &Cache, key: Key, is_alone: bool) -> Self {
         let name = key.name.clone();
-        let publisher = cache.publisher(key, Origin::Files);
+        let publisher = cache.publisher(key, Origin::FILES);
         Self { name, publisher, is_alone, failures: FailureLog::default(), rank: None, published: None }
     }
 
@@ -47,7 +47,7 @@ impl SecretPublisher {
 
     /// When the secret expires that is served from files.
     pub(super) fn not_after(&self) -> Option<SystemTime> {
-        let good = self.publisher.entry().good.filter(|good| good.origin == Origin::Files)?;
+        let good = self.publisher.entry().good.filter(|good| good.origin == Origin::FILES)?;
         Some(good.secret.not_after())
     }
 
@@ -82,7 +82,7 @@ impl SecretPublisher {
         if is_new {
             self.published = Some(Instant::now());
             let from = places.shown(rank);
-            let other = before.filter(|origin| *origin != Origin::Files);
+            let other = before.filter(|origin| *origin != Origin::FILES);
             let instead_of = other.map(tracing::field::display);
             tracing::info!(name = self.log_name(), from, instead_of, what, %not_after, "secret served from files");
         }

@@ -44,7 +44,7 @@ const CHAIN_FILE: &str = NAMES[0];
 const KEY_FILE: &str = NAMES[1];
 const ROOT_FILE: &str = NAMES[2];
 /// Not the one of the sidecar: the source assumes none.
-const WORKLOAD: Workload = Workload(7);
+const WORKLOAD: Workload = Workload::FIRST;
 const KEY_PAIR: Key = Key { workload: WORKLOAD, name: SecretName::Workload };
 const ROOTS: Key = Key { workload: WORKLOAD, name: SecretName::Roots };
 
@@ -172,7 +172,7 @@ impl Mount {
         let (watcher, kernel) = testing::watcher();
         Self {
             temp,
-            cache: Cache::default(),
+            cache: Cache::with_workload("").0,
             watcher,
             kernel,
             metrics: Metrics::default(),

@@ -32,8 +32,8 @@ const TTL: Duration = DAY;
 /// The longest that a renewal may be late after the clock was set.
 const STEP: Duration = Duration::from_secs(30);
 
-const KEY_PAIR: Key = Key { workload: Workload(0), name: SecretName::Workload };
-const ROOTS: Key = Key { workload: Workload(0), name: SecretName::Roots };
+const KEY_PAIR: Key = Key { workload: Workload::FIRST, name: SecretName::Workload };
+const ROOTS: Key = Key { workload: Workload::FIRST, name: SecretName::Roots };
 
 /// Summer of 2026.
 fn start() -> SystemTime {
@@ -116,13 +116,13 @@ impl Office {
         let folder = tempfile::tempdir().unwrap();
         let (sender, calls) = mpsc::unbounded_channel();
         let ca = DevelopmentCa::open(folder.path(), Clock::starting_at(start())).unwrap();
-        let (clock, cache, metrics) = (Clock::starting_at(start()), Cache::default(), Metrics::default());
+        let (clock, cache, metrics) = (Clock::starting_at(start()), Cache::with_workload("").0, Metrics::default());
         (Self { clock, cache, metrics, calls, ca, folder }, ChannelCa(sender))
     }
 
     fn source(&self, cas: Vec<Member>, settings: Settings) -> WorkloadSource {
         let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
-        WorkloadSource::new(Failover::new(cas), settings, &self.cache, Workload(0), clock, metrics)
+        WorkloadSource::new(Failover::new(cas), settings, &self.cache, Workload::FIRST, clock, metrics)
     }
 
     fn run(&self, ca: impl CertificateAuthority + 'static, settings: Settings) {
@@ -520,7 +520,7 @@ async fn the_roots_are_published_before_the_key_pair() {
 #[tokio::test(start_paused = true)]
 async fn the_ca_is_not_asked_for_what_files_hold_until_they_let_go() {
     let (mut office, ca) = Office::new();
-    let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::Files));
+    let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::FILES));
     let (pair, roots) = office.generation();
     files[0].publish(pair, office.clock.now(), None);
     files[1].publish(roots, office.clock.now(), None);
@@ -533,13 +533,13 @@ async fn the_ca_is_not_asked_for_what_files_hold_until_they_let_go() {
     let late = office.late(start() + 12 * HOUR);
     assert!((0.0..1.0).contains(&late), "{late} s after half of the lifetime");
     assert_eq!(office.version(), version, "what files held is served until then");
-    assert_eq!(office.issue(call).await.origin, Origin::Ca);
+    assert_eq!(office.issue(call).await.origin, Origin::CA);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_ca_is_not_asked_for_an_expired_pair_that_files_hold() {
     let (mut office, ca) = Office::new();
-    let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::Files));
+    let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::FILES));
     let (pair, roots) = office.generation();
     files[0].publish(pair, office.clock.now(), None);
     files[1].publish(roots, office.clock.now(), None);
@@ -558,7 +558,7 @@ async fn files_that_take_over_during_the_backoff_end_it() {
         office.served(|entry| entry.failure().is_some()).await;
     }
     assert!(office.metrics.failed_rounds.get() > 0);
-    let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::Files));
+    let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::FILES));
     let (pair, roots) = office.generation();
     files[0].publish(pair, office.clock.now(), None);
     files[1].publish(roots, office.clock.now(), None);
@@ -569,7 +569,7 @@ async fn files_that_take_over_during_the_backoff_end_it() {
 #[tokio::test(start_paused = true)]
 async fn a_failing_ca_is_not_asked_in_a_tight_loop_for_the_roots_that_files_lack() {
     let (mut office, ca) = Office::new();
-    let files = office.cache.publisher(KEY_PAIR, Origin::Files);
+    let files = office.cache.publisher(KEY_PAIR, Origin::FILES);
     let (pair, _) = office.generation();
     files.publish(pair, office.clock.now(), None);
     office.run(ca, settings());
@@ -584,7 +584,7 @@ async fn a_failing_ca_is_not_asked_in_a_tight_loop_for_the_roots_that_files_lack
     call.answer.send(Ok(office.answer(&call.request))).unwrap();
     let mut roots = office.cache.watch(&ROOTS).unwrap();
     roots.wait_for(|entry| entry.good.is_some()).await.unwrap();
-    assert_eq!(office.entry().holder, Some(Origin::Files));
+    assert_eq!(office.entry().holder, Some(Origin::FILES));
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,8 +16,8 @@ use crate::secret::{Secret, TrustBundle, Version};
 use crate::serve::sds::dialect::client::{ClientDialect, RequestFields, ResponseFields};
 use crate::store::{Cache, Key, Observed, Origin, Published, Publisher, Workload};
 
-const ROOTS: Key = Key { workload: Workload(0), name: SecretName::Roots };
-const KEY_PAIR: Key = Key { workload: Workload(0), name: SecretName::Workload };
+const ROOTS: Key = Key { workload: Workload::FIRST, name: SecretName::Roots };
+const KEY_PAIR: Key = Key { workload: Workload::FIRST, name: SecretName::Workload };
 
 /// A store with one source, and the service that uses it.
 struct Agent {
@@ -38,9 +38,9 @@ type Requests<D> = mpsc::Sender<Result<<D as Dialect>::Request, Status>>;
 
 impl Agent {
     fn new() -> Self {
-        let cache = Cache::default();
-        let roots = cache.publisher(ROOTS, Origin::Ca);
-        let key_pair = cache.publisher(KEY_PAIR, Origin::Ca);
+        let cache = Cache::with_workload("").0;
+        let roots = cache.publisher(ROOTS, Origin::CA);
+        let key_pair = cache.publisher(KEY_PAIR, Origin::CA);
         let (metrics, draining) = (Metrics::default(), CancellationToken::new());
         Self { cache, metrics, draining, roots, _key_pair: key_pair }
     }
@@ -58,7 +58,7 @@ impl Agent {
         let (requests, inbound) = mpsc::channel(16);
         let service = SecretDiscovery::new(
             self.cache.clone(),
-            Workload(0),
+            Workload::FIRST,
             self.metrics.clone(),
             crate::base::clock::Clock::system(),
             self.draining.clone(),
@@ -263,14 +263,14 @@ async fn verdicts_are_counted_and_reach_the_store<D: ClientDialect>() {
     let response = client.next().await;
     client.answer(&response, None).await;
     assert!(client.is_silent().await);
-    assert_eq!(agent.observed().holding(), HashMap::from([(good.clone(), 1)]));
+    assert_eq!(agent.observed().acknowledged(), HashMap::from([(good.clone(), 1)]));
 
     let bad = agent.renew();
     let response = client.next().await;
     client.answer(&response, Some("not a root")).await;
     assert!(client.is_silent().await, "a rejected version is not sent again");
     let observed = agent.observed();
-    assert_eq!(observed.holding(), HashMap::from([(good, 1)]), "the client keeps what it had");
+    assert_eq!(observed.acknowledged(), HashMap::from([(good, 1)]), "the client keeps what it had");
     let rejection = observed.rejection.unwrap();
     assert_eq!((rejection.version, rejection.reason.as_str()), (bad, "not a root"));
 
@@ -279,7 +279,7 @@ async fn verdicts_are_counted_and_reach_the_store<D: ClientDialect>() {
     client.answer(&response, None).await;
     assert!(client.is_silent().await);
     let observed = agent.observed();
-    assert_eq!((observed.holding(), observed.rejection), (HashMap::from([(repaired, 1)]), None));
+    assert_eq!((observed.acknowledged(), observed.rejection), (HashMap::from([(repaired, 1)]), None));
     assert_eq!(agent.counts(), (3, 2, 1));
 }
 
@@ -304,7 +304,7 @@ async fn an_ended_stream_is_no_longer_counted<D: ClientDialect>() {
     assert_eq!(agent.observed().streams, 1);
     drop(clients);
     let observed = agent.observed();
-    assert_eq!((observed.streams, observed.holding()), (0, HashMap::new()));
+    assert_eq!((observed.streams, observed.acknowledged()), (0, HashMap::new()));
 }
 
 async fn new_streams_get_the_last_good_value_after_a_failed_renewal<D: ClientDialect>() {
@@ -382,7 +382,7 @@ async fn a_name_that_is_requested_again_is_sent_again() {
         assert_eq!(answer.version, version.as_str());
         client.answer(&answer, None).await;
         assert!(client.is_silent().await);
-        assert_eq!(agent.observed().holding(), HashMap::from([(version.clone(), 1)]));
+        assert_eq!(agent.observed().acknowledged(), HashMap::from([(version.clone(), 1)]));
     }
     assert_eq!(agent.counts(), (3, 2, 0));
     assert_eq!(agent.observed().streams, 1);

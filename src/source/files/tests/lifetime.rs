@@ -9,7 +9,7 @@ async fn removed_files_leave_their_value_and_release_the_entry() {
     files.write(&mount.directory());
     mount.follow();
     mount.serves(&files, "at first").await;
-    assert_eq!(mount.entry(KEY_PAIR).holder, Some(Origin::Files));
+    assert_eq!(mount.entry(KEY_PAIR).holder, Some(Origin::FILES));
     for (name, _) in files.each() {
         fs::remove_file(mount.path(name)).unwrap();
     }
@@ -19,7 +19,7 @@ async fn removed_files_leave_their_value_and_release_the_entry() {
         assert_eq!(entry.good.unwrap().resource.version, *version, "their content is still served");
     }
     files.write(&mount.directory());
-    mount.until(KEY_PAIR, "the return", |entry| entry.holder == Some(Origin::Files)).await;
+    mount.until(KEY_PAIR, "the return", |entry| entry.holder == Some(Origin::FILES)).await;
 }
 
 #[tokio::test]
@@ -66,7 +66,7 @@ async fn files_that_are_not_renewed_release_the_entry_when_their_secret_expires(
     let entry = released.expect("the entry to be released").unwrap().clone();
     assert!(entry.failure().unwrap().contains("expired at"), "{entry:?}");
     assert!(entry.valid_at(mount.clock.now()).is_err());
-    let ca = mount.cache.publisher(KEY_PAIR, Origin::Ca);
+    let ca = mount.cache.publisher(KEY_PAIR, Origin::CA);
     let Files { chain, key, .. } = Files::at(mount.clock.clone());
     let pair = KeyPair::new(pem::certificates(&chain).unwrap(), PrivateKey::from_pem(&key).unwrap()).unwrap();
     assert_eq!(ca.publish(Secret::KeyPair(pair), mount.clock.now(), None), Published::Changed);

@@ -33,9 +33,9 @@ async fn wait_for(file: &std::path::Path) {
 /// The next start: a cache and a source of its own, with the same folder and clock.
 async fn restart(office: &Office, name: &str, settings: Settings) -> (Cache, mpsc::UnboundedReceiver<Call>) {
     let (sender, calls) = mpsc::unbounded_channel();
-    let (cache, clock) = (Cache::default(), office.clock.clone());
+    let (cache, clock) = (Cache::with_workload("").0, office.clock.clone());
     let cas = Failover::new(vec![Member::new(name, ChannelCa(sender))]);
-    let mut source = WorkloadSource::new(cas, settings, &cache, Workload(0), clock, Metrics::default());
+    let mut source = WorkloadSource::new(cas, settings, &cache, Workload::FIRST, clock, Metrics::default());
     source.restore().await;
     tokio::spawn(source.run());
     (cache, calls)
