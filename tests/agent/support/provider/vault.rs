@@ -36,8 +36,11 @@ impl Provider for FakeVault {
         if behaviour != Behaviour::Refuses {
             return usual(behaviour);
         }
-        let words =
-            ["the CA at", "answered 403 Forbidden", "no policy of its allows update on mesh/pki/sign/web"];
+        let words = [
+            "the CA at",
+            "answered 403 Forbidden",
+            "none of its policies allows update on mesh/pki/sign/web",
+        ];
         Some(Told::new(&words, "refused"))
     }
 }
