@@ -43,7 +43,7 @@ async fn every_bad_answer_of_cfssl_is_reported_and_a_good_answer_recovers() {
         (Mood::CutOff, "broke before it had answered", "unreachable"),
         (Mood::TooShort, "no JSON with success and result", "junk"),
         (Mood::Huge, "it is longer than 1048576 bytes", "junk"),
-        (said("<html>"), "no JSON with success and result, in what sign answered; is it cfssl?", "junk"),
+        (said("<html>"), "no JSON with success and result in the answer of sign; is it cfssl?", "junk"),
         (said(r#"{"success":true,"result":null}"#), "there is no result.certificate", "junk"),
     ];
     for (mood, words, label) in failures {

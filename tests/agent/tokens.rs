@@ -114,7 +114,7 @@ async fn every_failed_exchange_is_reported_and_the_next_one_succeeds() {
         (Mood::Refuse(400, "invalid_grant", "expired"), own, Transient),
         (
             Mood::Refuse(400, "invalid_grant", ""),
-            "400 Bad Request: invalid_grant: it does not take",
+            "400 Bad Request: invalid_grant: it does not accept",
             Transient,
         ),
         (Mood::Refuse(400, "invalid_request", "bad audience"), "--token-exchange-audience", Permanent),
@@ -127,7 +127,7 @@ async fn every_failed_exchange_is_reported_and_the_next_one_succeeds() {
         ),
         (Mood::Refuse(400, "unsupported_grant_type", ""), "--token-exchange-url", Permanent),
         (Mood::Say(307, ""), "it redirects, and the token is not sent elsewhere", Permanent),
-        (Mood::Say(403, "<html>\nno"), "<html>\u{fffd}no: it does not take", Permanent),
+        (Mood::Say(403, "<html>\nno"), "<html>\u{fffd}no: it does not accept", Permanent),
         (Mood::Say(404, ""), "404 Not Found: is --token-exchange-url right?", Permanent),
         (Mood::Say(429, ""), "too often", Transient),
         (Mood::Say(503, google), "503 Service Unavailable: try later", Transient),

@@ -34,7 +34,7 @@ impl Provider for FakeVault {
 
     fn refusal() -> Option<Told> {
         let words =
-            ["the CA at", "answered 403 Forbidden", "no policy of its allows update on mesh/pki/sign/web"];
+            ["the CA at", "answered 403 Forbidden", "none of its policies allows update on mesh/pki/sign/web"];
         Some(Told::new(&words, "refused"))
     }
 }
