@@ -2,5 +2,6 @@
 
 pub mod backoff;
 pub mod clock;
+pub mod failure_log;
 pub mod limits;
 pub mod spiffe_id;

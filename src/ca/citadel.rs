@@ -10,8 +10,8 @@ use super::{Answer, CaError, CertificateAuthority, InvalidResponse, SigningReque
 use crate::auth::client_cert::{ClientCertFolder, ClientCertificate, NoClientCert};
 use crate::auth::token::{Bearer, TokenSource};
 use crate::auth::token_file::Token;
-use crate::base::backoff::FailureLog;
 use crate::base::clock::Clock;
+use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::net::endpoint::Endpoint;
 use crate::net::grpc::{Channel, Connections};

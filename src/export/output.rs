@@ -16,8 +16,9 @@ use zeroize::Zeroizing;
 
 use self::folder::{File, Folder, FolderError, GRACE, Look, Written};
 pub use self::hook::Hook;
-use crate::base::backoff::{Backoff, FailureLog};
+use crate::base::backoff::Backoff;
 use crate::base::clock::{Clock, rfc3339};
+use crate::base::failure_log::FailureLog;
 use crate::fs::generation::{CHAIN_FILE, KEY_FILE, ROOT_FILE};
 use crate::fs::watch::{Watch, Watcher};
 use crate::metrics::{ByResult, Metrics};

@@ -164,7 +164,7 @@ pub async fn accept<IO, A>(
     /// After this long without a failure the next one is news.
     const QUIET: Duration = Duration::from_secs(60);
     let mut failed = tokio::time::Instant::now();
-    let mut repeats = crate::base::backoff::FailureLog::default();
+    let mut repeats = crate::base::failure_log::FailureLog::default();
     loop {
         let accepted = tokio::select! {
             accepted = std::future::poll_fn(&mut poll_accept) => accepted,

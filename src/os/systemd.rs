@@ -13,7 +13,8 @@ use tokio::net::UnixDatagram;
 use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 
-use crate::base::backoff::{Backoff, FailureLog};
+use crate::base::backoff::Backoff;
+use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::config::{Environment, is_in_pod};
 use crate::serve::listener::Passed;

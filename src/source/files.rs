@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::base::backoff::FailureLog;
 use crate::base::clock::{Clock, rfc3339};
+use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::fs::file;
 use crate::fs::generation::{FileError, Found, Generation, NAMES, Place, Places};

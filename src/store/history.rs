@@ -6,8 +6,8 @@ use std::time::SystemTime;
 
 use tokio::sync::watch;
 
-use crate::base::backoff::FailureLog;
 use crate::base::clock::Clock;
+use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::secret::{Secret, SecretName, Version};
 use crate::store::{Cache, Entry, Key, Origin, Workload};

@@ -20,8 +20,8 @@ use tokio::task::JoinHandle;
 use zeroize::Zeroizing;
 
 use super::trust::Anchor;
-use crate::base::backoff::FailureLog;
 use crate::base::clock::rfc3339_millis;
+use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::fs::file;
 use crate::metrics::Health;
