@@ -1,4 +1,4 @@
-//! Many agents against one CA, in virtual time. Each agent is a [`WorkloadSource`] as the binary runs it: it makes keys and
+//! Many agents against one CA, in virtual time. Each agent is a [`Issuer`] as the binary runs it: it makes keys and
 //! requests, checks what it gets, and decides itself when to ask. Only the CA is a model, in [`Office`].
 
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,7 +11,7 @@ use attache::ca::failover::{Failover, Member};
 use attache::ca::{Answer, CaError, CertificateAuthority, Pending, SigningRequest};
 use attache::metrics::Metrics;
 use attache::pki::key::{KeyFormat, KeyType};
-use attache::source::issuer::{Grace, IdentitySource, Settings, WorkloadSource};
+use attache::source::issuer::{Grace, IdentitySource, IssuanceQueue, Issuer, IssuerSettings};
 use attache::store::{Cache, Workload};
 use tokio::time::Instant;
 
@@ -280,8 +280,8 @@ impl Scenario {
         std::mem::take(&mut *office.books())
     }
 
-    fn source(&self, line: Line, clock: Clock, metrics: Metrics) -> WorkloadSource {
-        let settings = Settings {
+    fn source(&self, line: Line, clock: Clock, metrics: Metrics) -> Issuer {
+        let settings = IssuerSettings {
             identity: IdentitySource::Fixed(identity()),
             key_type: KeyType::EcdsaP256,
             ttl: self.ttl,
@@ -292,6 +292,7 @@ impl Scenario {
             state: None,
         };
         let cas = Failover::new(vec![Member::new("office", line)]);
-        WorkloadSource::new(cas, settings, &Cache::default(), Workload(0), clock, metrics)
+        let (cache, queue) = (Cache::default(), IssuanceQueue::default());
+        Issuer::new(cas, settings, &cache, Workload(0), clock, metrics, queue)
     }
 }

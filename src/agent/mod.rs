@@ -41,7 +41,7 @@ use crate::serve::peers::Peers;
 use crate::serve::sds::SecretDiscovery;
 use crate::source::crl::CrlSource;
 use crate::source::files::FileSource;
-use crate::source::issuer::WorkloadSource;
+use crate::source::issuer::{IssuanceQueue, Issuer};
 use crate::store::health;
 use crate::store::health::{Follower, Standing};
 use crate::store::history::History;
@@ -148,9 +148,10 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     }
     if !cas.is_empty() {
         let (cache, clock, metrics) = (&cache, clock.clone(), metrics.clone());
-        let mut source = WorkloadSource::new(cas, config.workload, cache, WORKLOAD, clock, metrics);
-        source.restore().await;
-        tasks.spawn(source.run());
+        let queue = IssuanceQueue::default();
+        let mut issuer = Issuer::new(cas, config.workload, cache, WORKLOAD, clock, metrics, queue);
+        issuer.restore().await;
+        tasks.spawn(issuer.run());
     }
     if let Some(settings) = config.output {
         // After the sources, whose entries it follows.

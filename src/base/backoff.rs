@@ -19,7 +19,7 @@ impl Backoff {
     }
 
     /// The delay after the `failures`-th failure in a row: in the second half of the longest one. `jitter` is drawn
-    /// from 0..1, and spreads those who failed together.
+    /// from 0..1 and spreads callers that failed together.
     pub fn delay(self, failures: u32, jitter: f64) -> Duration {
         let half = self.longest(failures).div_f64(2.0);
         half + half.mul_f64(jitter.clamp(0.0, 1.0))

@@ -18,7 +18,7 @@ use crate::fs::file;
 use crate::metrics::Metrics;
 use crate::pki::pem;
 use crate::secret::SecretName;
-use crate::source::issuer::WorkloadSource;
+use crate::source::issuer::{IssuanceQueue, Issuer};
 use crate::store::{Cache, Key};
 
 impl Findings {
@@ -155,7 +155,8 @@ impl Findings {
         // It belongs to the agent.
         settings.state = None;
         let mut entry = cache.follow(Key { workload: WORKLOAD, name: SecretName::Workload });
-        let source = WorkloadSource::new(cas, settings, &cache, WORKLOAD, clock, Metrics::default());
+        let (metrics, queue) = (Metrics::default(), IssuanceQueue::default());
+        let issuer = Issuer::new(cas, settings, &cache, WORKLOAD, clock, metrics, queue);
         let settled = async {
             let has_settled = entry.wait_for(|entry| entry.good.is_some() || entry.failure().is_some());
             has_settled.await.map(|entry| entry.clone())
@@ -163,7 +164,7 @@ impl Findings {
         let entry = tokio::select! {
             entry = settled => entry,
             // It never ends.
-            () = source.run() => return,
+            () = issuer.run() => return,
         };
         let Ok(entry) = entry else { return };
         match (&entry.good, entry.failure()) {

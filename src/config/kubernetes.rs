@@ -5,7 +5,7 @@ use super::choice::{Chosen, ProviderName};
 use super::reader::Reader;
 use crate::ca::kubernetes::{SHORTEST_TTL, SignerName, SignerRoots};
 use crate::net::endpoint::Address;
-use crate::source::issuer::Settings;
+use crate::source::issuer::IssuerSettings;
 
 /// The API server as the kubelet tells it to each container.
 pub(super) fn in_cluster(r: &Reader<'_>) -> Option<Address> {
@@ -20,7 +20,7 @@ pub(super) fn options(
     r: &mut Reader<'_>,
     args: &RunArgs,
     chosen: Chosen,
-    workload: &Settings,
+    workload: &IssuerSettings,
     notes: &mut Vec<String>,
 ) -> Option<(SignerName, SignerRoots)> {
     let signer = r.parsed("kubernetes-signer", &args.kubernetes_signer, &[], str::parse::<SignerName>);

@@ -36,7 +36,7 @@ use crate::serve::listener::ListenError;
 use crate::serve::peers::Allowed;
 use crate::source::crl::CrlFile;
 use crate::source::files;
-use crate::source::issuer::{Grace, Settings, StateFolder};
+use crate::source::issuer::{Grace, IssuerSettings, StateDir};
 
 /// Where Istio's proxies look for a socket that is not their agent's.
 pub const DEFAULT_SOCKET: &str = "/var/run/secrets/workload-spiffe-uds/socket";
@@ -62,7 +62,7 @@ pub struct Config {
     /// What decided that, for people.
     pub provider_reason: String,
     /// What is asked of it.
-    pub workload: Settings,
+    pub workload: IssuerSettings,
     /// Which files are served.
     pub files: files::Settings,
     /// The CRLs for the trust bundle.
@@ -173,7 +173,7 @@ impl Config {
             r.parsed("grace-jitter", &args.grace_jitter, &["SECRET_GRACE_PERIOD_RATIO_JITTER"], parse_jitter);
         let grace = grace(r, ratio, jitter);
         let timeout = timeout.or(Duration::from_secs(10));
-        let workload = Settings {
+        let workload = IssuerSettings {
             identity,
             key_type,
             key_format,
@@ -207,7 +207,7 @@ impl Config {
         let log = LogConfig { filter: filter.or(info), json };
 
         let own_folders = output.iter().map(|output| output.folder.as_path());
-        let own_folders = own_folders.chain(workload.state.iter().map(StateFolder::path));
+        let own_folders = own_folders.chain(workload.state.iter().map(StateDir::path));
         let files = files::Settings {
             mounted,
             own: own_folders.map(Path::to_owned).collect(),
@@ -245,9 +245,9 @@ fn numbers(r: &mut Reader<'_>, flag: &str, typed: &[String]) -> Vec<u32> {
 }
 
 /// The folder for what is kept across restarts.
-fn state(r: &mut Reader<'_>, args: &RunArgs) -> Option<StateFolder> {
+fn state(r: &mut Reader<'_>, args: &RunArgs) -> Option<StateDir> {
     let folder = r.text("state-dir", &args.state_dir, &[]).value?;
-    Some(StateFolder::new(std::path::absolute(&folder).unwrap_or_else(|_| folder.into())))
+    Some(StateDir::new(std::path::absolute(&folder).unwrap_or_else(|_| folder.into())))
 }
 
 /// Beside the SDS socket, unless it is somewhere else.

@@ -19,7 +19,7 @@ use crate::ca::vault as vault_ca;
 use crate::net::endpoint::{Address, CA_OPTIONS, Endpoint, Protocol, Roots};
 use crate::os::command::ShellCommand;
 use crate::pki::key::KeyType;
-use crate::source::issuer::Settings;
+use crate::source::issuer::IssuerSettings;
 
 /// Where the CA's root is, unless somebody says otherwise or it came with the client certificate.
 pub(super) const DEFAULT_ROOTS: [&str; 2] =
@@ -200,7 +200,7 @@ pub(super) fn providers(
     chosen: Chosen,
     wishes: Wishes,
     credentials: &Credentials,
-    workload: &Settings,
+    workload: &IssuerSettings,
     notes: &mut Vec<String>,
 ) -> Vec<Provider> {
     let exec = exec::options(r, args, chosen);

@@ -539,7 +539,7 @@ fn several_cas_stand_in_for_each_other() {
 fn the_state_is_no_source_and_of_no_use_without_a_ca() {
     let with_ca =
         config("--ca-address ca --state-dir /state --cert-dir /state --drop-old-roots", &[]).unwrap();
-    assert_eq!(with_ca.workload.state, Some(StateFolder::new("/state")));
+    assert_eq!(with_ca.workload.state, Some(StateDir::new("/state")));
     assert!(with_ca.workload.drops_old_roots);
     assert_eq!((cert_dir(&with_ca.files), with_ca.notes.len()), (None, 1), "{:?}", with_ca.notes);
     assert_eq!(with_ca.files.own, [Path::new("/state")]);

@@ -21,7 +21,7 @@ use crate::config::{Config, Provider};
 use crate::fs::file;
 use crate::fs::generation::{KEY_FILE, Place};
 use crate::net::endpoint::Roots;
-use crate::source::issuer::StateFolder;
+use crate::source::issuer::StateDir;
 
 /// The right of everybody to read.
 const READ: u32 = 0o004;
@@ -133,7 +133,7 @@ fn secrets(config: &Config) -> BTreeMap<PathBuf, &'static str> {
     let keys = config.files.mounted.iter().filter_map(|place| place.key_pair.as_ref());
     secrets.extend(keys.map(|(_, key)| (key.clone(), "a private key")));
     secrets.extend(
-        config.workload.state.iter().map(|state| (StateFolder::file(state), "which holds the last key")),
+        config.workload.state.iter().map(|state| (StateDir::file(state), "which holds the last key")),
     );
     secrets
 }

@@ -152,7 +152,7 @@ async fn no_request_fails_while_the_ca_is_away_and_it_is_back_in_use_within_two_
     // Renewal is due with 10 s left; it fails for 5 s.
     let (_, line) = web.process.wait_next_log("no new certificate").await;
     assert!(line.contains("connecting to the CA at https://127.0.0.1"), "{line}");
-    assert!(line.contains("the certificate that is served is valid until"), "{line}");
+    assert!(line.contains("the served certificate is valid until"), "{line}");
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(web.process.count(" WARN no new certificate"), 1, "told once:\n{}", web.process.log());
     assert_eq!(web.status("/readyz").await, (200, "ready\n".to_owned()));

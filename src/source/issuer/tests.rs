@@ -1,28 +1,35 @@
 //! A workload's secrets over years of virtual time, signed by a CA that is a channel.
 
+mod clock;
+mod early;
 mod failover;
+mod several;
 mod state;
 mod switch;
-mod clock;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
-use std::time::UNIX_EPOCH;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use rustls::pki_types::CertificateDer;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 
 use super::*;
 use crate::auth::client_cert::ClientCertFolder;
 use crate::auth::token_file::TokenFile;
-use crate::ca::Answer;
+use crate::base::spiffe_id::SpiffeId;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
+use crate::ca::failover::Member;
+use crate::ca::{Answer, CaError, CertificateAuthority, Pending, SigningRequest};
 use crate::metrics::ByOutcome;
-use crate::pki::pem;
-use crate::secret::Version;
-use crate::store::Good;
+use crate::pki::key::SigningKey;
+use crate::pki::{csr, pem};
+use crate::secret::{Secret, Version};
+use crate::store::{Entry, Good};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -44,8 +51,8 @@ fn web() -> SpiffeId {
     "spiffe://cluster.local/ns/default/sa/web".parse().unwrap()
 }
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> IssuerSettings {
+    IssuerSettings {
         identity: IdentitySource::Fixed(web()),
         key_type: KeyType::EcdsaP256,
         key_format: KeyFormat::Pkcs8,
@@ -120,24 +127,25 @@ impl Office {
         (Self { clock, cache, metrics, calls, ca, folder }, ChannelCa(sender))
     }
 
-    fn source(&self, cas: Vec<Member>, settings: Settings) -> WorkloadSource {
+    fn source(&self, cas: Vec<Member>, settings: IssuerSettings) -> Issuer {
         let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
-        WorkloadSource::new(Failover::new(cas), settings, &self.cache, Workload(0), clock, metrics)
+        let queue = IssuanceQueue::default();
+        Issuer::new(Failover::new(cas), settings, &self.cache, Workload(0), clock, metrics, queue)
     }
 
-    fn run(&self, ca: impl CertificateAuthority + 'static, settings: Settings) {
+    fn run(&self, ca: impl CertificateAuthority + 'static, settings: IssuerSettings) {
         tokio::spawn(self.source(vec![Member::new("channel", ca)], settings).run());
     }
 
     /// A source that was just started.
-    fn open(settings: Settings) -> Self {
+    fn open(settings: IssuerSettings) -> Self {
         let (office, ca) = Self::new();
         office.run(ca, settings);
         office
     }
 
     /// A source that has its first certificate.
-    async fn open_and_issue(settings: Settings) -> Self {
+    async fn open_and_issue(settings: IssuerSettings) -> Self {
         let mut office = Self::open(settings);
         let call = office.call().await;
         office.issue(call).await;
@@ -291,7 +299,7 @@ async fn a_year_of_renewals_is_on_time_with_one_call_and_a_fresh_key_each() {
 
 #[tokio::test(start_paused = true)]
 async fn certificates_of_ten_seconds_never_run_out() {
-    let mut office = Office::open(Settings { ttl: 10 * SECOND, ..settings() });
+    let mut office = Office::open(IssuerSettings { ttl: 10 * SECOND, ..settings() });
     let mut ends = None;
     for _ in 0..50 {
         let call = office.call().await;
@@ -354,7 +362,7 @@ async fn a_failed_renewal_keeps_the_old_certificate_past_its_end_and_recovers() 
 async fn a_hanging_ca_is_cut_off_and_asked_again() {
     // The lifetime, and how long a call may hang at the first renewal.
     for (ttl, limit) in [(TTL, 10 * SECOND), (24 * SECOND, 3 * SECOND), (10 * SECOND, 2 * SECOND)] {
-        let mut office = Office::open_and_issue(Settings { ttl, ..settings() }).await;
+        let mut office = Office::open_and_issue(IssuerSettings { ttl, ..settings() }).await;
         let version = office.version();
         let mut call = office.call().await;
         let started = Instant::now();
@@ -716,7 +724,7 @@ async fn a_token_that_appears_later_is_used_at_the_next_try() {
         service_account: None,
     };
     let ca = DevelopmentCa::open(office.folder.path(), office.clock.clone()).unwrap();
-    office.run(Embedded(ca), Settings { identity, ..settings() });
+    office.run(Embedded(ca), IssuerSettings { identity, ..settings() });
     let failed = office.served(|entry| entry.failure().is_some()).await;
     assert!(failed.failure().unwrap().contains("needs an identity") && failed.good.is_none());
     tokio::time::sleep(10 * MINUTE).await;
@@ -731,7 +739,7 @@ async fn a_token_that_appears_later_is_used_at_the_next_try() {
 #[tokio::test(start_paused = true)]
 async fn a_slow_kind_of_key_is_made_and_signed_too() {
     let key_format = KeyFormat::Traditional;
-    let mut office = Office::open(Settings { key_type: KeyType::Rsa2048, key_format, ..settings() });
+    let mut office = Office::open(IssuerSettings { key_type: KeyType::Rsa2048, key_format, ..settings() });
     let call = office.call().await;
     let good = office.issue(call).await;
     let Secret::KeyPair(pair) = &good.secret else { panic!("not a key pair") };

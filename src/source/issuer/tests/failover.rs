@@ -3,14 +3,14 @@
 use super::*;
 
 /// An office with two CAs, each with a root of its own.
-struct Two {
-    office: Office,
-    second: mpsc::UnboundedReceiver<Call>,
+pub(super) struct Two {
+    pub(super) office: Office,
+    pub(super) second: mpsc::UnboundedReceiver<Call>,
     other: DevelopmentCa,
 }
 
 impl Two {
-    fn open(settings: Settings) -> Self {
+    pub(super) fn open(settings: IssuerSettings) -> Self {
         let (office, first) = Office::new();
         let (sender, second) = mpsc::unbounded_channel();
         let cas = vec![Member::new("first", first), Member::new("second", ChannelCa(sender))];
@@ -19,17 +19,17 @@ impl Two {
         Self { office, second, other }
     }
 
-    async fn first(&mut self) -> Call {
+    pub(super) async fn first(&mut self) -> Call {
         self.office.call().await
     }
 
-    async fn second(&mut self) -> Call {
+    pub(super) async fn second(&mut self) -> Call {
         let call = tokio::time::timeout(3 * DAY, self.second.recv()).await;
         call.expect("the second CA to be asked").expect("the source to run")
     }
 
     /// The second CA signs.
-    async fn issue_second(&self, call: Call) {
+    pub(super) async fn issue_second(&self, call: Call) {
         let before = self.office.entry().good.map(|good| good.resource.version.clone());
         call.answer.send(Ok(answer_of(&self.other, &call.request))).unwrap();
         let is_new = |entry: &Entry| entry.good.as_ref().map(|good| good.resource.version.clone()) != before;
@@ -104,7 +104,7 @@ async fn one_call_at_a_time_even_where_the_first_one_hangs_or_lies() {
 #[tokio::test(start_paused = true)]
 async fn who_fails_often_is_not_asked_first_each_time() {
     // Renewals every 5 s.
-    let mut two = Two::open(Settings { ttl: 10 * SECOND, ..settings() });
+    let mut two = Two::open(IssuerSettings { ttl: 10 * SECOND, ..settings() });
     let (mut first_calls, mut second_calls) = (0, 0);
     let began = Instant::now();
     while began.elapsed() < HOUR {

@@ -3,11 +3,13 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
+use zeroize::Zeroizing;
+
 use super::super::state::STATE_FILE;
 use super::*;
 
-fn with_state(office: &Office) -> Settings {
-    Settings { state: Some(StateFolder::new(office.folder.path().join("state"))), ..settings() }
+fn with_state(office: &Office) -> IssuerSettings {
+    IssuerSettings { state: Some(StateDir::new(office.folder.path().join("state"))), ..settings() }
 }
 
 fn file(office: &Office) -> std::path::PathBuf {
@@ -31,11 +33,16 @@ async fn wait_for(file: &std::path::Path) {
 }
 
 /// The next start: a cache and a source of its own, with the same folder and clock.
-async fn restart(office: &Office, name: &str, settings: Settings) -> (Cache, mpsc::UnboundedReceiver<Call>) {
+async fn restart(
+    office: &Office,
+    name: &str,
+    settings: IssuerSettings,
+) -> (Cache, mpsc::UnboundedReceiver<Call>) {
     let (sender, calls) = mpsc::unbounded_channel();
     let (cache, clock) = (Cache::default(), office.clock.clone());
     let cas = Failover::new(vec![Member::new(name, ChannelCa(sender))]);
-    let mut source = WorkloadSource::new(cas, settings, &cache, Workload(0), clock, Metrics::default());
+    let mut source =
+        Issuer::new(cas, settings, &cache, Workload(0), clock, Metrics::default(), IssuanceQueue::default());
     source.restore().await;
     tokio::spawn(source.run());
     (cache, calls)
@@ -74,9 +81,9 @@ async fn only_this_user_can_read_it_and_a_crash_in_between_leaves_the_old_one() 
     let left = file.with_extension("state.new");
     fs::write(&left, "half").unwrap();
     fs::set_permissions(&left, fs::Permissions::from_mode(0o644)).unwrap();
-    let folder = StateFolder::new(file.parent().unwrap());
+    let folder = StateDir::new(file.parent().unwrap());
     assert!(folder.read().unwrap().is_some());
-    folder.write(b"{\"version\":2}\n").unwrap();
+    folder.write(|| Some(Zeroizing::new(b"{\"version\":2}\n".to_vec()))).unwrap();
     assert!(!left.exists());
     assert_eq!(mode(&file), 0o600);
     assert!(folder.read().unwrap_err().to_string().contains("format 2"));
@@ -112,14 +119,14 @@ async fn what_does_not_fit_or_is_damaged_is_not_served() {
     }
     fs::write(file(&office), &whole).unwrap();
     let identity = IdentitySource::Fixed("spiffe://cluster.local/ns/default/sa/other".parse().unwrap());
-    let other_identity = Settings { identity, ..with_state(&office) };
+    let other_identity = IssuerSettings { identity, ..with_state(&office) };
     for (name, settings) in [("elsewhere", with_state(&office)), ("channel", other_identity)] {
         let (cache, mut calls) = restart(&office, name, settings).await;
         assert!(good(&cache, &KEY_PAIR).is_none() && good(&cache, &ROOTS).is_none(), "{name}");
         calls.recv().await.unwrap();
     }
     // Another kind of key is asked for at once; until it comes there is the old one.
-    let other_kind = Settings { key_type: KeyType::EcdsaP384, ..with_state(&office) };
+    let other_kind = IssuerSettings { key_type: KeyType::EcdsaP384, ..with_state(&office) };
     let (cache, mut calls) = restart(&office, "channel", other_kind).await;
     assert!(good(&cache, &KEY_PAIR).is_some());
     let asked = Instant::now();
@@ -149,7 +156,7 @@ async fn the_time_of_old_roots_goes_on_across_a_restart() {
     };
     let (cache, _calls) = restart(&office, "channel", with_state(&office)).await;
     assert_eq!(roots(&cache), 2);
-    let dropping = Settings { drops_old_roots: true, ..with_state(&office) };
+    let dropping = IssuerSettings { drops_old_roots: true, ..with_state(&office) };
     let (cache, mut calls) = restart(&office, "channel", dropping).await;
     assert_eq!(roots(&cache), 1);
     // What the CA named last may be what it does not name any more.

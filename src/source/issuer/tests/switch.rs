@@ -11,7 +11,7 @@ struct Switch {
 }
 
 impl Switch {
-    async fn open(settings: Settings) -> Self {
+    async fn open(settings: IssuerSettings) -> Self {
         let office = Office::open_and_issue(settings).await;
         let new = office.other_ca("new");
         let mut stream = office.cache.subscribe(&ROOTS).unwrap();
@@ -86,7 +86,7 @@ async fn the_leaf_does_not_wait_for_ever() {
     assert_eq!(switch.leaf_comes_after(&old).await, Duration::ZERO);
 
     // Of 10 s, 5 are left when it is renewed: half of that is the most.
-    let mut switch = Switch::open(Settings { ttl: 10 * SECOND, ..settings() }).await;
+    let mut switch = Switch::open(IssuerSettings { ttl: 10 * SECOND, ..settings() }).await;
     let old = switch.office.version();
     switch.answer().await;
     let waited = switch.leaf_comes_after(&old).await;
@@ -141,7 +141,7 @@ async fn a_root_that_was_announced_needs_no_waiting() {
 
 #[tokio::test(start_paused = true)]
 async fn in_an_emergency_the_old_root_goes_at_once() {
-    let mut switch = Switch::open(Settings { drops_old_roots: true, ..settings() }).await;
+    let mut switch = Switch::open(IssuerSettings { drops_old_roots: true, ..settings() }).await;
     switch.answer().await;
     assert_eq!(switch.roots(), [switch.new.chain()[1].clone()]);
 }
