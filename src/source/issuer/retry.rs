@@ -46,8 +46,8 @@ pub fn retry_delay(class: Class, failures: u32, validity: Validity, draw: f64) -
     SHORTEST.max(least + (longest - least).mul_f64(draw.clamp(0.0, 1.0)))
 }
 
-/// How long to wait where the CA asks for a pause (Retry-After): from `asked` up to twice as long, since it may have asked
-/// all its clients at the same moment, but not so long that the certificate could expire.
+/// How long to wait where the CA asks for a pause (Retry-After): from `asked` up to twice as long, since it may have
+/// asked all its clients at the same moment, but not so long that the certificate could expire.
 pub(super) fn asked_delay(asked: Duration, validity: Validity) -> Duration {
     asked_delay_drawn(asked, validity, fastrand::f64())
 }
@@ -124,8 +124,8 @@ mod tests {
         assert_eq!(retry_delay(Permanent, u32::MAX, Left(Duration::ZERO), 1.0), Duration::from_millis(500));
     }
 
-    /// Calls in each second of a fleet that was started within one second and whose CA is unreachable until `back`. `left`
-    /// is the remaining life of the certificates at the start. An agent that reaches the CA calls no more.
+    /// Calls in each second of a fleet that was started within one second and whose CA is unreachable until `back`.
+    /// `left` is the remaining life of the certificates at the start. An agent that reaches the CA calls no more.
     fn load(left: Option<Duration>, back: Duration) -> Vec<usize> {
         let mut random = fastrand::Rng::with_seed(1);
         let mut load = Vec::new();

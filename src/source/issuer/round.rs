@@ -229,7 +229,8 @@ impl Issuer {
             return Ok(());
         }
         let reason = format!(
-            "the new certificate is valid only from {}: it is served then; the CA's clock or this machine's clock is wrong",
+            "the new certificate is valid only from {}: it is served then; the CA's clock or this machine's clock \
+             is wrong",
             rfc3339(begins)
         );
         tracing::warn!(provider = self.cas.provider(), "{reason}");

@@ -49,10 +49,12 @@ async fn order(waiters: &[(u64, u64)]) -> Vec<usize> {
     order
 }
 
+/// Arrival and remaining life of each waiter, in seconds; the order in which they are served.
+type Case = (&'static [(u64, u64)], &'static [usize]);
+
 #[tokio::test(start_paused = true)]
 async fn the_envoy_without_a_certificate_comes_first_then_what_expires_first() {
-    // Arrival and remaining life of each waiter, in seconds; the order in which they are served.
-    let cases: [(&[(u64, u64)], &[usize]); 6] = [
+    let cases: [Case; 6] = [
         (&[(0, 30), (0, 10), (0, 20)], &[1, 2, 0]),
         // Without a certificate: in the order of arrival, before all others.
         (&[(0, 30), (0, 0), (0, 1), (0, 0)], &[1, 3, 2, 0]),
@@ -99,18 +101,15 @@ async fn a_dropped_waiter_leaves_the_queue_even_with_a_permit_on_its_way() {
 async fn a_waiter_is_woken_by_a_dropped_permit() {
     let queue = IssuanceQueue::new(1);
     let permit = queue.acquire(SECOND).await;
-    let waiter = tokio::spawn(acquiring_owned(queue.clone()));
+    let waiting = queue.clone();
+    let waiter = tokio::spawn(async move { waiting.acquire(Duration::ZERO).await });
     tokio::task::yield_now().await;
     assert!(!waiter.is_finished());
     drop(permit);
-    tokio::time::timeout(SECOND, waiter).await.expect("it is woken").unwrap();
+    tokio::time::timeout(SECOND, waiter).await.expect("the waiter to be woken").unwrap();
 }
 
-async fn acquiring_owned(queue: IssuanceQueue) -> Permit {
-    queue.acquire(Duration::ZERO).await
-}
-
-/// A waiter of the model: its rank, and whether it was polled since a permit was granted to it.
+/// A waiter of the model. A granted permit is received at the next poll.
 struct Modelled {
     rank: Rank,
     future: Acquiring,

@@ -20,7 +20,7 @@ impl Two {
     /// The first CA signs, and its clock is ahead by `ahead`. It sets notBefore 2 minutes back, as istiod does.
     fn sign_ahead(&self, call: Call, ahead: Duration) {
         let clock = Clock::starting_at(self.office.clock.now() + ahead);
-        let ca = DevelopmentCa::open(self.office.folder.path(), clock).unwrap();
+        let ca = DevelopmentCa::open(self.office.dir.path(), clock).unwrap();
         call.answer.send(Ok(answer_of(&ca, &call.request))).unwrap();
     }
 
@@ -94,7 +94,7 @@ async fn of_several_that_begin_later_the_first_to_begin_is_waited_for() {
     two.sign_ahead(call, 7 * MINUTE);
     let call = two.second().await;
     let clock = Clock::starting_at(two.office.clock.now() + 5 * MINUTE);
-    let other = DevelopmentCa::open(&two.office.folder.path().join("other"), clock).unwrap();
+    let other = DevelopmentCa::open(&two.office.dir.path().join("other"), clock).unwrap();
     call.answer.send(Ok(answer_of(&other, &call.request))).unwrap();
     let (waited, calls) = two.served_after(&old).await;
     assert!((3 * MINUTE - SECOND..=3 * MINUTE + STEP).contains(&waited), "{waited:?}");
@@ -106,7 +106,7 @@ async fn a_clock_that_is_set_back_meanwhile_ends_the_wait() {
     let mut office = Office::open(settings());
     let call = office.call().await;
     let ahead = Clock::starting_at(office.clock.now() + 5 * MINUTE);
-    let ca = DevelopmentCa::open(office.folder.path(), ahead).unwrap();
+    let ca = DevelopmentCa::open(office.dir.path(), ahead).unwrap();
     call.answer.send(Ok(answer_of(&ca, &call.request))).unwrap();
     office.served(|entry| entry.failure().is_some()).await;
     office.clock.set_by(-3_600_000);
@@ -120,7 +120,7 @@ async fn a_wrong_certificate_that_begins_later_is_not_waited_for() {
     let mut office = Office::open(settings());
     let call = office.call().await;
     let ahead = Clock::starting_at(office.clock.now() + 5 * MINUTE);
-    let ca = DevelopmentCa::open(office.folder.path(), ahead).unwrap();
+    let ca = DevelopmentCa::open(office.dir.path(), ahead).unwrap();
     let answer = Answer { roots: vec![], ..answer_of(&ca, &call.request) };
     call.answer.send(Ok(answer)).unwrap();
     let answered = Instant::now();

@@ -38,7 +38,7 @@ impl House {
     /// The CA, whose clock is ahead by `ahead`, signs.
     fn sign(&self, call: Call, ahead: Duration) {
         let clock = Clock::starting_at(self.office.clock.now() + ahead);
-        let ca = DevelopmentCa::open(self.office.folder.path(), clock).unwrap();
+        let ca = DevelopmentCa::open(self.office.dir.path(), clock).unwrap();
         let SigningRequest { csr, identity, ttl } = &call.request;
         let leaf = ca.issue(csr, identity.as_ref().unwrap(), *ttl).unwrap();
         let [intermediate, root] = ca.chain();
