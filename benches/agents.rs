@@ -1,4 +1,4 @@
-//! Many agents against one CA, in virtual time. Each agent is a [`WorkloadSource`] as in the binary: it makes keys and
+//! Many agents against one CA, in virtual time. Each agent is a [`Issuer`] as in the binary: it makes keys and
 //! requests, checks the answers, and decides itself when to call. Only the CA is a model, in [`ModelCa`].
 
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,7 +11,7 @@ use attache::ca::failover::{Failover, Member};
 use attache::ca::{CaError, CertificateAuthority, IssuedChain, Pending, SigningRequest};
 use attache::metrics::Metrics;
 use attache::pki::key::{KeyFormat, KeyType};
-use attache::source::issuer::{Grace, IdentitySource, Settings, WorkloadSource};
+use attache::source::issuer::{Grace, IdentitySource, IssuanceQueue, Issuer, IssuerSettings};
 use attache::store::{Cache, Workload};
 use tokio::time::Instant;
 
@@ -277,8 +277,8 @@ impl Scenario {
         std::mem::take(&mut *model.records())
     }
 
-    fn source(&self, connection: Connection, clock: Clock, metrics: Metrics) -> WorkloadSource {
-        let settings = Settings {
+    fn source(&self, connection: Connection, clock: Clock, metrics: Metrics) -> Issuer {
+        let settings = IssuerSettings {
             identity: IdentitySource::Fixed(identity()),
             key_type: KeyType::EcdsaP256,
             ttl: self.ttl,
@@ -289,6 +289,7 @@ impl Scenario {
             state: None,
         };
         let cas = Failover::new(vec![Member::new("model", connection)]);
-        WorkloadSource::new(cas, settings, &Cache::default(), Workload::FIRST, clock, metrics)
+        let (cache, workload) = Cache::with_workload("");
+        Issuer::new(cas, settings, &cache, workload, clock, metrics, IssuanceQueue::default())
     }
 }

@@ -11,7 +11,7 @@ use crate::fs::file;
 use crate::fs::generation::{KEY_FILE, Place};
 use crate::net::endpoint::Roots;
 use crate::os::permissions::{Inventory, Socket};
-use crate::source::issuer::StateFolder;
+use crate::source::issuer::StateDir;
 
 /// The paths of an agent with its sockets at `sds` and `admin`.
 pub(crate) fn inventory(config: &Config, sds: &Path, admin: Option<&Path>) -> Inventory {
@@ -82,7 +82,7 @@ fn secrets(config: &Config) -> BTreeMap<PathBuf, &'static str> {
     }
     let keys = config.files.mounted.iter().filter_map(|place| place.key_pair.as_ref());
     secrets.extend(keys.map(|(_, key)| (key.clone(), "a private key")));
-    let state = config.workload.state.iter().map(StateFolder::file);
+    let state = config.workload.state.iter().map(StateDir::file);
     secrets.extend(state.map(|file| (file, "which contains the last key")));
     secrets
 }

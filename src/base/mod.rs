@@ -2,6 +2,7 @@
 
 pub mod backoff;
 pub mod clock;
+pub mod failure_log;
 pub mod limits;
 pub mod retry;
 pub mod spiffe_id;

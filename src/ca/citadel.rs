@@ -13,8 +13,8 @@ use super::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, Signing
 use crate::auth::client_cert::{ClientCertFolder, ClientCertificate, NoClientCert};
 use crate::auth::token::{Bearer, TokenSource};
 use crate::auth::token_file::Token;
-use crate::base::backoff::FailureLog;
 use crate::base::clock::Clock;
+use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::net::Header;
 use crate::net::address::Address;

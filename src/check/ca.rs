@@ -12,7 +12,7 @@ use crate::fs::file;
 use crate::metrics::Metrics;
 use crate::pki::pem;
 use crate::secret::SecretName;
-use crate::source::issuer::WorkloadSource;
+use crate::source::issuer::{IssuanceQueue, Issuer};
 use crate::store::{Cache, Key};
 
 impl Findings {
@@ -156,15 +156,16 @@ impl Findings {
         // The state belongs to the agent.
         settings.state = None;
         let mut entry = cache.follow(Key { workload, name: SecretName::Workload });
-        let source = WorkloadSource::new(cas, settings, &cache, workload, clock, Metrics::default());
+        let (metrics, queue) = (Metrics::default(), IssuanceQueue::default());
+        let issuer = Issuer::new(cas, settings, &cache, workload, clock, metrics, queue);
         let settled = async {
             let has_settled = entry.wait_for(|entry| entry.good.is_some() || entry.failure().is_some());
             has_settled.await.map(|entry| entry.clone())
         };
         let entry = tokio::select! {
             entry = settled => entry,
-            // The source never returns.
-            () = source.run() => return,
+            // The issuer never returns.
+            () = issuer.run() => return,
         };
         let Ok(entry) = entry else { return };
         match (&entry.good, entry.failure()) {

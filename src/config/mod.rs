@@ -34,7 +34,7 @@ use crate::serve::listener::ListenError;
 use crate::serve::peer::Allowed;
 use crate::source::crl::CrlFile;
 use crate::source::files as mounted;
-use crate::source::issuer::{self, StateFolder};
+use crate::source::issuer::{self, StateDir};
 
 /// Where Istio's proxies look for the socket of another agent than their own.
 pub const DEFAULT_SOCKET: &str = "/var/run/secrets/workload-spiffe-uds/socket";
@@ -53,7 +53,7 @@ pub struct Config {
     pub providers: Vec<Provider>,
     /// The option that selected them, for logs.
     pub provider_reason: String,
-    pub workload: issuer::Settings,
+    pub workload: issuer::IssuerSettings,
     pub files: mounted::FileSettings,
     /// The CRLs for the trust bundle.
     pub crl: CrlFile,
@@ -150,7 +150,7 @@ fn socket(r: &mut Reader<'_>, args: &RunArgs) -> PathBuf {
 }
 
 /// The directories that the agent writes to, which are no source of mounted files.
-fn own_dirs<'a>(output: Option<&'a export::OutputSettings>, state: Option<&'a StateFolder>) -> Vec<OwnDir<'a>> {
+fn own_dirs<'a>(output: Option<&'a export::OutputSettings>, state: Option<&'a StateDir>) -> Vec<OwnDir<'a>> {
     let output = output.map(|output| (output.directory.as_path(), "the agent writes its own files there"));
     let state = state.map(|state| (state.path(), "the agent keeps its state there"));
     output.into_iter().chain(state).collect()
@@ -200,8 +200,8 @@ fn workload_and_providers(
     args: &RunArgs,
     options: ProviderOptions,
     selection: &Selection,
-    state: Option<StateFolder>,
-) -> (issuer::Settings, Vec<Provider>) {
+    state: Option<StateDir>,
+) -> (issuer::IssuerSettings, Vec<Provider>) {
     let credentials = Credentials::new(r, args, &options, selection);
     let identity = identity::identity(r, args, &credentials, selection.ca());
     let certificate = CertificateOptions::new(r, args);
@@ -214,7 +214,7 @@ fn workload_and_providers(
     }
     let CertificateOptions { key_type, key_format, ttl, timeout, grace, .. } = certificate;
     let workload =
-        issuer::Settings { identity, key_type, key_format, ttl, grace, timeout, drops_old_roots, state };
+        issuer::IssuerSettings { identity, key_type, key_format, ttl, grace, timeout, drops_old_roots, state };
     (workload, providers)
 }
 

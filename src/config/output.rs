@@ -7,7 +7,7 @@ use super::args::RunArgs;
 use super::parse_mode;
 use crate::export::output::{Hook, OutputSettings};
 use crate::options::Reader;
-use crate::source::issuer::StateFolder;
+use crate::source::issuer::StateDir;
 
 /// The files for other programs.
 pub(super) fn output(r: &mut Reader<'_>, args: &RunArgs) -> Option<OutputSettings> {
@@ -32,9 +32,9 @@ pub(super) fn output(r: &mut Reader<'_>, args: &RunArgs) -> Option<OutputSetting
 }
 
 /// The directory for what is kept across restarts.
-pub(super) fn state(r: &mut Reader<'_>, args: &RunArgs) -> Option<StateFolder> {
+pub(super) fn state(r: &mut Reader<'_>, args: &RunArgs) -> Option<StateDir> {
     let directory = r.text("state-dir", &args.state_dir, &[]).value?;
-    Some(StateFolder::new(absolute(directory)))
+    Some(StateDir::new(absolute(directory)))
 }
 
 fn absolute(path: String) -> PathBuf {

@@ -561,7 +561,7 @@ fn several_addresses_are_several_cas_in_order() {
 fn the_state_directory_is_no_source_and_unused_without_a_ca() {
     let with_ca =
         config("--ca-address ca --state-dir /state --cert-dir /state --drop-old-roots", &[]).unwrap();
-    assert_eq!(with_ca.workload.state, Some(StateFolder::new("/state")));
+    assert_eq!(with_ca.workload.state, Some(StateDir::new("/state")));
     assert!(with_ca.workload.drops_old_roots);
     assert_eq!((cert_dir(&with_ca.files), with_ca.notes.len()), (None, 1), "{:?}", with_ca.notes);
     assert_eq!(with_ca.files.own, [Path::new("/state")]);

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::base::backoff::{Backoff, FailureLog};
+use crate::base::backoff::Backoff;
+use crate::base::failure_log::FailureLog;
 use crate::fs::file::{self, directory_of};
 use crate::store::health::Health;
 

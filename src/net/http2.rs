@@ -163,7 +163,7 @@ pub async fn accept<IO, A>(
     /// After this long without a failure the next one is logged as new.
     const QUIET: Duration = Duration::from_secs(60);
     let mut failed_at = tokio::time::Instant::now();
-    let mut failures = crate::base::backoff::FailureLog::default();
+    let mut failures = crate::base::failure_log::FailureLog::default();
     loop {
         let accepted = tokio::select! {
             accepted = std::future::poll_fn(&mut poll_accept) => accepted,

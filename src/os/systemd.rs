@@ -14,7 +14,8 @@ use tokio::net::UnixDatagram;
 use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 
-use crate::base::backoff::{Backoff, FailureLog};
+use crate::base::backoff::Backoff;
+use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::store::health::{self, Health};
 

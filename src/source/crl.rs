@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-use crate::base::backoff::FailureLog;
 use crate::base::clock::Clock;
+use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::fs::file;
 use crate::fs::watch::{Activity, Watch, Watcher};

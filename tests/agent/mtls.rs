@@ -167,7 +167,7 @@ async fn no_request_fails_while_the_ca_is_down_and_it_is_used_again_within_two_s
     // Renewal is due with 10 s left, and fails several times.
     let (_, line) = web.process.wait_next_log("no new certificate").await;
     assert!(line.contains("connecting to the CA at https://127.0.0.1"), "{line}");
-    assert!(line.contains("the certificate that is served is valid until"), "{line}");
+    assert!(line.contains("the served certificate is valid until"), "{line}");
     let failures = "attache_ca_requests_total{provider=\"citadel\",outcome=\"unreachable\"}";
     web.wait_metric_that(failures, |count| count >= 4.0).await;
     assert_eq!(web.process.count(" WARN no new certificate"), 1, "logged once:\n{}", web.process.log());

@@ -175,7 +175,7 @@ async fn nothing_fails_when_the_new_root_is_announced(delta: bool) {
         side.agent.wait_metric("attache_acks_total{name=\"ROOTCA\"}", 3).await;
         assert_eq!(side.agent.metric("attache_pushes_total{name=\"ROOTCA\"}").await, 3.0);
         let log = side.agent.process.log();
-        assert_eq!(side.agent.process.count("the trust roots change"), 2, "{log}");
+        assert_eq!(side.agent.process.count("trust roots changed"), 2, "{log}");
         assert_eq!(side.agent.process.count("WARN"), PLAIN_TEXT, "{log}");
         let (_, metrics) = side.agent.status("/metrics").await;
         let roots: Vec<_> =
@@ -225,7 +225,7 @@ async fn without_an_announcement_requests_fail_until_the_last_side_has_switched(
     for side in [&mesh.web, &mesh.api] {
         let log = side.agent.process.log();
         assert_eq!(side.agent.process.count("WARN"), PLAIN_TEXT, "{log}");
-        let (_, switch) = log.split_once("the trust roots change").unwrap();
+        let (_, switch) = log.split_once("trust roots changed").unwrap();
         // Both roots are pushed, and acknowledged by Envoy, before it gets the certificate.
         let steps = switch.lines().filter_map(|line| {
             let (step, line) = ["sent", "accepted"]
@@ -240,7 +240,7 @@ async fn without_an_announcement_requests_fail_until_the_last_side_has_switched(
             "{switch}"
         );
         // The old root stays for one lifetime, counted from the switch.
-        let line = log.lines().find(|line| line.contains("the trust roots change")).unwrap();
+        let line = log.lines().find(|line| line.contains("trust roots changed")).unwrap();
         let moment = |text: &str| humantime::parse_rfc3339(text.split_whitespace().next().unwrap()).unwrap();
         let until = moment(line.split_once("old_until=").unwrap().1);
         let stays = until.duration_since(moment(line)).unwrap();
@@ -266,7 +266,7 @@ async fn an_agent_that_drops_old_roots_makes_its_envoy_refuse_their_certificates
     // A restart does not forget the old root.
     mesh.web.agent.process.kill().await;
     mesh.web.agent.restart();
-    mesh.web.agent.process.wait_log("the certificate of an earlier run is served").await;
+    mesh.web.agent.process.wait_log("certificate of an earlier run restored").await;
     mesh.web.agent.wait_metric("attache_streams{name=\"ROOTCA\"}", 1).await;
     mesh.web.wait_trust(&[&old, &new]).await;
     assert_eq!(http_get(mesh.outbound, "/").await.unwrap().0, 200);

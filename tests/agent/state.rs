@@ -62,7 +62,7 @@ async fn an_agent_that_starts_while_the_ca_is_down_serves_its_state_and_renews_o
 
     ca.set(Mood::Refuse(Code::Unavailable));
     agent.restart();
-    let (_, line) = agent.process.wait_log("the certificate of an earlier run is served").await;
+    let (_, line) = agent.process.wait_log("certificate of an earlier run restored").await;
     assert!(line.contains(" INFO ") && line.contains(file.to_str().unwrap()), "{line}");
     assert!(line.contains("renews="), "{line}");
     agent.process.wait_log(" ready ").await;
@@ -70,7 +70,7 @@ async fn an_agent_that_starts_while_the_ca_is_down_serves_its_state_and_renews_o
     assert_eq!(served(&agent).await, before);
 
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    assert!(line.contains("the certificate that is served is valid until"), "{line}");
+    assert!(line.contains("the served certificate is valid until"), "{line}");
     assert_eq!(served(&agent).await, before);
     ca.set(Mood::Good);
     agent.process.wait_log("the CA signs again").await;
@@ -91,7 +91,7 @@ async fn whenever_the_agent_is_killed_the_next_run_finds_a_complete_state() {
         tokio::time::sleep(std::time::Duration::from_micros(300 * round)).await;
         agent.process.kill().await;
         agent.restart();
-        agent.process.wait_log("the certificate of an earlier run is served").await;
+        agent.process.wait_log("certificate of an earlier run restored").await;
     }
 }
 
@@ -118,9 +118,9 @@ async fn a_useless_state_is_reported_and_replaced() {
         options
     };
     let cases: [(&str, &str, Vec<String>, &[&str]); 6] = [
-        ("empty", "", as_before(), &["is not what this agent writes", "no first line"]),
-        ("junk", "<html>\n</html>\n", as_before(), &["is not what this agent writes", "no JSON"]),
-        ("cut", &good[..good.len() - 60], as_before(), &["is not what this agent writes"]),
+        ("empty", "", as_before(), &["is not a state file of this agent", "no first line"]),
+        ("junk", "<html>\n</html>\n", as_before(), &["is not a state file of this agent", "not JSON"]),
+        ("cut", &good[..good.len() - 60], as_before(), &["is not a state file of this agent"]),
         ("newer", &good.replace("\"version\":1", "\"version\":9"), as_before(), &["the format 9"]),
         ("elsewhere", &good, elsewhere(), &["it came from citadel at", &there]),
         ("other", &good, somebody_else(), &["names spiffe://cluster.local/ns/default/sa/web, not"]),
@@ -128,7 +128,7 @@ async fn a_useless_state_is_reported_and_replaced() {
     for (name, content, options, words) in cases {
         fs::write(&file, content).unwrap();
         let mut agent = Agent::ready(folder, name, &strs(&options)).await;
-        let (_, line) = agent.process.wait_log("an earlier run is not used").await;
+        let (_, line) = agent.process.wait_log("of an earlier run not used").await;
         assert!(line.contains(" WARN ") && line.contains(file.to_str().unwrap()), "{name}: {line}");
         assert!(words.iter().all(|word| line.contains(word)), "{name}: {line}");
         wait_until("the state is replaced", || {
@@ -151,7 +151,7 @@ async fn a_disk_that_refuses_the_state_is_reported_once_and_delays_no_certificat
     // Renewed every 0.2 s.
     let options = options(&ca, folder, &disk, "0.999");
     let options = strs(&options);
-    let written = "the state is not kept";
+    let written = "state not saved";
 
     let mut agent = Agent::on_small_disk(folder, "full", &options, &disk, "1m").await;
     agent.process.wait_log(" ready ").await;
@@ -173,7 +173,7 @@ async fn a_disk_that_refuses_the_state_is_reported_once_and_delays_no_certificat
     assert!(agent.serials().contains(&served_serial(&agent.socket).await));
     assert_eq!(agent.process.count(written), 1, "{}", agent.process.log());
     fs::remove_file(its_disk.join("filler")).unwrap();
-    agent.process.wait_log("the state is written again").await;
+    agent.process.wait_log("state saved again").await;
     drop(agent);
 
     let mut agent = Agent::on_small_disk(folder, "read-only", &options, &disk, "1m,ro").await;

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use tokio::time::Instant;
 
-use crate::base::backoff::FailureLog;
+use crate::base::failure_log::FailureLog;
 use crate::base::clock::rfc3339;
 use crate::base::limits;
 use crate::fs::generation::{FileError, Found, Places};

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::publisher::SecretPublisher;
 use super::{Context, locations};
-use crate::base::backoff::FailureLog;
+use crate::base::failure_log::FailureLog;
 use crate::fs::generation::{FileError, Generation, Places};
 use crate::fs::watch::{Activity, Watch};
 use crate::secret::Secret;
