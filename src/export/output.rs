@@ -20,7 +20,6 @@ pub use self::hook::Hook;
 use self::hook::HookError;
 use self::progress::{Progress, is_due};
 use crate::base::clock::{Clock, rfc3339};
-use crate::base::failure_log::FailureLog;
 use crate::fs::generation::{CHAIN_FILE, KEY_FILE, ROOT_FILE};
 use crate::fs::watch::{Watch, Watcher};
 use crate::metrics::{ByResult, Metrics};

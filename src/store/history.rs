@@ -9,7 +9,6 @@ use tokio::sync::watch;
 use super::cache::Cache;
 use super::entry::{Entry, Key, Origin};
 use super::workload::Workload;
-use crate::base::failure_log::FailureLog;
 use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;

@@ -65,7 +65,7 @@ async fn the_second_ca_signs_while_the_first_is_down_or_hangs_and_the_first_once
 
     assert_eq!(agent.process.count("no new certificate"), 0, "{}", agent.process.log());
     // However often the calls failed.
-    assert_eq!(agent.process.count(" WARN the next CA"), 2, "{}", agent.process.log());
+    assert_eq!(agent.process.count(" WARN failed over"), 2, "{}", agent.process.log());
     assert_eq!(roots(&agent.socket).await, 2);
 }
 

@@ -153,9 +153,9 @@ impl Issuer {
         let key = key.to_private_key().in_format(self.settings.key_format);
         let key = key.map_err(|error| CaError::Local(error.to_string()))?;
         let checked = answer.check(key, request.identity.as_ref(), moment);
-        checked.map_err(|answer| match ca.client.remedy(&answer) {
-            Some(remedy) => CaError::InvalidResponseWithRemedy { answer, remedy },
-            None => answer.into(),
+        checked.map_err(|response| match ca.client.remedy(&response) {
+            Some(remedy) => CaError::InvalidResponseWithRemedy { response, remedy },
+            None => response.into(),
         })
     }
 

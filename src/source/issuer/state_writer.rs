@@ -48,7 +48,7 @@ impl std::fmt::Debug for Content {
 
 impl StateWriter {
     pub(super) fn new(dir: StateDir, components: Components) -> Self {
-        health.send_replace(Some(Ok(())));
+        components.report_state(Ok(()));
         let content = Content::default();
         Self { dir, writing: None, content, failures: FailureLog::default(), components }
     }
@@ -120,7 +120,8 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         let dir = temporary.path().join("state");
         std::fs::create_dir(&dir).unwrap();
-        let mut writer = StateWriter::new(StateDir::new(&dir), components);
+        let (cache, workload) = crate::store::Cache::with_workload("");
+        let mut writer = StateWriter::new(StateDir::new(&dir), cache.components(workload));
         // The thread never gets as far as to take it.
         writer.content.set(Zeroizing::new(b"key".to_vec()));
         let slot = writer.content.clone();
