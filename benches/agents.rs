@@ -12,7 +12,7 @@ use attache::ca::{CaError, CertificateAuthority, IssuedChain, Pending, SigningRe
 use attache::metrics::Metrics;
 use attache::pki::key::{KeyFormat, KeyType};
 use attache::source::issuer::{Grace, IdentitySource, IssuanceQueue, Issuer, IssuerSettings};
-use attache::store::{Cache, Workload};
+use attache::store::Cache;
 use tokio::time::Instant;
 
 /// Delay from the CA's decision to the agent.

@@ -10,7 +10,7 @@ use attache::ca::embedded::DevelopmentCa;
 use attache::pki::csr;
 use attache::pki::key::{KeyFormat, KeyType, SigningKey};
 use attache::secret::{Resource, Secret, SecretName};
-use attache::store::{Cache, Key, Origin, Workload};
+use attache::store::{Cache, Key, Origin};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -55,9 +55,9 @@ pub(crate) fn print() {
 fn steps(ca: &DevelopmentCa, key_type: KeyType) -> Steps {
     let rounds = if key_type.is_slow() { 15 } else { 200 };
     let identity: SpiffeId = "spiffe://cluster.local/ns/default/sa/bench".parse().unwrap();
-    let cache = Cache::default();
+    let (cache, workload) = Cache::with_workload("");
     let publishers = [SecretName::Workload, SecretName::Roots]
-        .map(|name| cache.publisher(Key { workload: Workload::FIRST, name }, Origin::CA));
+        .map(|name| cache.publisher(Key { workload, name }, Origin::CA));
     let mut steps = Steps::default();
     for _ in 0..rounds {
         let (key, took) = timed(|| SigningKey::generate(key_type).unwrap());

@@ -95,7 +95,6 @@ mod tests {
 
     use super::*;
     use crate::base::clock::Clock;
-    use crate::metrics::Metrics;
     use crate::ops::report::About;
     use crate::store::Cache;
     use crate::store::history::History;
@@ -103,8 +102,8 @@ mod tests {
     fn page(is_local: bool) -> Page {
         let about =
             About { started: UNIX_EPOCH, socket: "/run/sds.sock".into(), provider: "none", cas: Vec::new() };
-        let (cache, metrics, history) = (Cache::with_workload("").0, Metrics::default(), History::default());
-        let reporter = Reporter { cache, metrics, history, about, clock: Clock::starting_at(UNIX_EPOCH) };
+        let ((cache, workload), history) = (Cache::with_workload(""), History::default());
+        let reporter = Reporter { cache, workload, history, about, clock: Clock::starting_at(UNIX_EPOCH) };
         Page { reporter, is_local }
     }
 

@@ -131,8 +131,10 @@ mod tests {
     use crate::metrics::ByReason;
 
     fn peers(allowed: Allowed, own_uid: u32, limit: usize) -> Peers {
-        let (connections, metrics) = (Mutex::default(), Metrics::default());
-        Peers(Arc::new(Inner { allowed, own_uid, limit, connections, metrics }))
+        let (cache, workload) = crate::store::Cache::with_workload("");
+        let (connections, metrics, components) =
+            (Mutex::default(), Metrics::default(), cache.components(workload));
+        Peers(Arc::new(Inner { allowed, own_uid, limit, connections, metrics, components }))
     }
 
     fn refusals(peers: &Peers, reason: &'static str) -> u64 {

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::metrics::{ByReason, Metrics};
 use crate::pki::key::{KeyType, SigningKey};
+use crate::metrics::ByName;
 use crate::secret::{Secret, TrustBundle, Version};
 use crate::serve::sds::dialect::client::{ClientDialect, RequestFields, ResponseFields};
 use crate::store::{Cache, Key, Observed, Origin, Published, Publisher, Workload};
@@ -72,7 +73,7 @@ impl Agent {
     }
 
     fn counts(&self) -> (u64, u64, u64) {
-        let name = ByName { name: "ROOTCA".to_owned() };
+        let name = ByName { workload: "".into(), name: "ROOTCA".to_owned() };
         let count = |family: &prometheus_client::metrics::family::Family<ByName, _>| {
             let counter: prometheus_client::metrics::counter::Counter = family.get_or_create_owned(&name);
             counter.get()

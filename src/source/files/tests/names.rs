@@ -54,7 +54,7 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
             let streams = [mount.subscribe(name).await, mount.subscribe(name).await];
             let failed = mount.until(name.clone(), "its failure", |entry| entry.failure().is_some()).await;
             assert!(failed.good.is_none());
-            let label = ByName { name: name.name.to_string() };
+            let label = ByName { workload: "".into(), name: name.name.to_string() };
             mount.metrics.nacks.get_or_create(&label).inc();
             assert!(mount.kernel.watched() > before, "round {round}: its directories are not watched");
             let [first, last] = streams;

@@ -11,7 +11,6 @@
 //! expired certificate is not served, and is served again when the clock is set right.
 
 use super::*;
-use crate::store::health;
 
 /// More than any lifetime here.
 const NIGHT: Duration = Duration::from_secs(3 * 24 * 3600);
@@ -35,7 +34,7 @@ impl Office {
 
     /// Why the agent is not ready.
     fn missing(&self) -> Vec<String> {
-        let missing = health::missing(&self.cache.snapshot(), None, self.clock.now());
+        let missing = self.cache.health(self.clock.now()).missing;
         missing.into_iter().map(|missing| format!("{}: {}", missing.name, missing.reason)).collect()
     }
 

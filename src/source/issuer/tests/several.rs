@@ -22,7 +22,8 @@ impl House {
         let cas = Failover::new(vec![Member::new("channel", ChannelCa(self.ca.clone()))]);
         let (clock, metrics) = (self.office.clock.clone(), self.office.metrics.clone());
         let (cache, queue) = (&self.office.cache, self.queue.clone());
-        tokio::spawn(Issuer::new(cas, settings, cache, Workload(number), clock, metrics, queue).run())
+        let workload = cache.add_workload(&format!("w{number}"));
+        tokio::spawn(Issuer::new(cas, settings, cache, workload, clock, metrics, queue).run())
     }
 
     async fn call(&mut self, expected: u16) -> Call {
