@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
@@ -33,7 +34,7 @@ use crate::os::hardening::{self, ConfineError};
 use crate::os::systemd::Started;
 use crate::os::{command, permissions};
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
-use crate::serve::listener::{Listener, SocketFile};
+use crate::serve::listener::Listener;
 use crate::serve::peer::Peers;
 use crate::store::Cache;
 use crate::store::health::{self, Health, HealthWatcher};
@@ -61,12 +62,7 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
         // The output is missing from the start, not only after its first report.
         shared.cache.components(running.workload).report_output(|_| {});
     }
-    if let Some(listener) = status {
-        let Shared { cache, metrics, clock, watcher, stop, .. } = shared.clone();
-        let status = Status::new(cache, metrics, clock, watcher, stop);
-        let serve = move |io| status.clone().serve(io);
-        workloads.spawn(&shared.stop, server.clone().http("the status address", listener, serve));
-    }
+    serve_status(&mut workloads, &shared, &server, status);
     if config.landlock {
         // Before there are other threads.
         let sockets = [Some(&sds), admin.as_ref()].into_iter().flatten();
@@ -77,35 +73,27 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
 
     let allowed = config.allowed.clone();
     let reporter = start_workload(&mut workloads, &shared, &running, config, &sds, addresses).await?;
-    if let Some(listener) = page {
-        let is_local = addresses.page.is_some_and(|address| address.ip().is_loopback());
-        let page = Page { reporter: reporter.clone(), is_local };
-        let stopped = shared.stop.clone();
-        let serve = move |io| page.clone().serve(io, stopped.clone());
-        workloads.spawn(&shared.stop, server.clone().http("the admin address", listener, serve));
-    }
-    let mut files: Vec<Option<SocketFile>> = Vec::new();
-    if let Some(listener) = admin {
+    serve_page(&mut workloads, &shared, &server, page, &reporter);
+    let admin_file = admin.and_then(|listener| {
         let (socket, file) = listener.into_parts();
-        files.push(file);
         workloads.spawn(&shared.stop, server.clone().admin(socket, Admin { reporter, log }));
-    }
+        file
+    });
     let peers = Peers::new(allowed, shared.metrics.clone(), shared.cache.components(running.workload));
     let service = SecretDiscoveryServiceServer::new(workloads.service(&running))
         .max_decoding_message_size(limits::REQUEST_BYTES);
-    let (socket, file) = sds.into_parts();
-    files.push(file);
+    let (socket, sds_file) = sds.into_parts();
     let sds = Server { stop: running.ended.clone(), ..server }.sds(socket, peers, service);
     workloads.spawn(&running.ended, sds);
 
     let (health, watched) = watch::channel(Health::unknown());
     if let Some(file) = ready_file {
-        drop(shared.calls.spawn(file.run(watched.clone())));
+        workloads.spawn_draining(file.run(watched.clone()));
     }
     if let Some(manager) = given.manager {
-        drop(shared.calls.spawn(manager.run(watched)));
+        workloads.spawn_draining(manager.run(watched));
     }
-    // The ready file and the service manager's task end when this future is dropped.
+    // When this future is dropped, the ready file is removed and the service manager is notified.
     let announce =
         announce_readiness(HealthWatcher::new(shared.cache.clone(), shared.clock.clone()), health, started);
     tokio::select! {
@@ -118,12 +106,37 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     }
 
     // The sockets disappear before the streams end, so that a successor may take their place at once.
-    drop(files);
+    drop((sds_file, admin_file));
     shared.stop.cancel();
     shared.calls.close();
     drain(&shared.calls, &shared.cache, drain_timeout, &mut signals).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Serves probes and metrics, where there is an address for them.
+fn serve_status(workloads: &mut Workloads, shared: &Shared, server: &Server, listener: Option<TcpListener>) {
+    let Some(listener) = listener else { return };
+    let Shared { cache, metrics, clock, watcher, stop, .. } = shared.clone();
+    let status = Status::new(cache, metrics, clock, watcher, stop);
+    let serve = move |io| status.clone().serve(io);
+    workloads.spawn(&shared.stop, server.clone().http("the status address", listener, serve));
+}
+
+/// Serves the status page, where there is an address for it.
+fn serve_page(
+    workloads: &mut Workloads,
+    shared: &Shared,
+    server: &Server,
+    listener: Option<TcpListener>,
+    reporter: &Reporter,
+) {
+    let Some(listener) = listener else { return };
+    let is_local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
+    let page = Page { reporter: reporter.clone(), is_local };
+    let stop = shared.stop.clone();
+    let serve = move |io| page.clone().serve(io, stop.clone());
+    workloads.spawn(&shared.stop, server.clone().http("the admin address", listener, serve));
 }
 
 /// Sets the limits and rights of the process, and logs what a person should know about the options.

@@ -73,7 +73,7 @@ pub struct Running {
 pub struct Workloads {
     shared: Shared,
     running: HashMap<Workload, CancellationToken>,
-    /// None: the workload was removed. Some: the task ended by itself, which none should.
+    /// None: the task ended as it should. Some: it ended by itself, although its workload exists.
     tasks: JoinSet<Option<()>>,
 }
 
@@ -94,7 +94,7 @@ impl Workloads {
     /// this returns.
     pub async fn start(&mut self, running: &Running, plan: Plan) {
         let Running { workload, ended } = running;
-        let Shared { cache, metrics, history, watcher, clock, queue, calls, .. } = self.shared.clone();
+        let Shared { cache, metrics, history, watcher, clock, queue, .. } = self.shared.clone();
         let debounce = plan.files.debounce;
         let mut crls =
             CrlSource::new(plan.crl, debounce, &cache, *workload, &watcher, clock.clone(), metrics.clone());
@@ -114,8 +114,7 @@ impl Workloads {
         if let Some(settings) = plan.output {
             // After the sources, whose entries it follows.
             let output = Output::new(settings, &cache, *workload, &watcher, clock, metrics);
-            // Not cut off: a hook that runs may finish.
-            self.tasks.spawn(calls.track_future(output_until(ended.clone(), output)));
+            self.spawn_draining(output.run(ended.clone()));
         }
     }
 
@@ -136,6 +135,15 @@ impl Workloads {
                 () = task => Some(()),
             }
         });
+    }
+
+    /// Runs `task`, which ends by itself when its workload is removed or the agent stops. The agent waits for it when
+    /// it stops, for as long as open calls have.
+    pub fn spawn_draining(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(self.shared.calls.track_future(async {
+            task.await;
+            None
+        }));
     }
 
     /// Removes a workload: its secrets are dropped, its streams end, its tasks stop, its metrics disappear.
@@ -161,11 +169,6 @@ impl Workloads {
             }
         }
     }
-}
-
-async fn output_until(ended: CancellationToken, output: Output) -> Option<()> {
-    output.run(ended).await;
-    None
 }
 
 #[cfg(test)]
