@@ -262,7 +262,7 @@ async fn what_is_wrong_with_crls_output_and_state_is_found() {
     let (crls, state, out) = (path("crls"), path("state/below"), path("out"));
     let more = ["--crl", &crls, "--state-dir", &state, "--output-dir", &out];
     let mut agent = start(folder, "web", &[&strs(&options)[..], &more].concat());
-    let not_written = "The output folder or the state is not written";
+    let not_written = "The output directory or the state is not written";
     agent.process.wait_log("the CRL file is not used").await;
     let causes = [
         (not_written, "see what is wrong with that disk", "attache_state_failing", "/state/error"),
