@@ -1,4 +1,4 @@
-//! Compiles `proto/` with protox: no protoc on the machine is needed.
+//! Compiles `proto/` with protox, so no protoc is needed.
 
 use std::path::Path;
 
@@ -14,11 +14,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let files = protox::compile(services.iter().map(|file| root.join(file)), [root])?;
 
-    // `Bytes` lets one encoded secret be shared by every stream that sends it.
-    // The well-known types are compiled here so that `Any` has them too.
+    // With `Bytes`, all streams that send a secret share its encoding.
+    // The well-known types are compiled here so that `Any` uses `Bytes` too.
     let mut prost = prost_build::Config::new();
     prost.bytes(["."]);
-    // These two carry private keys: their `Debug` is written by hand in `src/proto.rs`.
+    // These two can hold private keys: `src/proto.rs` implements their `Debug`.
     prost.skip_debug([".envoy.config.core.v3.DataSource", ".google.protobuf.Any"]);
     tonic_prost_build::configure()
         .build_transport(false)

@@ -1,5 +1,5 @@
-//! Many agents against one CA, in virtual time. Each agent is a [`WorkloadSource`] as the binary runs it: it makes keys and
-//! requests, checks what it gets, and decides itself when to ask. Only the CA is a model, in [`Office`].
+//! Many agents against one CA, in virtual time. Each agent is a [`Issuer`] as in the binary: it makes keys and
+//! requests, checks the answers, and decides itself when to call. Only the CA is a model, in [`ModelCa`].
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
@@ -8,34 +8,33 @@ use attache::base::clock::Clock;
 use attache::base::spiffe_id::SpiffeId;
 use attache::ca::embedded::DevelopmentCa;
 use attache::ca::failover::{Failover, Member};
-use attache::ca::{Answer, CaError, CertificateAuthority, Pending, SigningRequest};
+use attache::ca::{CaError, CertificateAuthority, IssuedChain, Pending, SigningRequest};
 use attache::metrics::Metrics;
 use attache::pki::key::{KeyFormat, KeyType};
-use attache::source::issuer::{Grace, IdentitySource, Settings, WorkloadSource};
-use attache::store::{Cache, Workload};
+use attache::source::issuer::{Grace, IdentitySource, IssuanceQueue, Issuer, IssuerSettings};
+use attache::store::Cache;
 use tokio::time::Instant;
 
-/// From the CA's decision to the agent.
+/// Delay from the CA's decision to the agent.
 const LATENCY: Duration = Duration::from_millis(5);
-/// The longest that a CA lets wait; who would wait longer is turned away.
+/// The longest queueing time: the CA refuses calls that would wait longer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A fleet, and what happens to its CA.
+/// A fleet, and the events of its CA.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
-    /// How many.
     pub agents: usize,
-    /// They are started evenly over this time.
+    /// The agents start evenly over this time.
     pub started_within: Duration,
     /// The lifetime of their certificates.
     pub ttl: Duration,
     /// `--grace-jitter`.
     pub jitter: f64,
-    /// Signatures per second; none for as many as are asked for.
+    /// Signatures per second; no limit if none.
     pub capacity: Option<u32>,
-    /// When the CA is not there.
+    /// When the CA is down.
     pub outage: Option<Outage>,
-    /// How long it is looked at.
+    /// How long the scenario runs.
     pub length: Duration,
 }
 
@@ -47,12 +46,12 @@ pub(crate) struct Outage {
     pub kind: Kind,
 }
 
-/// How a CA is not there.
+/// In which way a CA is down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Connections are refused at once.
     Refuses,
-    /// Calls are taken and never answered.
+    /// Calls are accepted and never answered.
     Hangs,
 }
 
@@ -62,52 +61,51 @@ impl Outage {
     }
 }
 
-/// What the CA saw.
+/// The CA's records.
 #[derive(Debug, Default)]
-pub(crate) struct Books {
+pub(crate) struct Records {
     /// Requests in each second.
     asked: Vec<u32>,
-    /// Certificates that an agent got.
+    /// Certificates that reached their agents.
     issued: Vec<Issued>,
     agents: Vec<Agent>,
-    /// When the last of those who wait is served.
+    /// When the CA has worked off its queue.
     free_at: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Agent {
-    /// The first of the calls that have failed since its last certificate.
-    waits_since: Option<Duration>,
-    ends: Option<Duration>,
+    /// The first of the failed calls since the last certificate.
+    failing_since: Option<Duration>,
+    expires: Option<Duration>,
 }
 
 /// One certificate that has reached its agent.
 #[derive(Clone, Copy, Debug)]
 struct Issued {
-    /// When.
     at: Duration,
-    /// When the agent asked for it first.
+    /// When the agent first asked for it.
     asked: Duration,
-    /// Seconds that were left of the one before it; negative where it had ended.
+    /// Seconds left of the previous certificate; negative if it had expired.
     left: Option<f64>,
 }
 
-impl Books {
+impl Records {
     fn note_request(&mut self, agent: usize, now: Duration) {
         let second = usize::try_from(now.as_secs()).unwrap();
         self.asked.resize(self.asked.len().max(second + 1), 0);
         self.asked[second] += 1;
-        self.agents[agent].waits_since.get_or_insert(now);
+        self.agents[agent].failing_since.get_or_insert(now);
     }
 
-    fn note_certificate(&mut self, agent: usize, now: Duration, ends: Duration) {
+    fn note_certificate(&mut self, agent: usize, now: Duration, expires: Duration) {
         let agent = &mut self.agents[agent];
-        let asked = agent.waits_since.take().unwrap();
-        let left = agent.ends.replace(ends).map(|ends| ends.as_secs_f64() - now.as_secs_f64());
+        let asked = agent.failing_since.take().unwrap();
+        let left = agent.expires.replace(expires).map(|expires| expires.as_secs_f64() - now.as_secs_f64());
         self.issued.push(Issued { at: now, asked, left });
     }
 
-    /// How long a request has to wait for its turn.
+    /// How long a request waits for its turn; none if it is refused.
     fn queue(&mut self, now: Duration, capacity: u32) -> Option<Duration> {
         let turn = self.free_at.max(now);
         let wait = turn - now;
@@ -118,10 +116,10 @@ impl Books {
         Some(wait)
     }
 
-    /// Requests in each second of `from..to`, none where nobody asked any more.
+    /// Requests in each second of `from..to`, 0 after the last request.
     fn seconds(&self, from: Duration, to: Duration) -> impl Iterator<Item = f64> {
         let count = |second| self.asked.get(usize::try_from(second).unwrap()).copied().unwrap_or_default();
-        // The last one counts too where it is not whole.
+        // A partial last second counts, too.
         (from.as_secs()..to.as_secs_f64().ceil() as u64).map(move |second| f64::from(count(second)))
     }
 
@@ -130,14 +128,14 @@ impl Books {
         self.seconds(from, to).sum::<f64>() / (to - from).as_secs_f64()
     }
 
-    /// The most requests per second in any `window` that begins in `from..to`, seconds.
+    /// The highest rate, in requests per second, over any `window` (in seconds) that begins in `from..to`.
     pub(crate) fn peak(&self, from: Duration, to: Duration, window: usize) -> f64 {
         let seconds: Vec<_> = self.seconds(from, to + Duration::from_secs(window as u64 - 1)).collect();
         let sums = seconds.windows(window).map(|counts| counts.iter().sum());
         sums.fold(0.0, f64::max) / window as f64
     }
 
-    /// The second of `from..to` before which `share` of its requests came.
+    /// The second of `from..to` by which `share` of its requests had arrived.
     pub(crate) fn quantile(&self, from: Duration, to: Duration, share: f64) -> Duration {
         let wanted = share * self.seconds(from, to).sum::<f64>();
         let mut sum = 0.0;
@@ -162,58 +160,58 @@ impl Books {
         bins.map(|begin| (x(begin), self.mean(begin, begin + bin))).collect()
     }
 
-    /// When the last agent that asked in vain before `moment` has a certificate.
+    /// When the last agent that failed before `moment` has a certificate.
     pub(crate) fn settled(&self, moment: Duration) -> Option<Duration> {
-        if self.agents.iter().any(|agent| agent.waits_since.is_some_and(|since| since < moment)) {
+        if self.agents.iter().any(|agent| agent.failing_since.is_some_and(|since| since < moment)) {
             return None;
         }
         let late = self.issued.iter().filter(|issued| issued.asked < moment && issued.at >= moment);
         late.map(|issued| issued.at).max()
     }
 
-    /// The least that was left of a certificate when the next one came.
+    /// The shortest remaining lifetime of a certificate when its successor arrived.
     pub(crate) fn least_left(&self) -> Option<f64> {
         self.issued.iter().filter_map(|issued| issued.left).min_by(f64::total_cmp)
     }
 }
 
-/// The CA: it signs what it can, in turn.
+/// The CA: it signs as fast as it can, in turn.
 #[derive(Debug)]
-struct Office {
+struct ModelCa {
     ca: DevelopmentCa,
     scenario: Scenario,
     begun: Instant,
-    books: Mutex<Books>,
+    records: Mutex<Records>,
 }
 
-/// One agent's way to the CA.
+/// One agent's connection to the CA.
 #[derive(Debug)]
-struct Line {
-    office: Arc<Office>,
+struct Connection {
+    model: Arc<ModelCa>,
     agent: usize,
 }
 
-impl Office {
+impl ModelCa {
     fn now(&self) -> Duration {
         self.begun.elapsed()
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap()
+    fn records(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().unwrap()
     }
 }
 
 #[tonic::async_trait]
-impl CertificateAuthority for Line {
+impl CertificateAuthority for Connection {
     fn name(&self) -> &'static str {
         "model"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
-        let (office, now) = (&self.office, self.office.now());
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
+        let (model, now) = (&self.model, self.model.now());
         let address = String::from("ca:15012");
-        office.books().note_request(self.agent, now);
-        match office.scenario.outage.filter(|outage| outage.covers(now)).map(|outage| outage.kind) {
+        model.records().note_request(self.agent, now);
+        match model.scenario.outage.filter(|outage| outage.covers(now)).map(|outage| outage.kind) {
             Some(Kind::Hangs) => std::future::pending().await,
             Some(Kind::Refuses) => {
                 let source = std::io::ErrorKind::ConnectionRefused.into();
@@ -221,24 +219,23 @@ impl CertificateAuthority for Line {
             }
             None => {}
         }
-        let turn = office
+        let turn = model
             .scenario
             .capacity
-            .map_or(Some(Duration::ZERO), |capacity| office.books().queue(now, capacity));
+            .map_or(Some(Duration::ZERO), |capacity| model.records().queue(now, capacity));
         let Some(wait) = turn else {
             let (code, message) = (tonic::Code::ResourceExhausted, String::from("busy"));
             return Err(CaError::Refused { address, code, message, retry_after: None });
         };
         tokio::time::sleep(wait + LATENCY).await;
-        let leaf = office.ca.issue(&request.csr, &identity(), request.ttl).unwrap();
-        let [intermediate, root] = office.ca.chain();
-        let now = office.now();
-        office.books().note_certificate(self.agent, now, now + request.ttl);
-        Ok(Answer { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
+        let leaf = model.ca.issue(&request.csr, &identity(), request.ttl).unwrap();
+        let [intermediate, root] = model.ca.chain();
+        let now = model.now();
+        model.records().note_certificate(self.agent, now, now + request.ttl);
+        Ok(IssuedChain { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
     }
 
-    /// So a call that failed is repeated with the same key: to make others would take most of the time, and decides
-    /// nothing.
+    /// Makes a failed call repeat with the same key: new keys would take most of the time, and decide nothing.
     fn pending(&self) -> Option<Pending> {
         Some(Pending { waits_for: None })
     }
@@ -249,25 +246,25 @@ fn identity() -> SpiffeId {
 }
 
 impl Scenario {
-    /// Lets it happen. The same scenario gives the same books.
-    pub(crate) fn run(&self) -> Books {
+    /// Runs the scenario. The same scenario gives the same records.
+    pub(crate) fn run(&self) -> Records {
         fastrand::seed(1);
         let mut runtime = tokio::runtime::Builder::new_current_thread();
-        runtime.enable_time().start_paused(true).build().unwrap().block_on(self.happen())
+        runtime.enable_time().start_paused(true).build().unwrap().block_on(self.simulate())
     }
 
-    async fn happen(&self) -> Books {
+    async fn simulate(&self) -> Records {
         let dir = tempfile::tempdir().unwrap();
         let clock = Clock::never_set(UNIX_EPOCH + Duration::from_secs(1_782_000_000));
         let ca = DevelopmentCa::open(dir.path(), clock.clone()).unwrap();
-        let books = Books { agents: vec![Agent::default(); self.agents], ..Books::default() };
+        let records = Records { agents: vec![Agent::default(); self.agents], ..Records::default() };
         let (scenario, begun) = (self.clone(), Instant::now());
-        let office = Arc::new(Office { ca, scenario, begun, books: Mutex::new(books) });
+        let model = Arc::new(ModelCa { ca, scenario, begun, records: Mutex::new(records) });
         let metrics = Metrics::default();
         let running: Vec<_> = (0..self.agents)
             .map(|agent| {
-                let line = Line { office: Arc::clone(&office), agent };
-                let source = self.source(line, clock.clone(), metrics.clone());
+                let connection = Connection { model: Arc::clone(&model), agent };
+                let source = self.source(connection, clock.clone(), metrics.clone());
                 let delay = self.started_within.mul_f64(agent as f64 / self.agents as f64);
                 tokio::spawn(async move {
                     tokio::time::sleep(delay).await;
@@ -276,12 +273,12 @@ impl Scenario {
             })
             .collect();
         tokio::time::sleep(self.length).await;
-        assert!(running.iter().all(|agent| !agent.is_finished()), "an agent has ended");
-        std::mem::take(&mut *office.books())
+        assert!(running.iter().all(|agent| !agent.is_finished()), "an agent has stopped");
+        std::mem::take(&mut *model.records())
     }
 
-    fn source(&self, line: Line, clock: Clock, metrics: Metrics) -> WorkloadSource {
-        let settings = Settings {
+    fn source(&self, connection: Connection, clock: Clock, metrics: Metrics) -> Issuer {
+        let settings = IssuerSettings {
             identity: IdentitySource::Fixed(identity()),
             key_type: KeyType::EcdsaP256,
             ttl: self.ttl,
@@ -291,7 +288,8 @@ impl Scenario {
             drops_old_roots: false,
             state: None,
         };
-        let cas = Failover::new(vec![Member::new("office", line)]);
-        WorkloadSource::new(cas, settings, &Cache::default(), Workload(0), clock, metrics)
+        let cas = Failover::new(vec![Member::new("model", connection)]);
+        let (cache, workload) = Cache::with_workload("");
+        Issuer::new(cas, settings, &cache, workload, clock, metrics, IssuanceQueue::default())
     }
 }

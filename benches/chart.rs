@@ -1,44 +1,42 @@
-//! Curves as SVG, in colours that can be seen on light and on dark pages.
+//! Curves as SVG, in colours that are visible on light and on dark pages.
 
 use std::fmt::Write as _;
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 300.0;
-/// The field of the curves: left, top, right, bottom.
+/// The plot area: left, top, right, bottom.
 const FIELD: (f64, f64, f64, f64) = (64.0, 44.0, 744.0, 252.0);
 const GREY: &str = "#7d8590";
 const COLOURS: [&str; 4] = ["#3b82f6", "#e8590c", "#2f9e44", "#ae3ec9"];
 
-/// One picture.
 pub(crate) struct Chart<'a> {
     pub title: &'a str,
-    /// What is on the horizontal axis, with its unit.
+    /// The label of the horizontal axis, with its unit.
     pub x: &'a str,
-    /// What is on the vertical axis, with its unit.
+    /// The label of the vertical axis, with its unit.
     pub y: &'a str,
     pub scale: Scale,
-    /// From where to where the CA is away.
+    /// From when to when the CA is down.
     pub outage: Option<(f64, f64)>,
     pub curves: Vec<Curve>,
 }
 
-/// How values become heights.
+/// The scale of the vertical axis.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scale {
     /// From 0.
     Linear,
-    /// From 1; what is less lies on the axis.
+    /// From 1; lower values lie on the axis.
     Logarithmic,
 }
 
-/// A name and points.
 pub(crate) struct Curve {
     pub name: String,
     pub points: Vec<(f64, f64)>,
 }
 
 impl Chart<'_> {
-    /// The text of the file.
+    /// The content of the file.
     pub(crate) fn svg(&self) -> String {
         let (left, top, right, bottom) = FIELD;
         let points = || self.curves.iter().flat_map(|curve| &curve.points);
@@ -121,7 +119,7 @@ impl Chart<'_> {
     }
 }
 
-/// Round numbers from `from` to `to`, about `count` of them; `beyond` adds one that is not below `to`.
+/// About `count` round numbers from `from` to `to`; `beyond` adds one that is at least `to`.
 fn ticks(from: f64, to: f64, count: f64, beyond: bool) -> Vec<f64> {
     let rough = (to - from) / count;
     let power = 10_f64.powf(rough.log10().floor());
@@ -129,6 +127,6 @@ fn ticks(from: f64, to: f64, count: f64, beyond: bool) -> Vec<f64> {
     let step = step.unwrap_or(rough);
     let (first, last) = ((from / step).ceil() as i64, to / step);
     let last = if beyond { last.ceil() } else { last.floor() } as i64;
-    // Steps are decimal, their products need not be.
+    // Steps are decimal, but their products may not be.
     (first..=last).map(|tick| (tick as f64 * step * 1e6).round() / 1e6).collect()
 }

@@ -1,11 +1,11 @@
-//! What the agent costs: time to the first certificate, memory, wake-ups, size; each certificate; a CA that is away. Prints a
-//! table of each.
+//! The agent's costs: time to the first certificate, memory, wake-ups, size; each certificate; a CA that is down.
+//! Prints one table for each.
 //!
-//! The numbers are of the release binary as `cargo build --release` makes it; `ATTACHE` names another. They are
-//! as quiet as the machine is: on a busy one the slowest start says more about its neighbours.
+//! The figures are those of the release binary as `cargo build --release` makes it; `ATTACHE` selects another. They are
+//! only as stable as the machine: on a busy one the slowest start mostly measures other processes.
 //!
-//! PSS is read from `/proc/PID/smaps_rollup`. The agent forbids that to everybody but root, since it is not
-//! dumpable; without root that row is empty, and the others come from `/proc/PID/status`.
+//! PSS is read from `/proc/PID/smaps_rollup`. Only root can read it, since the agent is not dumpable; without root that
+//! row is empty, and the others come from `/proc/PID/status`.
 
 #![allow(
     clippy::unwrap_used,
@@ -32,16 +32,16 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use crate::process::{Process, field, release_binary};
 
 const STARTS: usize = 20;
-/// After this an agent has nothing left to do but wait for its renewal, hours away.
+/// Afterwards an agent only waits for its renewal, hours away.
 const SETTLE: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(10);
 
 fn main() {
-    outage::take_part();
+    outage::run_if_child();
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench { binary: release_binary(), dir: dir.path().to_owned() };
     let ca = bench.ca();
-    let columns = [Case::NewFolder, Case::KnownFolder, Case::Tls(&ca)];
+    let columns = [Case::NewDirectory, Case::KnownDirectory, Case::Tls(&ca)];
 
     let starts = columns.each_ref().map(|case| bench.starts(case));
     let idle = bench.idle(&columns);
@@ -68,13 +68,13 @@ fn main() {
     row("threads", idle.each_ref().map(|idle| cell(&idle.threads.to_string())));
     row("wake-ups in 10 s, idle", idle.each_ref().map(|idle| cell(&idle.wake_ups.to_string())));
     row("binary", [(); 3].map(|()| cell(&format!("{:.2} MB", size as f64 / 1e6))));
-    println!("\nembedded: the CA inside of the agent, in a new folder, or in one that holds a CA already");
+    println!("\nembedded: the CA inside the agent, in a new directory, or in one that already holds a CA");
     if idle[0].pss.is_none() {
-        println!("PSS is for root to see: the agent lets nobody else look into its memory");
+        println!("PSS needs root: the agent's memory is hidden from other users");
     }
     issuance::print();
     outage::print(&bench.dir);
-    let [retrying] = bench.idle(&[Case::Away(&ca)]);
+    let [retrying] = bench.idle(&[Case::Unreachable(&ca)]);
     println!(
         "\nthe release binary, while it retries: {} kB anonymous, {} wake-ups in 10 s",
         retrying.anonymous, retrying.wake_ups
@@ -86,16 +86,16 @@ struct Bench {
     dir: PathBuf,
 }
 
-/// Where the first certificate comes from.
+/// The source of the first certificate.
 enum Case<'a> {
-    /// An embedded CA that has to be made first.
-    NewFolder,
-    /// An embedded CA whose folder is there.
-    KnownFolder,
+    /// An embedded CA that must be created first.
+    NewDirectory,
+    /// An embedded CA whose directory exists.
+    KnownDirectory,
     /// `attache ca`.
     Tls(&'a Ca),
-    /// A CA that refuses connections: there is none.
-    Away(&'a Ca),
+    /// A CA that refuses connections: nothing listens.
+    Unreachable(&'a Ca),
 }
 
 /// A running `attache ca`.
@@ -117,12 +117,12 @@ struct Idle {
 impl Bench {
     fn ca(&self) -> Ca {
         let folder = self.dir.join("tls-ca");
-        // A copy: PSS divides a page by the number of processes that have it.
+        // A copy, since PSS divides a page by the number of processes that share it.
         let mut command = Command::new(self.copy("ca"));
         command.args(["ca", "--listen", "127.0.0.1:0", "--ca-dir"]).arg(&folder);
         let process = Process::start(&mut command);
-        let line = process.wait_for("the CA serves");
-        let (_, address) = line.split_once("address=").expect("the CA tells its address");
+        let line = process.wait_for("CA listening");
+        let (_, address) = line.split_once("address=").expect("the CA logs its address");
         let address = address.split_whitespace().next().unwrap().to_owned();
         let token = self.dir.join("token");
         fs::write(&token, service_account_token()).unwrap();
@@ -139,39 +139,40 @@ impl Bench {
     fn agent(&self, binary: &Path, case: &Case<'_>) -> (Process, Duration) {
         let mut command = Command::new(binary);
         let file = |name: &str| self.dir.join(format!("{}-{name}", binary.file_name().unwrap().display()));
-        // Beside the default folder, which may hold something here. What others do in /etc wakes the agent too.
+        // Not the default directory, which may hold files on this machine. Other processes' changes in /etc wake the
+        // agent, too.
         command.args(["run", "--status-address", "none", "--cert-dir", "/etc/attache-no-certs"]);
         command.arg("--socket").arg(file("socket"));
         match case {
-            Case::NewFolder => {
+            Case::NewDirectory => {
                 let folder = file("new-ca");
                 let _ = fs::remove_dir_all(&folder);
                 command.args(["--ca", "embedded", "--ca-dir"]).arg(folder)
             }
-            Case::KnownFolder => command.args(["--ca", "embedded", "--ca-dir"]).arg(file("known-ca")),
-            Case::Tls(ca) | Case::Away(ca) => {
-                let address = if matches!(case, Case::Away(_)) { "127.0.0.1:1" } else { &ca.address };
+            Case::KnownDirectory => command.args(["--ca", "embedded", "--ca-dir"]).arg(file("known-ca")),
+            Case::Tls(ca) | Case::Unreachable(ca) => {
+                let address = if matches!(case, Case::Unreachable(_)) { "127.0.0.1:1" } else { &ca.address };
                 command.args(["--ca-address", address, "--ca-root"]).arg(&ca.root);
                 command.arg("--token-file").arg(&ca.token)
             }
         };
         let started = Instant::now();
         let process = Process::start(&mut command);
-        process.wait_for(if matches!(case, Case::Away(_)) { "no new certificate" } else { " ready " });
+        process.wait_for(if matches!(case, Case::Unreachable(_)) { "no new certificate" } else { " ready " });
         (process, started.elapsed())
     }
 
-    /// How long each start took, the quickest first.
+    /// The duration of each start, the fastest first.
     fn starts(&self, case: &Case<'_>) -> Vec<Duration> {
         let binary = self.copy("agent");
-        // The first brings the binary into memory, and makes the folder that is to be known.
+        // The first start loads the binary into memory, and creates the directory for the known case.
         drop(self.agent(&binary, case));
         let mut times: Vec<_> = (0..STARTS).map(|_| self.agent(&binary, case).1).collect();
         times.sort_unstable();
         times
     }
 
-    /// What agents need while nothing happens, one for each case, side by side.
+    /// The costs of agents while nothing happens, one for each case, side by side.
     fn idle<const N: usize>(&self, cases: &[Case<'_>; N]) -> [Idle; N] {
         let mut number = 0;
         let agents = cases.each_ref().map(|case| {
@@ -192,13 +193,13 @@ impl Bench {
     }
 }
 
-/// How often its threads went to sleep, and so were woken again.
+/// The number of context switches of all its threads, and so of wake-ups.
 fn switches(process: &Process) -> u64 {
     let threads = process.of_threads("status");
     threads.map(|status| field(&status, "voluntary_ctxt_switches:").unwrap()).sum()
 }
 
-/// As `attache ca` believes it: unsigned.
+/// A token that `attache ca` accepts: unsigned.
 fn service_account_token() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let claims = serde_json::json!({

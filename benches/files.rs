@@ -1,11 +1,12 @@
-//! Mounted files: how soon a change of each kind has reached an open stream, and what it costs to watch for changes that
-//! do not come. Prints two tables.
+//! Mounted files: how soon a change of each kind reaches an open stream, and the costs of watching files that do not
+//! change. Prints two tables.
 //!
-//! The agent is the release binary; `ATTACHE` names another. A change is timed from before the step that completes it, for
-//! `default` and for a `file-cert:` name. Changes are further apart than the agent's window for them.
+//! The agent is the release binary; `ATTACHE` selects another. A change is timed from just before the step that
+//! completes it, for `default` and for a `file-cert:` name. Changes are further apart than the agent's debounce window.
 //!
-//! While nothing changes the agent is to sleep. Whatever others do in the folders that lead to the files wakes it, so the
-//! folder for temporary files should be a quiet one; `TMPDIR` names another. PSS and watches are for root to see.
+//! While nothing changes the agent must sleep. Changes by other processes in the parent directories of the files wake
+//! it, so the directory for temporary files should be a quiet one; `TMPDIR` selects another. PSS and watches are
+//! visible only to root.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,7 +18,7 @@
     reason = "a program of its own: it prints, sleeps, and panics where it can't go on"
 )]
 
-#[expect(dead_code, reason = "what measures many streams is of no use here")]
+#[expect(dead_code, reason = "the parts for many streams are not needed here")]
 mod load;
 mod process;
 
@@ -38,16 +39,16 @@ use crate::process::{Process, field, release_binary};
 
 /// Changes of each kind.
 const CHANGES: usize = 50;
-/// Fewer where the agent looks every two seconds.
+/// Fewer where the agent polls every two seconds.
 const POLLED_CHANGES: usize = 10;
 const POLL: Duration = Duration::from_secs(2);
-/// From one push to the next change: more than the window of 100 ms in which changes are folded.
+/// From one push to the next change: longer than the debounce window of 100 ms.
 const APART: Duration = Duration::from_millis(130);
-/// After this what does not fit is no longer taken for the half of a change.
+/// After this time, files that don't match no longer count as an incomplete change.
 const SETTLED: Duration = Duration::from_millis(250);
-/// What is asked of an atomic swap at the median.
+/// The target for an atomic swap at the median.
 const BAR: &str = "5 ms";
-/// Names that are watched while nothing happens.
+/// The numbers of names that are watched while nothing happens.
 const WATCHED: [usize; 3] = [1, 100, 1_000];
 const SETTLE: Duration = Duration::from_secs(3);
 const IDLE: Duration = Duration::from_secs(30);
@@ -62,7 +63,7 @@ fn main() {
     });
 }
 
-/// The files of a key pair with its roots.
+/// The files of a key pair and its roots.
 struct Files {
     chain: Vec<u8>,
     key: Vec<u8>,
@@ -90,28 +91,28 @@ enum Way {
     RenameOver,
     WriteInPlace,
     Repair,
-    FolderReplaced,
+    DirectoryReplaced,
     LinkSwap,
 }
 
 impl Way {
     const ALL: [(Self, &'static str); 7] = [
         (Self::Swap, "swap of ..data (kubelet)"),
-        (Self::SwapAndDelete, "  and the old folder deleted at once"),
-        (Self::LinkSwap, "swap of a link to the folder (CSI)"),
-        (Self::FolderReplaced, "another folder in its place"),
-        (Self::RenameOver, "new files in the place of the old ones"),
+        (Self::SwapAndDelete, "  with the old directory deleted at once"),
+        (Self::LinkSwap, "swap of a link to the directory (CSI)"),
+        (Self::DirectoryReplaced, "directory replaced by another"),
+        (Self::RenameOver, "files replaced by rename"),
         (Self::WriteInPlace, "three files written in place"),
-        (Self::Repair, "the key alone, which did not fit before"),
+        (Self::Repair, "the key alone, mismatched before"),
     ];
 }
 
-/// A folder that is changed in one way.
+/// A directory that is changed in one way.
 struct Mount {
     way: Way,
-    /// What the agent is told to read.
+    /// The directory that the agent reads.
     folder: PathBuf,
-    /// Beside it: what it leads to, and what takes its place.
+    /// A sibling: the target of its links, and what replaces it.
     aside: PathBuf,
     number: usize,
 }
@@ -132,12 +133,14 @@ impl Mount {
                 files.write(&aside.join("0"));
                 symlink(aside.join("0"), &folder).unwrap();
             }
-            Way::FolderReplaced | Way::RenameOver | Way::WriteInPlace | Way::Repair => files.write(&folder),
+            Way::DirectoryReplaced | Way::RenameOver | Way::WriteInPlace | Way::Repair => {
+                files.write(&folder)
+            }
         }
         Self { way, folder, aside, number: 0 }
     }
 
-    /// Puts `files` there. Gives the moment before the last step.
+    /// Changes the directory's content to `files`. Returns the moment before the last step.
     async fn change(&mut self, files: &Files) -> Instant {
         self.number += 1;
         let (folder, aside) = (&self.folder, &self.aside);
@@ -161,7 +164,7 @@ impl Mount {
                 began = Instant::now();
                 fs::rename(aside.join("link"), folder).unwrap();
             }
-            Way::FolderReplaced => {
+            Way::DirectoryReplaced => {
                 files.write(&aside.join("next"));
                 fs::rename(folder, aside.join(self.number.to_string())).unwrap();
                 began = Instant::now();
@@ -196,7 +199,7 @@ impl Mount {
 struct Bench {
     binary: PathBuf,
     dir: PathBuf,
-    /// Each is a change after the other.
+    /// Alternating between them makes every change a real one.
     generations: [Files; 2],
 }
 
@@ -218,7 +221,7 @@ impl Bench {
         Self { binary: release_binary(), dir: dir.to_owned(), generations }
     }
 
-    /// Starts an agent with `folder` mounted, behind `before`, and connects to it.
+    /// Starts an agent for `folder`, with the command line prefix `before`, and connects to it.
     async fn agent(
         &self,
         name: &str,
@@ -226,7 +229,7 @@ impl Bench {
         before: &[&str],
     ) -> (Process, Connection, JoinHandle<()>) {
         let socket = self.dir.join(format!("{name}.sock"));
-        // A copy: PSS divides a page by the number of processes that have it.
+        // A copy, since PSS divides a page by the number of processes that share it.
         let binary = self.dir.join(name);
         fs::copy(&self.binary, &binary).unwrap();
         let line = before.iter().map(Path::new).chain([binary.as_path()]).map(Path::as_os_str);
@@ -242,21 +245,21 @@ impl Bench {
 
     async fn changes(&self) {
         let row = |name: &str, cells: [String; 4]| println!("| {name:<40} | {} |", cells.join(" | "));
-        let heading = ["default: half", "the last", "file-cert: half", "the last"];
+        let heading = ["default, median", "default, max", "file, median", "file, max"];
         println!();
         row("from a change to its push, ms", heading.map(|text| format!("{text:>15}")));
         println!("|{:-<42}|{}|", "", [(); 4].map(|()| format!("{:->16}:", "")).join("|"));
         for (number, (way, name)) in Way::ALL.into_iter().enumerate() {
             row(name, self.way(number, way, CHANGES, &[]).await);
         }
-        // Without inotify, in a user namespace of its own, where there may be one.
+        // Without inotify, in a user namespace of its own, if the machine allows one.
         let script = "echo 0 >/proc/sys/user/max_inotify_instances && exec \"$0\" \"$@\"";
         let polled = ["unshare", "-Ur", "sh", "-c", script];
         let is_possible = Command::new("unshare").args(["-Ur", "true"]).status().is_ok_and(|it| it.success());
         if is_possible {
             row("swap of ..data, without inotify", self.way(99, Way::Swap, POLLED_CHANGES, &polled).await);
         }
-        println!("\n{CHANGES} changes of each kind; of an atomic swap {BAR} is asked at the median");
+        println!("\n{CHANGES} changes of each kind; target for an atomic swap: {BAR} at the median");
     }
 
     /// The median and the longest time from a change to its push, for both names.
@@ -272,11 +275,11 @@ impl Bench {
             let mut stream = open(&connection, &name).await;
             let mut times = Vec::new();
             for change in 1..=changes {
-                // At any moment between two looks.
+                // At a random moment between two polls.
                 let further = if before.is_empty() { Duration::ZERO } else { POLL.mul_f64(fastrand::f64()) };
                 tokio::time::sleep(APART + further).await;
                 let began = mount.change(&self.generations[change % 2]).await;
-                let message = stream.next().await.expect("it lasts");
+                let message = stream.next().await.expect("the stream stays open");
                 times.push(began.elapsed());
                 stream.accept(message);
             }
@@ -284,7 +287,7 @@ impl Bench {
             let time = |rank: usize| format!("{:>15.2}", times[rank].as_secs_f64() * 1e3);
             cells.extend([time(changes / 2), time(changes - 1)]);
         }
-        // Before the agent, whose end it would take for a failure.
+        // Aborted before the agent stops: it would report that as a failure.
         end.abort();
         cells.try_into().unwrap()
     }
@@ -296,7 +299,7 @@ impl Bench {
             drop(Mount::new(Way::Swap, own.clone(), &self.generations[0]));
             let (process, connection, end) = self.agent(&format!("idle-agent-{count}"), &own, &[]).await;
             let mut streams = Vec::new();
-            // `default` is the first; each other one has a mounted folder of its own.
+            // `default` is the first; each of the others has a mounted directory of its own.
             streams.push(open(&connection, "default").await);
             for number in 1..count {
                 let folder = self.dir.join(format!("idle-{count}-{number}"));
@@ -317,7 +320,7 @@ impl Bench {
             println!("| {name:<40} | {} |", cells.join(" | "));
         };
         println!();
-        row("names that are watched, one folder each", WATCHED.map(|count| count.to_string()).into());
+        row("watched names, one directory each", WATCHED.map(|count| count.to_string()).into());
         println!("|{:-<42}|{}|", "", WATCHED.map(|_| format!("{:->10}:", "")).join("|"));
         let both = || before.iter().zip(&after);
         let wake_ups = both().map(|((before, _), (after, _))| (after - before) as f64 / minutes);
@@ -342,27 +345,27 @@ fn pair_name(folder: &Path) -> String {
     format!("file-cert:{0}/cert-chain.pem~{0}/key.pem", folder.display())
 }
 
-/// A stream that has taken its first response.
+/// A stream that has accepted its first response.
 async fn open(connection: &Connection, name: &str) -> Call {
     let (mut call, first) = connection.call_for(Protocol::StateOfTheWorld, name.into()).await;
     call.accept(first);
     call
 }
 
-/// How often its threads went to sleep or were interrupted.
+/// The number of context switches of all its threads.
 fn switches(process: &Process) -> u64 {
     let names = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"];
     let of_thread = |status: String| names.map(|name| field(&status, name).unwrap()).iter().sum::<u64>();
     process.of_threads("status").map(of_thread).sum()
 }
 
-/// CPU time of all its threads, to the nanosecond.
+/// CPU time of all its threads, in nanoseconds.
 fn cpu(process: &Process) -> Duration {
     let thread = |stat: String| stat.split(' ').next().unwrap().parse::<u64>().unwrap();
     Duration::from_nanos(process.of_threads("schedstat").map(thread).sum())
 }
 
-/// Folders that the kernel tells it of; none where that is not to be seen.
+/// The number of its inotify watches; none if that is not visible.
 fn watches(process: &Process) -> Option<u64> {
     let descriptors = fs::read_dir(process.path("fdinfo")).ok()?;
     let infos = descriptors.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());

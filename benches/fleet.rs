@@ -1,6 +1,6 @@
-//! 10,000 agents and one CA: what the CA has to bear when all are started at once, when it was away, and when they renew.
-//! Prints two tables, and draws `docs/fleet-*.svg`; `docs/fleet.md` explains both. Time is virtual, so the numbers are
-//! those of the agents' decisions and not of this machine, and the same each time. It takes a few minutes.
+//! 10,000 agents and one CA: the CA's load when all agents start at once, after an outage, and when they renew. Prints
+//! two tables, and draws `docs/fleet-*.svg`; `docs/fleet.md` explains both. Time is virtual: the figures result from
+//! the agents' decisions and not from this machine, and are the same each time. It takes a few minutes.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::agents::{Books, Kind, Outage, Scenario};
+use crate::agents::{Kind, Outage, Records, Scenario};
 use crate::chart::{Chart, Curve, Scale};
 
 const AGENTS: usize = 10_000;
@@ -26,7 +26,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// All are started at once, and nothing happens to the CA.
+/// All agents start at once, and the CA is always up.
 const START: Scenario = Scenario {
     agents: AGENTS,
     started_within: SECOND,
@@ -37,18 +37,18 @@ const START: Scenario = Scenario {
     length: Duration::from_secs(600),
 };
 
-// The scenarios that are drawn.
+// The scenarios in the charts.
 const AT_ONCE: &str = "24 h, all started at once";
 const SPREAD: &str = "24 h, all started at once, --grace-jitter 0.1";
 const AT_ONCE_500: &str = "24 h, all started at once, CA of 500/s";
 const AT_ONCE_100: &str = "24 h, all started at once, CA of 100/s";
-const DOWN: &str = "24 h, all started at once, CA away for 10 min then";
-const DOWN_500: &str = "24 h, all started at once, CA away for 10 min then, 500/s afterwards";
-const BLOCK: &str = "24 h, started at once, CA away for 10 min of the first renewals";
-const SHORT_10: &str = "1 h, evenly started, CA away for 10 min";
-const SHORT_35: &str = "1 h, evenly started, CA away for 35 min";
+const DOWN: &str = "24 h, all started at once, CA down for the first 10 min";
+const DOWN_500: &str = "24 h, all started at once, CA down for the first 10 min, 500/s afterwards";
+const BLOCK: &str = "24 h, started at once, CA down for 10 min of the first renewals";
+const SHORT_10: &str = "1 h, evenly started, CA down for 10 min";
+const SHORT_35: &str = "1 h, evenly started, CA down for 35 min";
 
-/// What is looked at, and its name in the table.
+/// The scenarios, and their names in the table.
 fn scenarios() -> Vec<(&'static str, Scenario)> {
     let away = |scenario: &Scenario, from: Duration, minutes: u32, kind| {
         let to = from + minutes * MINUTE;
@@ -57,7 +57,7 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
     let limited = |scenario: &Scenario, capacity| Scenario { capacity: Some(capacity), ..scenario.clone() };
     let (refuses, hangs) = (Kind::Refuses, Kind::Hangs);
     let down = away(&START, Duration::ZERO, 10, refuses);
-    // Certificates that have been renewed for ever: their renewals are spread over half of the life.
+    // Certificates that have been renewed many times: their renewals are spread over half of the lifetime.
     let even = |ttl: Duration| Scenario { started_within: ttl / 2, ttl, ..START };
     let (day, hour, ten) = (even(DAY), even(HOUR), even(10 * MINUTE));
     vec![
@@ -67,16 +67,16 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
         (AT_ONCE_100, limited(&START, 100)),
         (DOWN, down.clone()),
         (DOWN_500, limited(&down, 500)),
-        ("24 h, all started at once, CA hangs for 10 min then", away(&START, Duration::ZERO, 10, hangs)),
-        ("24 h, evenly started, CA away for 10 min", away(&day, 13 * HOUR, 10, refuses)),
+        ("24 h, all started at once, CA hangs for the first 10 min", away(&START, Duration::ZERO, 10, hangs)),
+        ("24 h, evenly started, CA down for 10 min", away(&day, 13 * HOUR, 10, refuses)),
         ("24 h, evenly started, CA hangs for 10 min", away(&day, 13 * HOUR, 10, hangs)),
-        // The first renewals come when half of the life is over, within ±1 % of the whole.
+        // The first renewals begin after half of the lifetime, within ±1 % of the whole.
         (BLOCK, away(&START, 12 * HOUR - 5 * MINUTE, 10, refuses)),
         (SHORT_10, away(&hour, 35 * MINUTE, 10, refuses)),
         (SHORT_35, away(&hour, 35 * MINUTE, 35, refuses)),
-        ("10 min, evenly started, CA away for 11 min", away(&ten, 6 * MINUTE, 11, refuses)),
-        // It is back half a minute after all certificates have ended within one second.
-        ("10 min, all started at once, CA away from minute 4 to 10½", {
+        ("10 min, evenly started, CA down for 11 min", away(&ten, 6 * MINUTE, 11, refuses)),
+        // The CA is back half a minute after all certificates have expired within one second.
+        ("10 min, all started at once, CA down from minute 4 to 10½", {
             let at_once = Scenario { ttl: 10 * MINUTE, ..START };
             let (from, to) = (4 * MINUTE, 10 * MINUTE + 30 * SECOND);
             Scenario { outage: Some(Outage { from, to, kind: refuses }), length: 15 * MINUTE, ..at_once }
@@ -84,14 +84,14 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
     ]
 }
 
-/// What came of the scenarios.
-type Outcomes = BTreeMap<&'static str, Books>;
+/// The records of each scenario.
+type Outcomes = BTreeMap<&'static str, Records>;
 
 fn main() {
     let scenarios = scenarios();
     let outcomes = run(&scenarios);
     println!(
-        "| fleet | calls per second while the CA is away: mean, peak | afterwards all have a certificate in | calls per second until then: mean | peak, 1 s | 10 s | 1 min | peak to mean | least left of a certificate |"
+        "| fleet | calls per second while the CA is down: mean, peak | then all have a certificate within | calls per second until then: mean | peak, 1 s | 10 s | 1 min | peak to mean | shortest remaining lifetime |"
     );
     println!("|---|--:|--:|--:|--:|--:|--:|--:|--:|");
     for (name, scenario) in &scenarios {
@@ -99,7 +99,7 @@ fn main() {
     }
     println!();
     println!(
-        "| renewals | the middle 98 % take | calls per second then: mean | peak, 1 s | 10 s | 1 min | peak (1 min) to mean | mean to that of an even load |"
+        "| renewals | the middle 98 % within | calls per second then: mean | peak, 1 s | 10 s | 1 min | peak (1 min) to mean | mean to that of an even load |"
     );
     println!("|---|--:|--:|--:|--:|--:|--:|--:|");
     for (name, title) in [(AT_ONCE, "jitter 0.01"), (SPREAD, "jitter 0.1")] {
@@ -110,7 +110,7 @@ fn main() {
     draw(&outcomes);
 }
 
-/// Runs them side by side.
+/// Runs the scenarios side by side.
 fn run(scenarios: &[(&'static str, Scenario)]) -> Outcomes {
     let waiting = Mutex::new(scenarios.iter());
     let outcomes = Mutex::new(Outcomes::new());
@@ -119,9 +119,9 @@ fn run(scenarios: &[(&'static str, Scenario)]) -> Outcomes {
             scope.spawn(|| {
                 while let Some((name, scenario)) = { waiting.lock().unwrap().next() } {
                     let began = std::time::Instant::now();
-                    let books = scenario.run();
+                    let records = scenario.run();
                     eprintln!("{name}: {:.0?}", began.elapsed());
-                    outcomes.lock().unwrap().insert(*name, books);
+                    outcomes.lock().unwrap().insert(*name, records);
                 }
             });
         }
@@ -129,21 +129,23 @@ fn run(scenarios: &[(&'static str, Scenario)]) -> Outcomes {
     outcomes.into_inner().unwrap()
 }
 
-/// A row of the first table: from the CA's return, or from the start where it was not away.
-fn recovery(name: &str, scenario: &Scenario, books: &Books) -> String {
+/// A row of the first table: from the end of the outage, or from the start if there was none.
+fn recovery(name: &str, scenario: &Scenario, records: &Records) -> String {
     let away = scenario.outage.map_or("".to_owned(), |Outage { from, to, .. }| {
-        format!("{:.1}, {:.0}", books.mean(from, to), books.peak(from, to, 1))
+        format!("{:.1}, {:.0}", records.mean(from, to), records.peak(from, to, 1))
     });
     let (begin, asked_before) =
         scenario.outage.map_or((Duration::ZERO, SECOND), |outage| (outage.to, outage.to));
-    let Some(settled) = books.settled(asked_before) else { return format!("| {name} | {away} | not yet |") };
+    let Some(settled) = records.settled(asked_before) else {
+        return format!("| {name} | {away} | not yet |");
+    };
     let end = begin + SECOND.max(settled - begin);
-    let mean = books.mean(begin, end);
-    let peaks = [1, 10, 60].map(|seconds| books.peak(begin, end, seconds));
-    let least = books.least_left().map_or("".to_owned(), |left| {
+    let mean = records.mean(begin, end);
+    let peaks = [1, 10, 60].map(|seconds| records.peak(begin, end, seconds));
+    let least = records.least_left().map_or("".to_owned(), |left| {
         let length = Duration::from_secs(left.abs() as u64);
         let length = humantime::format_duration(length);
-        if left < 0.0 { format!("ended {length} before") } else { length.to_string() }
+        if left < 0.0 { format!("expired {length} before") } else { length.to_string() }
     });
     let [one, ten, sixty] = peaks;
     format!(
@@ -154,12 +156,12 @@ fn recovery(name: &str, scenario: &Scenario, books: &Books) -> String {
 }
 
 /// A row of the second table.
-fn renewals(title: &str, generation: u32, books: &Books) -> String {
+fn renewals(title: &str, generation: u32, records: &Records) -> String {
     let half = 12 * HOUR;
     let (from, to) = (generation * half - half / 2, generation * half + half / 2);
-    let (from, to) = (books.quantile(from, to, 0.01), books.quantile(from, to, 0.99));
-    let mean = books.mean(from, to);
-    let [one, ten, sixty] = [1, 10, 60].map(|seconds| books.peak(from, to, seconds));
+    let (from, to) = (records.quantile(from, to, 0.01), records.quantile(from, to, 0.99));
+    let mean = records.mean(from, to);
+    let [one, ten, sixty] = [1, 10, 60].map(|seconds| records.peak(from, to, seconds));
     format!(
         "| {title}, no. {generation} | {:.0} min | {mean:.2} | {one:.0} | {ten:.1} | {sixty:.1} | {:.1} | {:.1} |",
         (to - from).as_secs_f64() / 60.0,
@@ -190,7 +192,7 @@ fn draw(outcomes: &Outcomes) {
         (
             "start",
             Chart {
-                title: "All are started within one second",
+                title: "All agents start within one second",
                 x: "seconds after the start",
                 y: PER_SECOND,
                 scale: Scale::Logarithmic,
@@ -205,7 +207,7 @@ fn draw(outcomes: &Outcomes) {
         (
             "start-down",
             Chart {
-                title: "All are started within one second, and the CA is away for ten minutes",
+                title: "All agents start within one second, and the CA is down for ten minutes",
                 x: "minutes after the start",
                 y: PER_SECOND,
                 scale: Scale::Logarithmic,
@@ -216,12 +218,12 @@ fn draw(outcomes: &Outcomes) {
         (
             "outage-24h",
             Chart {
-                title: "The CA is away while a fleet with certificates of 24 h, started at once, renews for the first time",
-                x: "minutes from the half of the life",
+                title: "The CA is down while a fleet with certificates of 24 h, started at once, renews for the first time",
+                x: "minutes from half of the lifetime",
                 y: PER_SECOND,
                 scale: Scale::Linear,
                 outage: Some((-5.0, 5.0)),
-                curves: vec![block(BLOCK, "CA away for 10 min"), block(AT_ONCE, "never away")],
+                curves: vec![block(BLOCK, "CA down for 10 min"), block(AT_ONCE, "never down")],
             },
         ),
         (
@@ -232,13 +234,13 @@ fn draw(outcomes: &Outcomes) {
                 y: PER_SECOND,
                 scale: Scale::Logarithmic,
                 outage: Some((-4.0, 0.0)),
-                curves: vec![short(SHORT_10, "away for 10 min", 10), short(SHORT_35, "35 min", 35)],
+                curves: vec![short(SHORT_10, "down for 10 min", 10), short(SHORT_35, "35 min", 35)],
             },
         ),
         (
             "renewals",
             Chart {
-                title: "Three days of renewals after all were started at once",
+                title: "Three days of renewals after all agents started at once",
                 x: "hours after the start",
                 y: PER_SECOND,
                 scale: Scale::Linear,

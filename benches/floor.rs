@@ -1,6 +1,6 @@
-//! The floor: the barest gRPC server that there can be with tonic. It answers every request for a secret with the same
-//! bytes, and sends them again at a signal. It knows no names, versions, or verdicts; only the nonce counts up, since a
-//! client answers that.
+//! The floor: the simplest gRPC server that is possible with tonic. It answers every request for a secret with the same
+//! bytes, and sends them again at a signal. It knows no names, versions, or ACKs; only the nonce increases, since a
+//! client must answer to it.
 
 use std::path::Path;
 use std::pin::Pin;
@@ -23,7 +23,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// What it says once it takes connections.
+/// Its log line once it accepts connections.
 pub(crate) const SERVES: &str = "the floor serves";
 
 /// Serves the bytes of the file `secret` on `socket`. Each SIGUSR1 is a push.
@@ -42,7 +42,7 @@ pub(crate) fn run(socket: &Path, secret: &Path) {
                 Ok((io, _)) = listener.accept() => {
                     let service = TowerToHyperService::new(service.clone());
                     let mut http = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-                    // Without these two it would not bear the load: see `src/net/http2.rs`.
+                    // Without these two settings it could not handle the load: see `src/net/http2.rs`.
                     http.max_concurrent_streams(None).initial_connection_window_size(8 << 20);
                     tokio::spawn(http.serve_connection(TokioIo::new(io), service));
                 }
@@ -58,7 +58,7 @@ struct Floor {
     pushes: watch::Receiver<()>,
 }
 
-/// A response with the fixed bytes, on a stream.
+/// A response with the fixed bytes, for a stream.
 trait Answer {
     fn answer(any: Any, nonce: u64) -> Self;
 }
@@ -87,7 +87,7 @@ impl Answer for DeltaDiscoveryResponse {
     }
 }
 
-/// One stream: an answer to the first request, and one to each push.
+/// One stream: a response to the first request, and one for each push.
 struct Answers<Q, A> {
     any: Any,
     requests: Streaming<Q>,

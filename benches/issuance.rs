@@ -1,20 +1,20 @@
-//! What a certificate costs the agent, without the CA's share, for each kind of key. In this program, so that each step can be
-//! told from the others; keys and signatures are the same C code in both.
+//! The agent's cost of one certificate, without the CA's share, for each key type. Runs in this program, so that the
+//! steps can be timed separately; keys and signatures use the same C code in both.
 
 use std::time::{Duration, Instant};
 
 use attache::base::clock::Clock;
 use attache::base::spiffe_id::SpiffeId;
-use attache::ca::Answer;
+use attache::ca::IssuedChain;
 use attache::ca::embedded::DevelopmentCa;
 use attache::pki::csr;
 use attache::pki::key::{KeyFormat, KeyType, SigningKey};
 use attache::secret::{Resource, Secret, SecretName};
-use attache::store::{Cache, Key, Origin, Workload};
+use attache::store::{Cache, Key, Origin};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// How long each step took, each time.
+/// The durations of each step.
 #[derive(Default)]
 struct Steps {
     key: Vec<Duration>,
@@ -43,9 +43,9 @@ pub(crate) fn print() {
     times("the key, median", |steps| median(&steps.key));
     times("the key, slowest", |steps| steps.key.iter().copied().max().unwrap());
     times("the CSR", |steps| median(&steps.csr));
-    times("the checks of the answer", |steps| median(&steps.check));
+    times("checking the answer", |steps| median(&steps.check));
     times("publishing", |steps| median(&steps.publish));
-    times("together, median", |steps| median(&steps.together));
+    times("total, median", |steps| median(&steps.together));
     for (format, name) in ["a PKCS#8 key", "a traditional key"].into_iter().enumerate() {
         let size = |steps: &Steps| steps.size[format].map_or("-".to_owned(), |size| format!("{size} B"));
         row(&format!("`Secret` with {name}"), all.each_ref().map(size));
@@ -55,9 +55,9 @@ pub(crate) fn print() {
 fn steps(ca: &DevelopmentCa, key_type: KeyType) -> Steps {
     let rounds = if key_type.is_slow() { 15 } else { 200 };
     let identity: SpiffeId = "spiffe://cluster.local/ns/default/sa/bench".parse().unwrap();
-    let cache = Cache::default();
+    let (cache, workload) = Cache::with_workload("");
     let publishers = [SecretName::Workload, SecretName::Roots]
-        .map(|name| cache.publisher(Key { workload: Workload(0), name }, Origin::Ca));
+        .map(|name| cache.publisher(Key { workload, name }, Origin::CA));
     let mut steps = Steps::default();
     for _ in 0..rounds {
         let (key, took) = timed(|| SigningKey::generate(key_type).unwrap());
@@ -66,9 +66,10 @@ fn steps(ca: &DevelopmentCa, key_type: KeyType) -> Steps {
         steps.csr.push(took);
         let leaf = ca.issue(&request, &identity, DAY).unwrap();
         let [intermediate, root] = ca.chain();
-        let answer = || Answer { chain: vec![leaf.clone(), intermediate.clone()], roots: vec![root.clone()] };
+        let answer =
+            || IssuedChain { chain: vec![leaf.clone(), intermediate.clone()], roots: vec![root.clone()] };
         let now = Clock::system().now();
-        let check = |answer: Answer, key| answer.check(key, Some(&identity), now);
+        let check = |answer: IssuedChain, key| answer.check(key, Some(&identity), now);
         let ((pair, bundle), took) = timed(|| check(answer(), key.to_private_key()).unwrap());
         steps.check.push(took);
         steps.size = [KeyFormat::Pkcs8, KeyFormat::Traditional].map(|format| {

@@ -1,4 +1,4 @@
-//! The client that measures: gRPC by hand on HTTP/2, so that its own share of the time is small.
+//! The measuring client: gRPC by hand on HTTP/2, so that its own share of the time is small.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// What is asked for.
+/// The name it subscribes to.
 const NAME: &str = "default";
-/// Bytes before each message: whether it is compressed, and its length.
+/// Bytes before each message: the compression flag, and the length.
 const PREFIX: usize = 5;
-/// Calls that are open at once where one follows the other.
+/// Concurrent calls in a sequence of calls.
 const AT_ONCE: usize = 32;
-/// More than anything that is sent here.
+/// More than anything sent here.
 const WINDOW: u32 = 1 << 30;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl Protocol {
         }
     }
 
-    /// Takes `response` as good, as Envoy does.
+    /// The ACK of `response`, as Envoy sends it.
     fn ack(self, name: &str, response: Bytes) -> Bytes {
         let type_url = SECRET_TYPE_URL.to_owned();
         match self {
@@ -103,7 +103,7 @@ fn framed(message: &impl Message) -> Bytes {
 pub(crate) struct Connection(SendRequest<Bytes>);
 
 impl Connection {
-    /// Connects to `socket`. The connection ends some time after its last call.
+    /// Connects to `socket`. The connection closes some time after its last call.
     pub(crate) async fn open(socket: &Path) -> (Self, JoinHandle<()>) {
         let io = UnixStream::connect(socket).await.unwrap();
         let mut http = h2::client::Builder::new();
@@ -114,7 +114,7 @@ impl Connection {
         (Self(sender), tokio::spawn(async { connection.await.unwrap() }))
     }
 
-    /// Makes a call, and gives it with the first message of its answer.
+    /// Makes a call; returns it with the first message of its answer.
     pub(crate) async fn call(&self, protocol: Protocol) -> (Call, Bytes) {
         self.call_for(protocol, NAME.into()).await
     }
@@ -153,7 +153,7 @@ impl Call {
                 if self.received.len() >= PREFIX + length {
                     let message = self.received.split_to(PREFIX + length).freeze();
                     if self.received.is_empty() {
-                        // Let go of the bytes, so that what this program keeps of a stream is little.
+                        // Frees the bytes, so that this program keeps little memory per stream.
                         self.received = BytesMut::new();
                     }
                     return Some(message.slice(PREFIX..));
@@ -165,12 +165,12 @@ impl Call {
         }
     }
 
-    /// Takes `response` as good.
+    /// Sends the ACK of `response`.
     pub(crate) fn accept(&mut self, response: Bytes) {
         self.requests.send_data(self.protocol.ack(&self.name, response), false).unwrap();
     }
 
-    /// Ends it from this side, and reads to the other's end.
+    /// Half-closes it, and reads until the other side closes.
     async fn close(mut self) {
         if self.protocol != Protocol::Fetch {
             self.requests.send_data(Bytes::new(), true).unwrap();
@@ -181,7 +181,7 @@ impl Call {
     }
 }
 
-/// Streams that stay open and accept what they are sent.
+/// Streams that stay open and acknowledge every response.
 pub(crate) struct Streams {
     tasks: JoinSet<()>,
     arrivals: mpsc::UnboundedReceiver<Instant>,
@@ -204,19 +204,19 @@ impl Streams {
                 loop {
                     arrived.send(Instant::now()).unwrap();
                     call.accept(message);
-                    message = call.next().await.expect("it lasts");
+                    message = call.next().await.expect("the stream stays open");
                 }
             });
         }
         self.arrivals(count).await;
     }
 
-    /// Ends them all.
+    /// Closes all of them.
     pub(crate) async fn close(mut self) {
         self.tasks.shutdown().await;
     }
 
-    /// The moments of the next `count` responses, on any of the streams.
+    /// When the next `count` responses arrived, on any of the streams.
     pub(crate) async fn arrivals(&mut self, count: usize) -> Vec<Instant> {
         let mut moments = Vec::with_capacity(count);
         while moments.len() < count {
@@ -228,13 +228,13 @@ impl Streams {
         moments
     }
 
-    /// That nothing has come but what was waited for.
+    /// Asserts that no response arrived beside those that were awaited.
     pub(crate) fn assert_quiet(&mut self) {
-        assert!(self.arrivals.try_recv().is_err(), "more was sent than was to be");
+        assert!(self.arrivals.try_recv().is_err(), "an unexpected response");
     }
 }
 
-/// Makes `count` calls from their first request to their end.
+/// Makes `count` complete calls.
 pub(crate) async fn cycles(connection: &Connection, protocol: Protocol, count: usize) {
     let mut tasks = JoinSet::new();
     for _ in 0..AT_ONCE {

@@ -1,5 +1,5 @@
-//! What a CA that is away for hours costs: the whole agent, in a process of its own, in a runtime whose timers don't wait. Each
-//! try is a real one, with a key, a token and a connection that is refused; only the time between them is left out.
+//! The costs of an outage of hours: the whole agent, in a process of its own, in a runtime whose timers don't wait.
+//! Each attempt is a real one, with a key, a token and a refused connection; only the time in between is skipped.
 
 use std::ffi::OsStr;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -13,10 +13,10 @@ use tokio::net::TcpStream;
 
 use crate::process::field;
 
-/// The argument by which this program knows that it is to be that process.
+/// The argument that makes this program become that process.
 const FLAG: &str = "--outage";
 const MINUTE: Duration = Duration::from_secs(60);
-/// When it is looked at, after the start.
+/// When it is measured, after the start.
 const AFTER: [(&str, Duration); 4] = [
     ("1 min", MINUTE),
     ("1 h", MINUTE.saturating_mul(60)),
@@ -24,7 +24,7 @@ const AFTER: [(&str, Duration); 4] = [
     ("10 h", MINUTE.saturating_mul(600)),
 ];
 
-/// Prints the table; `dir` takes the files.
+/// Prints the table; its files are in `dir`.
 pub(crate) fn print(dir: &Path) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let output = command.arg(FLAG).arg(dir).output().unwrap();
@@ -32,19 +32,19 @@ pub(crate) fn print(dir: &Path) {
     println!("\n{}", String::from_utf8(output.stdout).unwrap().trim_end());
 }
 
-/// Where this program was started by `print`, does what it was started for and ends.
-pub(crate) fn take_part() {
+/// In the process that `print` has started: runs the agent, and exits.
+pub(crate) fn run_if_child() {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().as_deref() != Some(OsStr::new(FLAG)) {
         return;
     }
     let dir = arguments.next().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-    runtime.unwrap().block_on(suffer(Path::new(&dir)));
+    runtime.unwrap().block_on(run(Path::new(&dir)));
     std::process::exit(0);
 }
 
-async fn suffer(dir: &Path) {
+async fn run(dir: &Path) {
     let unused = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
     let file = |name: &str| Some(dir.join(name).display().to_string());
     let status = unused();
@@ -66,7 +66,7 @@ async fn suffer(dir: &Path) {
         for (_, after) in AFTER {
             tokio::time::sleep(after - last).await;
             last = after;
-            looks.push((tries(status).await, anonymous()));
+            looks.push((attempts(status).await, anonymous()));
         }
         looks
     };
@@ -80,17 +80,17 @@ async fn suffer(dir: &Path) {
     };
     row("a CA that refuses connections, for", AFTER.map(|(name, _)| name.to_owned()).to_vec());
     println!("|{:-<48}|{}", "", format!("{:->10}:|", "").repeat(AFTER.len()));
-    row("tries", looks.iter().map(|(tries, _)| tries.to_string()).collect());
+    row("attempts", looks.iter().map(|(attempts, _)| attempts.to_string()).collect());
     row("memory, anonymous", looks.iter().map(|(_, memory)| format!("{memory} kB")).collect());
 }
 
-/// This process's own.
+/// This process's anonymous memory.
 fn anonymous() -> u64 {
     field(&std::fs::read_to_string("/proc/self/status").unwrap(), "RssAnon:").unwrap()
 }
 
-/// How often the CA was called, of every outcome.
-async fn tries(status: SocketAddr) -> u64 {
+/// The number of calls to the CA, of any outcome.
+async fn attempts(status: SocketAddr) -> u64 {
     let mut stream = TcpStream::connect(status).await.unwrap();
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
     let mut page = String::new();

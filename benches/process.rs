@@ -1,4 +1,4 @@
-//! What the programs that measure have in common: the release binary, processes, and what the kernel tells of them.
+//! What the benches share: the release binary, processes, and the kernel's view of them.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Far longer than anything takes: reaching it means that it never comes.
+/// Far longer than anything takes: at this deadline it won't come any more.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The binary that people run. The one that cargo has built for this program differs from it: it can unwind, and
-/// has features that only tests want.
+/// The binary that people run. The one that cargo builds for this program differs: it can unwind, and has test-only
+/// features.
 pub(crate) fn release_binary() -> PathBuf {
     if let Some(binary) = std::env::var_os("ATTACHE") {
         return binary.into();
@@ -24,11 +24,11 @@ pub(crate) fn release_binary() -> PathBuf {
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
         .status();
     assert!(built.is_ok_and(|status| status.success()), "building the release binary failed");
-    // Both profiles put theirs in this place; the last one wins.
+    // Both profiles put their binary here; the last build wins.
     env!("CARGO_BIN_EXE_attache").into()
 }
 
-/// A process of ours that is asked to stop when it is dropped.
+/// A child process that is stopped when it is dropped.
 pub(crate) struct Process {
     child: Child,
     log: Receiver<String>,
@@ -36,7 +36,7 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(command: &mut Command) -> Self {
-        // What this program's environment says of CAs is not meant for it.
+        // This program's environment may configure a CA, which must not affect the process.
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -45,14 +45,14 @@ impl Process {
         Self { child, log }
     }
 
-    /// The first line of the log, from here on, that contains `words`.
+    /// The next line of the log that contains `words`.
     pub(crate) fn wait_for(&self, words: &str) -> String {
         let mut log = String::new();
         loop {
             match self.log.recv_timeout(PATIENCE) {
                 Ok(line) if line.contains(words) => return line,
                 Ok(line) => log = log + &line + "\n",
-                Err(_) => panic!("it never said {words:?}:\n{log}"),
+                Err(_) => panic!("{words:?} is never logged:\n{log}"),
             }
         }
     }
@@ -61,7 +61,7 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// What the kernel tells of it under this name.
+    /// Its file of this name in `/proc`.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/{name}", self.child.id()))
     }
@@ -74,7 +74,7 @@ impl Process {
         field(&self.read("status").unwrap(), name).unwrap()
     }
 
-    /// The file of this name that each of its threads has.
+    /// The file of this name of each of its threads.
     pub(crate) fn of_threads(&self, file: &str) -> impl Iterator<Item = String> {
         let tasks = fs::read_dir(self.path("task")).unwrap();
         tasks.map(move |task| fs::read_to_string(task.unwrap().path().join(file)).unwrap())
@@ -88,7 +88,7 @@ impl Drop for Process {
     }
 }
 
-/// The number behind `name` at the start of a line.
+/// The number after `name` at the start of a line.
 pub(crate) fn field(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
     value.split_whitespace().next()?.parse().ok()

@@ -1,13 +1,14 @@
-//! What many streams cost: how fast they open, how soon a push has reached them all, memory and CPU. Prints one table.
+//! The costs of many streams: how fast they open, how soon a push has reached all of them, memory and CPU. Prints one
+//! table.
 //!
-//! Next to each figure of the agent stands that of the barest server that tonic can be (`benches/floor.rs`), measured in
-//! turn with it in the same run, with the same client (`benches/load.rs`). The client has to do with one processor and
-//! the server with another: on two, a server that is much faster than the client looks no faster than that. CPU is the
-//! server's alone, so it does not hide there.
+//! Beside each figure of the agent is that of the simplest server that is possible with tonic (`benches/floor.rs`),
+//! measured alternately in the same run, with the same client (`benches/load.rs`). The client uses one processor and
+//! the server another: with two processors, a server that is much faster than the client appears no faster than the
+//! client. CPU time is the server's alone, so it shows the difference.
 //!
-//! The agent is the release binary, made for size; `ATTACHE` names another. The floor is this program, made for speed.
-//! A push begins with the swap of a mounted folder, as the kubelet does it, and includes its reading and checking; the
-//! floor's begins with a signal. Each client accepts what it is sent.
+//! The agent is the release binary, optimized for size; `ATTACHE` selects another. The floor is this program, optimized
+//! for speed. A push begins with the swap of a mounted directory, as by the kubelet, and includes reading and checking;
+//! the floor's begins with a signal. Each client acknowledges every response.
 
 #![allow(
     clippy::unwrap_used,
@@ -42,7 +43,7 @@ use rustix::process::Signal;
 use crate::load::{Connection, Protocol, Streams, cycles};
 use crate::process::{Process, release_binary};
 
-/// How often both servers are measured, in turn.
+/// How often both servers are measured, alternately.
 const ROUNDS: usize = 3;
 /// Streams on the one crowded connection.
 const CROWD: usize = 5_000;
@@ -52,8 +53,8 @@ const FEW: usize = 10;
 const MANY: usize = 50;
 const PUSHES: usize = 5;
 const CYCLES: usize = 9_600;
-/// The agent folds changes that follow each other more quickly than 100 ms into one push, counted from when it last
-/// looked, which the last event of a swap makes it do once more.
+/// The agent folds changes within 100 ms into one push. The time counts from when it last read the files, which it does
+/// once more after the last event of a swap.
 const DEBOUNCE: Duration = Duration::from_millis(250);
 
 fn main() {
@@ -68,7 +69,7 @@ fn main() {
     print(&figures);
 }
 
-/// What is measured, in the order of the table.
+/// The measured figures, in the order of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     Opens,
@@ -92,7 +93,7 @@ enum Who {
     Floor,
 }
 
-/// Every measurement of one figure.
+/// All measurements of one figure.
 type Figures = BTreeMap<(What, &'static str, Who), Vec<f64>>;
 
 const DIALECTS: [(&str, Protocol); 2] = [("SotW", Protocol::StateOfTheWorld), ("Delta", Protocol::Delta)];
@@ -106,7 +107,7 @@ async fn measure() -> Figures {
         for (dialect, protocol) in DIALECTS {
             for who in [Who::Agent, Who::Floor] {
                 let mut note = |what, value| figures.entry((what, dialect, who)).or_default().push(value);
-                // Memory that was in use once is not as new: each of the two has a server of its own.
+                // Used memory differs from fresh memory: each of the two has a server of its own.
                 connections(&bench.start(who).await, protocol, &mut note).await;
                 streams(&bench.start(who).await, protocol, &mut note).await;
             }
@@ -115,7 +116,7 @@ async fn measure() -> Figures {
     figures
 }
 
-/// What a connection costs that has one stream.
+/// Measures a connection with one stream.
 async fn connections(server: &Server, protocol: Protocol, note: &mut impl FnMut(What, f64)) {
     let before = server.memory();
     let (streams, ends) = server.open(protocol, CONNECTIONS, 1).await;
@@ -127,7 +128,7 @@ async fn connections(server: &Server, protocol: Protocol, note: &mut impl FnMut(
     }
 }
 
-/// All the rest.
+/// Measures everything else.
 async fn streams(server: &Server, protocol: Protocol, note: &mut impl FnMut(What, f64)) {
     let (connection, end) = Connection::open(&server.socket).await;
     cycles(&connection, protocol, 320).await;
@@ -172,7 +173,7 @@ async fn streams(server: &Server, protocol: Protocol, note: &mut impl FnMut(What
     end.await.unwrap();
 }
 
-/// Changes the secret, and times its way to each of the `count` streams that are open.
+/// Changes the secret, and times its way to each of the `count` open streams.
 async fn pushes(server: &Server, streams: &mut Streams, count: usize, note: &mut impl FnMut(What, f64)) {
     for _ in 0..PUSHES {
         server.rest().await;
@@ -204,7 +205,7 @@ struct Bench {
 struct Server {
     process: Process,
     socket: PathBuf,
-    /// The mounted folder; the floor has none.
+    /// The mounted directory; the floor has none.
     volume: Option<PathBuf>,
 }
 
@@ -234,7 +235,7 @@ impl Bench {
     async fn start(&self, who: Who) -> Server {
         self.number.set(self.number.get() + 1);
         let socket = self.dir.join(format!("{}.sock", self.number.get()));
-        // The floor sends the very bytes that the agent does.
+        // The floor sends the same bytes as the agent.
         let secret = self.dir.join("secret");
         match who {
             Who::Agent => {
@@ -262,11 +263,11 @@ impl Bench {
     }
 }
 
-/// Two contents of the mounted folder: each is a change after the other.
+/// Two contents of the mounted directory; alternating between them makes every change a real one.
 const GENERATIONS: [&str; 2] = ["..generation-0", "..generation-1"];
 
 impl Server {
-    /// Makes it push.
+    /// Triggers a push.
     fn change(&self) {
         let Some(volume) = &self.volume else { return self.process.signal(Signal::USR1) };
         let data = volume.join("..data");
@@ -291,7 +292,7 @@ impl Server {
         (streams, ends)
     }
 
-    /// How long `work` takes, and the server's CPU for it, also for what it does behind it.
+    /// How long `work` takes, and the server's CPU time for it, including what it does afterwards.
     async fn time(&self, work: impl Future<Output = ()>) -> (Duration, Duration) {
         self.rest().await;
         let (cpu, began) = (self.cpu(), Instant::now());
@@ -301,7 +302,7 @@ impl Server {
         (took, self.cpu() - cpu)
     }
 
-    /// Until it has nothing to do.
+    /// Waits until the server is idle.
     async fn rest(&self) {
         loop {
             let cpu = self.cpu();
@@ -312,7 +313,7 @@ impl Server {
         }
     }
 
-    /// CPU time of all its threads, to the nanosecond.
+    /// CPU time of all its threads, in nanoseconds.
     fn cpu(&self) -> Duration {
         let thread = |stat: String| stat.split(' ').next().unwrap().parse::<u64>().unwrap();
         Duration::from_nanos(self.process.of_threads("schedstat").map(thread).sum())
@@ -327,26 +328,28 @@ impl Server {
 fn print(figures: &Figures) {
     let all = CROWD + CONNECTIONS * MANY;
     let few = CONNECTIONS * FEW;
-    let rows =
-        [(What::Opens, "opens per second".to_owned()), (What::OpenCpu, "  CPU of each, µs".to_owned())]
-            .into_iter()
-            .chain([few, all].into_iter().flat_map(|count| {
-                [
-                    (What::PushMedian(count), format!("push to {count}: half of them, ms")),
-                    (What::PushP99(count), "  99 %, ms".to_owned()),
-                    (What::PushMax(count), "  the last, ms".to_owned()),
-                    (What::PushCpu(count), "  CPU, ms".to_owned()),
-                ]
-            }))
-            .chain([
-                (What::StreamMemory, "memory of a stream, kB".to_owned()),
-                (What::ConnectionMemory, "memory of a connection with a stream, kB".to_owned()),
-                (What::MemoryAfter, format!("kept after {all} streams have left, MB")),
-                (What::Cycles, "open, get, close: per second".to_owned()),
-                (What::CycleCpu, "  CPU of each, µs".to_owned()),
-                (What::Fetches, "FetchSecrets per second".to_owned()),
-                (What::FetchCpu, "  CPU of each, µs".to_owned()),
-            ]);
+    let rows = [
+        (What::Opens, "streams opened per second".to_owned()),
+        (What::OpenCpu, "  CPU of each, µs".to_owned()),
+    ]
+    .into_iter()
+    .chain([few, all].into_iter().flat_map(|count| {
+        [
+            (What::PushMedian(count), format!("push to {count}: median, ms")),
+            (What::PushP99(count), "  99 %, ms".to_owned()),
+            (What::PushMax(count), "  the last, ms".to_owned()),
+            (What::PushCpu(count), "  CPU, ms".to_owned()),
+        ]
+    }))
+    .chain([
+        (What::StreamMemory, "memory of a stream, kB".to_owned()),
+        (What::ConnectionMemory, "memory of a connection with a stream, kB".to_owned()),
+        (What::MemoryAfter, format!("kept after {all} streams have closed, MB")),
+        (What::Cycles, "open, get, close: per second".to_owned()),
+        (What::CycleCpu, "  CPU of each, µs".to_owned()),
+        (What::Fetches, "FetchSecrets per second".to_owned()),
+        (What::FetchCpu, "  CPU of each, µs".to_owned()),
+    ]);
     let line = |name: &str, cells: [String; 6]| println!("| {name:<41} | {} |", cells.join(" | "));
     let heading =
         DIALECTS.map(|(dialect, _)| [format!("{dialect:>9}"), format!("{:>9}", "floor"), "ratio".to_owned()]);
@@ -373,7 +376,7 @@ fn print(figures: &Figures) {
         });
         line(&name, cells.concat().try_into().unwrap());
     }
-    println!("\nratio: the agent's time, CPU or memory in the floor's");
+    println!("\nratio: the agent's time, CPU or memory divided by the floor's");
 }
 
 fn median(values: &[f64]) -> f64 {

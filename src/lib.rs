@@ -17,6 +17,8 @@ pub mod store;
 pub mod metrics;
 // the operating system
 pub mod os;
+// the three levels of an option; no I/O
+pub mod options;
 // what produces secrets
 pub mod ca;
 pub mod source;
@@ -29,5 +31,6 @@ pub mod config;
 pub mod agent;
 // commands
 pub mod inject;
+pub mod envoy;
 pub mod check;
 pub mod cli;

@@ -1,4 +1,4 @@
-//! The messages on the wire, generated from `proto/` (see its README).
+//! Protobuf messages, generated from `proto/` (see its README).
 
 #![allow(clippy::all, clippy::pedantic, rustdoc::all, reason = "generated code")]
 
@@ -6,10 +6,10 @@ use std::fmt;
 
 include!(concat!(env!("OUT_DIR"), "/proto.rs"));
 
-/// The type URL of every resource on the secret discovery service.
+/// The type URL of every SDS resource.
 pub const SECRET_TYPE_URL: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
 
-// Both can hold a private key, so neither shows its bytes.
+// Both can hold a private key, so `Debug` shows no bytes.
 
 impl fmt::Debug for google::protobuf::Any {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,7 +11,7 @@ use crate::fs::file;
 use crate::fs::generation::{KEY_FILE, Place};
 use crate::net::endpoint::Roots;
 use crate::os::permissions::{Inventory, Socket};
-use crate::source::issuer::StateFolder;
+use crate::source::issuer::StateDir;
 
 /// The paths of an agent with its sockets at `sds` and `admin`.
 pub(crate) fn inventory(config: &Config, sds: &Path, admin: Option<&Path>) -> Inventory {
@@ -42,16 +42,14 @@ fn sockets(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<Socket> {
 
 /// Directories in which other users should not replace anything.
 fn directories(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<(PathBuf, &'static str)> {
-    let of = |file: &Path, what: &'static str| (file::folder_of(file).to_owned(), what);
+    let of = |file: &Path, what: &'static str| (file::directory_of(file).to_owned(), what);
     let sockets = std::iter::once(sds).chain(admin);
     let mut directories: Vec<_> = sockets.map(|socket| of(socket, "the directory of the socket")).collect();
     directories
         .extend(config.workload.state.iter().map(|state| (state.path().to_owned(), "the --state-dir")));
     directories.extend(config.output.iter().map(|output| (output.directory.clone(), "the --output-dir")));
     for provider in &config.providers {
-        if let Provider::Embedded { folder } = provider {
-            directories.push((folder.clone(), "the --ca-dir"));
-        }
+        directories.extend(provider.directory().map(|directory| (directory.to_owned(), "the --ca-dir")));
         let roots = match provider.endpoint().map(|(endpoint, _)| &endpoint.roots) {
             Some(Roots::File(file)) => Some(file),
             Some(Roots::FirstOf(files)) => files.iter().find(|file| file.exists()),
@@ -79,13 +77,12 @@ fn secrets(config: &Config) -> BTreeMap<PathBuf, &'static str> {
         secrets.extend(credentials.map(|file| (file, "which contains a credential for the CA")));
         let certificate = provider.client_cert();
         secrets.extend(certificate.map(|directory| (directory.path().join(KEY_FILE), "a private key")));
-        if let Provider::Embedded { folder } = provider {
-            secrets.insert(folder.join(embedded::KEY_FILE), "the key of the embedded CA");
-        }
+        let key = provider.directory().map(|directory| directory.join(embedded::KEY_FILE));
+        secrets.extend(key.map(|key| (key, "the key of the embedded CA")));
     }
     let keys = config.files.mounted.iter().filter_map(|place| place.key_pair.as_ref());
     secrets.extend(keys.map(|(_, key)| (key.clone(), "a private key")));
-    let state = config.workload.state.iter().map(StateFolder::file);
+    let state = config.workload.state.iter().map(StateDir::file);
     secrets.extend(state.map(|file| (file, "which contains the last key")));
     secrets
 }

@@ -1,7 +1,6 @@
 //! Wires the parts together. The only place that spawns what lives as long as the agent.
 
 mod inventory;
-mod provider;
 mod signals;
 mod sockets;
 pub mod workloads;
@@ -16,14 +15,13 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use self::inventory::inventory;
-pub(crate) use self::provider::certificate_authority;
 pub use self::signals::Signals;
 use self::sockets::{Server, Sockets};
 use self::workloads::{Plan, Running, Shared, Workloads};
 use crate::base::clock::Clock;
 use crate::base::limits;
-use crate::ca::failover::Failover;
-use crate::config::{Config, Provider};
+use crate::ca::providers;
+use crate::config::Config;
 use crate::export::ready_file::ReadyFile;
 use crate::fs::generation::Place;
 use crate::ops::admin::Admin;
@@ -36,7 +34,7 @@ use crate::os::systemd::Started;
 use crate::os::{command, permissions};
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::serve::listener::{Listener, SocketFile};
-use crate::serve::peers::Peers;
+use crate::serve::peer::Peers;
 use crate::store::Cache;
 use crate::store::health::{self, Health, HealthWatcher};
 
@@ -72,7 +70,7 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     if config.landlock {
         // Before there are other threads.
         let sockets = [Some(&sds), admin.as_ref()].into_iter().flatten();
-        let own = sockets.filter_map(Listener::own_folder).chain(ready_file.as_ref().map(ReadyFile::directory));
+        let own = sockets.filter_map(Listener::own_directory).chain(ready_file.as_ref().map(ReadyFile::directory));
         confine(&config, own.map(Path::to_owned).collect())?;
     }
 
@@ -158,8 +156,7 @@ async fn start_workload(
 ) -> anyhow::Result<Reporter> {
     let cert_dir = config.files.mounted.first().and_then(Place::home);
     let cert_dir = cert_dir.map(|directory| tracing::field::display(directory.display().to_string()));
-    let cas = config.providers.into_iter().map(|provider| certificate_authority(provider, &shared.clock));
-    let cas = Failover::new(cas.collect::<Result<_, _>>()?);
+    let cas = providers::clients(&config.providers, &shared.clock)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         socket = %sds.path().display(),
@@ -192,10 +189,8 @@ fn confine(config: &Config, mut directories: Vec<PathBuf>) -> Result<(), Confine
     if let Some(output) = &config.output {
         directories.push(hardening::create_directory(&output.directory, 0o777)?);
     }
-    for provider in &config.providers {
-        if let Provider::Embedded { folder } = provider {
-            directories.push(hardening::create_directory(folder, 0o777)?);
-        }
+    for directory in config.providers.iter().filter_map(|provider| provider.directory()) {
+        directories.push(hardening::create_directory(directory, 0o777)?);
     }
     directories.sort();
     directories.dedup();
@@ -205,7 +200,7 @@ fn confine(config: &Config, mut directories: Vec<PathBuf>) -> Result<(), Confine
 /// Whether the agent starts programs.
 fn runs_commands(config: &Config) -> bool {
     let has_hook = config.output.as_ref().is_some_and(|output| output.hook.is_some());
-    has_hook || config.providers.iter().any(|provider| matches!(provider, Provider::Exec { .. }))
+    has_hook || config.providers.iter().any(|provider| provider.runs_commands())
 }
 
 /// Logs each change of readiness, and passes the health on.

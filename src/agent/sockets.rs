@@ -22,7 +22,7 @@ use crate::ops::admin::Admin;
 use crate::os::systemd::PassedSocket;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::serve::listener::Listener;
-use crate::serve::peers::Peers;
+use crate::serve::peer::Peers;
 use crate::serve::sds::SecretDiscovery;
 
 /// Everything that another process may hold already.

@@ -15,7 +15,7 @@ use crate::metrics::{ByName, Metrics};
 use crate::serve::sds::SecretDiscovery;
 use crate::source::crl::{CrlFile, CrlSource};
 use crate::source::files::{self, FileSource};
-use crate::source::issuer::{Settings as IssuerSettings, WorkloadSource};
+use crate::source::issuer::{IssuanceQueue, Issuer, IssuerSettings};
 use crate::store::history::History;
 use crate::store::{Cache, Workload};
 
@@ -27,6 +27,8 @@ pub struct Shared {
     pub history: History,
     pub watcher: Watcher,
     pub clock: Clock,
+    /// Bounds how many certificates are requested at a time, whichever workloads they are for.
+    pub queue: IssuanceQueue,
     /// Work that is waited for when the agent stops.
     pub calls: TaskTracker,
     pub stop: CancellationToken,
@@ -40,6 +42,7 @@ impl Shared {
             history: History::default(),
             watcher: Watcher::new(),
             clock,
+            queue: IssuanceQueue::default(),
             calls: TaskTracker::new(),
             stop: CancellationToken::new(),
         }
@@ -49,7 +52,7 @@ impl Shared {
 /// What makes up one workload.
 #[derive(Debug)]
 pub struct Plan {
-    pub files: files::Settings,
+    pub files: files::FileSettings,
     pub crl: CrlFile,
     /// The CAs that sign; empty where mounted files are the only source.
     pub cas: Failover,
@@ -91,7 +94,7 @@ impl Workloads {
     /// this returns.
     pub async fn start(&mut self, running: &Running, plan: Plan) {
         let Running { workload, ended } = running;
-        let Shared { cache, metrics, history, watcher, clock, calls, .. } = self.shared.clone();
+        let Shared { cache, metrics, history, watcher, clock, queue, calls, .. } = self.shared.clone();
         let debounce = plan.files.debounce;
         let mut crls =
             CrlSource::new(plan.crl, debounce, &cache, *workload, &watcher, clock.clone(), metrics.clone());
@@ -103,8 +106,8 @@ impl Workloads {
         self.spawn(ended, crls.run());
         self.spawn(ended, history.follow(cache.clone(), *workload, clock.clone()));
         if !plan.cas.is_empty() {
-            let mut issuer =
-                WorkloadSource::new(plan.cas, plan.issuer, &cache, *workload, clock.clone(), metrics.clone());
+            let (clock, metrics) = (clock.clone(), metrics.clone());
+            let mut issuer = Issuer::new(plan.cas, plan.issuer, &cache, *workload, clock, metrics, queue);
             issuer.restore().await;
             self.spawn(ended, issuer.run());
         }

@@ -1,4 +1,4 @@
-//! Token exchange (RFC 8693): a token service takes the workload's own token, and gives one that the CA takes.
+//! Token exchange (RFC 8693): a token service accepts the workload's own token, and issues one that the CA accepts.
 
 use std::str::FromStr;
 use std::time::SystemTime;
@@ -10,34 +10,42 @@ use zeroize::Zeroizing;
 
 use super::token::{Failure, Granted};
 use crate::auth::token_file::{Token, TokenFile};
-use crate::ca::Class;
-use crate::net::endpoint::{Address, Endpoint, Options, Roots};
+use crate::base::retry::Class;
+use crate::net::address::Address;
+use crate::net::endpoint::Endpoint;
+use crate::net::error::{ConnectionOptions, status_class};
 use crate::net::rest::{self, Call, Reply};
+use crate::net::tls::Roots;
+
+const OPTIONS: &ConnectionOptions = &ConnectionOptions {
+    address: "--token-exchange-url",
+    roots: "--token-exchange-root",
+    server_name: "use the name it has in --token-exchange-url",
+    client_cert: "the agent has none for a token service: allow calls without one there",
+};
 
 /// Google's token service.
 pub const GOOGLES_URL: &str = "https://sts.googleapis.com/v1/token";
-/// What Google's token service is asked for where nobody says otherwise.
+/// The default scope at Google's token service.
 pub const GOOGLES_SCOPE: &str = "https://www.googleapis.com/auth/cloud-platform";
 
-/// A token service, and what is asked of it.
+/// A token service, and the token that is requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchange {
-    /// Where it is.
     pub url: Url,
-    /// Whom to trust for its TLS certificate.
+    /// The roots for its TLS certificate.
     pub roots: Roots,
-    /// The token that is given to it, read anew for each exchange.
+    /// The token that is exchanged, read for each exchange.
     pub subject: TokenFile,
-    /// Whom the new token is for.
+    /// Audience of the exchanged token.
     pub audience: Option<String>,
-    /// What it is good for.
+    /// Scope of the exchanged token.
     pub scope: Option<String>,
 }
 
 /// `https://HOST[:PORT]/PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
-    /// The server.
     pub address: Address,
     path: String,
 }
@@ -46,30 +54,21 @@ impl FromStr for Url {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || format!("{text:?} is not a URL of a token service; the shape is https://HOST/PATH");
-        let uri: http::Uri = text.parse().map_err(|_| wrong())?;
+        let invalid = || format!("{text:?} is not a URL of a token service; the shape is https://HOST/PATH");
+        let uri: http::Uri = text.parse().map_err(|_| invalid())?;
         let (Some(scheme @ ("https" | "http")), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-            return Err(wrong());
+            return Err(invalid());
         };
         let address = Address::with_ports(&format!("{scheme}://{authority}"), 443, 80);
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
-        Ok(Self { address: address.map_err(|_| wrong())?, path: path.to_owned() })
+        Ok(Self { address: address.map_err(|_| invalid())?, path: path.to_owned() })
     }
 }
 
 impl Exchange {
     pub(super) async fn fetch(&self, subject: &Token, now: SystemTime) -> Result<Granted, Failure> {
-        const OPTIONS: &Options = &Options {
-            address: "--token-exchange-url",
-            roots: "--token-exchange-root",
-            rename: "use the name it has in --token-exchange-url",
-        };
-        let endpoint = Endpoint {
-            address: self.url.address.clone(),
-            roots: self.roots.clone(),
-            server_name: None,
-            options: OPTIONS,
-        };
+        let endpoint =
+            Endpoint { address: self.url.address.clone(), roots: self.roots.clone(), server_name: None };
         let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
         let call = Call {
             method: Method::POST,
@@ -79,7 +78,7 @@ impl Exchange {
         };
         let reply = rest::call(&endpoint, call)
             .await
-            .map_err(|error| Failure::of_call(error, "is --token-exchange-url right?"))?;
+            .map_err(|error| Failure::of_call(&error, OPTIONS, "is --token-exchange-url right?"))?;
         if !reply.status.is_success() {
             return Err(self.refused(&reply, subject, now));
         }
@@ -92,7 +91,7 @@ impl Exchange {
         })
     }
 
-    /// Written once, into memory that is wiped.
+    /// The body of the request, written once, into memory that is wiped.
     fn form(&self, subject: &Token) -> Zeroizing<Vec<u8>> {
         let optional = [("audience", &self.audience), ("scope", &self.scope)];
         let optional = optional.iter().filter_map(|(name, value)| Some((*name, value.as_deref()?)));
@@ -105,7 +104,7 @@ impl Exchange {
         .into_iter()
         .chain(optional)
         .collect();
-        // An escape takes three bytes. Sized beforehand: a buffer that grows leaves copies behind.
+        // An escape takes three bytes. Allocated at full size: a buffer that grows leaves copies in memory.
         let size = fields.iter().map(|(name, value)| name.len() + 3 * value.len() + 2).sum();
         let mut form = Zeroizing::new(Vec::with_capacity(size));
         for (name, value) in fields {
@@ -126,58 +125,56 @@ impl Exchange {
         let text = |path: &str| body.as_ref().and_then(|body| body.pointer(path)).and_then(Value::as_str);
         let error = text("/error").unwrap_or_default();
         let said = match (error, text("/error_description")) {
-            // Google's other services answer so, and its proxies.
+            // The format of Google's other services, and of its proxies.
             ("", _) => text("/error/message").map(str::to_owned),
             (error, Some(description)) => Some(format!("{error}: {description}")),
             (error, None) => Some(error.to_owned()),
         };
-        // Some proxy, or no token service at all.
+        // The answer of a proxy, or of another server.
         let said = said.unwrap_or_else(|| String::from_utf8_lossy(&reply.body).trim().to_owned());
-        let (status, said) = (reply.status, subject.hidden_in(&said));
+        let (status, said) = (reply.status, subject.redact(&said));
         let mut reason = format!("it answered {status}");
-        for part in [said, self.way_out(status, error, subject, now)] {
+        for part in [said, self.remedy(status, error, subject, now)] {
             if !part.is_empty() {
                 reason = format!("{reason}: {part}");
             }
         }
-        let may_pass = status.is_server_error() || matches!(status.as_u16(), 401 | 408 | 425 | 429);
         // The kubelet rotates the token.
-        let may_pass = may_pass || error == "invalid_grant";
-        let class = if may_pass { Class::Transient } else { Class::Permanent };
+        let class = if error == "invalid_grant" { Class::Transient } else { status_class(status) };
         Failure { retry_after: reply.retry_after, ..Failure::new(class, reason) }
     }
 
-    fn way_out(&self, status: StatusCode, error: &str, subject: &Token, now: SystemTime) -> String {
+    fn remedy(&self, status: StatusCode, error: &str, subject: &Token, now: SystemTime) -> String {
         let own = || format!("{}; it is read from {}", subject.describe(now), self.subject.path().display());
-        let words = match (error, status.as_u16()) {
+        let remedy = match (error, status.as_u16()) {
             ("invalid_grant" | "invalid_token", _) => {
-                return format!("it does not take this workload's own token ({})", own());
+                return format!("it does not accept this workload's own token ({})", own());
             }
             ("invalid_target", _) => "is --token-exchange-audience right?",
             ("invalid_scope", _) => "is --token-exchange-scope right?",
-            // Where a client has to authenticate, some say this, and others invalid_client.
+            // Services that require client authentication answer one of these.
             ("invalid_client" | "unauthorized_client", _) => {
-                "it wants its callers to authenticate by more than the token, which this agent does not: allow this \
-                 workload's tokens there"
+                "it requires client authentication in addition to the token, which this agent does not support: allow \
+                 this workload's tokens there"
             }
             ("unsupported_grant_type", _) => {
                 "it does not exchange tokens, or not for this caller; is --token-exchange-url right?"
             }
             ("invalid_request", _) => {
                 return format!(
-                    "are --token-exchange-audience and --token-exchange-scope right? Some say the same of a token that \
-                     they do not take ({})",
+                    "are --token-exchange-audience and --token-exchange-scope right? Some services answer the same \
+                     to a token that they do not accept ({})",
                     own()
                 );
             }
             (_, 301 | 302 | 303 | 307 | 308) => {
-                "it sends callers elsewhere, and the token is not taken there; is --token-exchange-url right?"
+                "it redirects, and the token is not sent elsewhere; is --token-exchange-url right?"
             }
-            (_, 401 | 403) => return format!("it does not take this workload's own token ({})", own()),
+            (_, 401 | 403) => return format!("it does not accept this workload's own token ({})", own()),
             (_, 404 | 405) => "is --token-exchange-url right?",
             (_, 429) => "it is called too often",
             _ => "",
         };
-        words.to_owned()
+        remedy.to_owned()
     }
 }

@@ -1,72 +1,69 @@
-//! The metadata server of Google's machines and clusters, which gives the tokens of the service account that is attached.
+//! The metadata server of Google's machines and clusters, which issues tokens of the attached service account.
 
 use std::time::SystemTime;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 
-use super::token::{Failure, Granted, parsed};
+use super::token::{Failure, Granted, parse_token};
 use crate::base::limits;
-use crate::ca::Class;
-use crate::net::endpoint::{Address, Endpoint, Options, Roots};
+use crate::base::retry::Class;
+use crate::net::address::Address;
+use crate::net::endpoint::Endpoint;
+use crate::net::error::ConnectionOptions;
 use crate::net::rest::{self, Call};
+use crate::net::tls::Roots;
 
-/// Where it is, on every machine that has one.
+/// Its name on every machine that has one.
 pub const HOST: &str = "metadata.google.internal";
 
 const FLAVOR: HeaderName = HeaderName::from_static("metadata-flavor");
 
-/// The metadata server, and what it is asked for.
+/// The metadata server, and the token that is requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetadataServer {
-    /// Where it is. It speaks no TLS: what is called never leaves the machine.
+    /// It has no TLS: the calls never leave the machine.
     pub address: Address,
-    /// Which token.
     pub wanted: Wanted,
 }
 
-/// Which token of the service account.
+/// The kind of token of the service account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// The one that Google's APIs take.
+    /// For Google's APIs.
     Access,
-    /// A JWT that says who the caller is, to whom it is for.
-    Identity {
-        /// Whom.
-        audience: String,
-    },
+    /// A JWT that proves the caller's identity to `audience`.
+    Identity { audience: String },
 }
 
 impl MetadataServer {
     pub(super) async fn fetch(&self, now: SystemTime) -> Result<Granted, Failure> {
-        const FOLDER: &str = "/computeMetadata/v1/instance/service-accounts/default";
+        const ACCOUNT: &str = "/computeMetadata/v1/instance/service-accounts/default";
         const GOOGLE: HeaderValue = HeaderValue::from_static("Google");
         let path = match &self.wanted {
-            Wanted::Access => format!("{FOLDER}/token"),
+            Wanted::Access => format!("{ACCOUNT}/token"),
             Wanted::Identity { audience } => {
-                format!("{FOLDER}/identity?audience={}&format=full", rest::encoded(audience))
+                format!("{ACCOUNT}/identity?audience={}&format=full", rest::encoded(audience))
             }
         };
-        let endpoint = Endpoint {
-            address: self.address.clone(),
-            roots: Roots::System,
-            server_name: None,
-            options: OPTIONS,
-        };
+        let endpoint = Endpoint { address: self.address.clone(), roots: Roots::System, server_name: None };
         let headers = HeaderMap::from_iter([(FLAVOR, GOOGLE)]);
         let call = Call { method: Method::GET, path: &path, headers, body: None };
-        let reply = rest::call(&endpoint, call).await.map_err(|error| Failure::of_call(error, WAY_OUT))?;
-        // Whoever else answers at this name must not be believed.
+        let reply = rest::call(&endpoint, call).await;
+        let reply = reply.map_err(|error| Failure::of_call(&error, OPTIONS, REMEDY))?;
+        // Another server at this name must not be trusted.
         if reply.headers.get(FLAVOR) != Some(&GOOGLE) {
-            let reason = format!("what answers there is no metadata server of Google's; {WAY_OUT}");
+            let reason = format!("the server there is not Google's metadata server; {REMEDY}");
             return Err(Failure::new(Class::Permanent, reason));
         }
         let status = reply.status;
         if !status.is_success() {
             let said = limits::sanitize_for_log(String::from_utf8_lossy(&reply.body).trim());
             let advice = match status {
-                StatusCode::NOT_FOUND => ": has this machine, or this pod, a service account of Google's?",
-                StatusCode::FORBIDDEN => ": may this machine, or this pod, use its service account?",
+                StatusCode::NOT_FOUND => ": does this machine, or this Pod, have a Google service account?",
+                StatusCode::FORBIDDEN => {
+                    ": is this machine, or this Pod, allowed to use its service account?"
+                }
                 _ => "",
             };
             let may_pass = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
@@ -76,18 +73,19 @@ impl MetadataServer {
         }
         let granted = reply.read_and_wipe(|body| match self.wanted {
             Wanted::Access => Granted::from_json(body, now),
-            Wanted::Identity { .. } => Ok(Granted::new(parsed(body)?, None, now)),
+            Wanted::Identity { .. } => Ok(Granted::new(parse_token(body)?, None, now)),
         });
         granted.map_err(|reason| Failure::new(Class::Permanent, reason))
     }
 }
 
-/// It is called in plain text: nothing but its address can be set.
-const OPTIONS: &Options = &Options {
+/// Calls are in plain text: only the address can be set.
+const OPTIONS: &ConnectionOptions = &ConnectionOptions {
     address: "GCE_METADATA_HOST",
     roots: "--token-source",
-    rename: "choose another --token-source",
+    server_name: "choose another --token-source",
+    client_cert: "choose another --token-source",
 };
 
-const WAY_OUT: &str = "only machines and clusters of Google Cloud have one (GCE_METADATA_HOST names another): choose \
-                       another --token-source";
+const REMEDY: &str = "only Google Cloud has one (GCE_METADATA_HOST sets another address): choose another \
+                      --token-source";

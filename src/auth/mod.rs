@@ -1,4 +1,4 @@
-//! What the agent shows to others.
+//! The credentials that the agent presents: tokens and the client certificate.
 
 pub mod client_cert;
 pub mod exchange;

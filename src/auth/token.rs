@@ -1,5 +1,5 @@
-//! Where the bearer token for calls to a CA comes from: a file, a token service that exchanges it, or the metadata
-//! server of Google's machines.
+//! The source of the bearer token for calls to a CA: a file, a token service that exchanges it, or the metadata server of
+//! Google's machines.
 
 use std::fmt;
 use std::ops::Deref;
@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use tonic::metadata::{Ascii, MetadataValue};
 use zeroize::Zeroizing;
 
 use super::exchange::Exchange;
@@ -17,28 +16,25 @@ use super::metadata_server::MetadataServer;
 use crate::auth::token_file::{CredentialError, Token, TokenFile};
 use crate::base::clock::Clock;
 use crate::base::limits;
-use crate::ca::{CaError, Class};
+use crate::base::retry::Class;
+use crate::net::error::{ConnectionOptions, TransportError};
 
-/// Where the token is to come from.
+/// The configured source of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settings {
-    /// The file that holds it.
     File(TokenFile),
-    /// Whoever gives one when asked.
     Service {
-        /// Who.
         service: Service,
-        /// How long it may take. Less than the call to the CA: nobody would know then who was slow.
+        /// The timeout of the service. Less than that of a call to the CA, so that the error names the slow one.
         patience: Duration,
     },
 }
 
-/// Who gives tokens.
+/// A service that issues tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Service {
-    /// A token service, for the token in a file.
+    /// A token service that exchanges the token in a file.
     Exchange(Exchange),
-    /// The metadata server.
     Metadata(MetadataServer),
 }
 
@@ -49,7 +45,7 @@ impl From<TokenFile> for Settings {
 }
 
 impl Settings {
-    /// The file with the workload's own token, if there is one.
+    /// The file with the workload's own token.
     pub fn file(&self) -> Option<&TokenFile> {
         match self {
             Self::File(file) => Some(file),
@@ -68,8 +64,9 @@ impl Service {
             }
             Self::Metadata(server) => timeout(patience, server.fetch(now)).await,
         };
-        let late = |_| Err(Failure::new(Class::Transient, format!("it did not answer within {patience:?}")));
-        fetched.unwrap_or_else(late).map_err(|Failure { reason, class, retry_after }| NoToken::Service {
+        let timed_out =
+            |_| Err(Failure::new(Class::Transient, format!("it did not answer within {patience:?}")));
+        fetched.unwrap_or_else(timed_out).map_err(|Failure { reason, class, retry_after }| NoToken::Service {
             service: self.to_string(),
             reason,
             class,
@@ -92,22 +89,22 @@ impl fmt::Display for Service {
 pub enum NoToken {
     #[error(transparent)]
     File(#[from] CredentialError),
-    #[error("{service} gives no token: {reason}")]
+    #[error("{service} issued no token: {reason}")]
     Service { service: String, reason: String, class: Class, retry_after: Option<Duration> },
 }
 
 impl NoToken {
-    /// Whether it may pass by itself.
+    /// Whether a retry may succeed without a change by a person.
     pub fn class(&self) -> Class {
         match self {
-            // Somebody may be about to put it there.
+            // The file may be about to be written.
             Self::File(_) => Class::Transient,
             Self::Service { class, .. } => *class,
         }
     }
 }
 
-/// Why a service gave no token.
+/// Why a service issued no token.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) reason: String,
@@ -120,43 +117,35 @@ impl Failure {
         Self { reason: reason.into(), class, retry_after: None }
     }
 
-    /// What `error`, which speaks of a CA, means where the server is one that gives tokens, and what to do where nobody is
-    /// there.
-    pub(super) fn of_call(error: CaError, way_out: &str) -> Self {
-        let class = error.class();
+    /// A call that failed; `if_unreachable` is the remedy where the service can't be reached.
+    pub(super) fn of_call(error: &TransportError, options: &ConnectionOptions, if_unreachable: &str) -> Self {
         let reason = match error {
-            CaError::Unreachable { source, .. } => format!("connecting failed: {source}; {way_out}"),
-            CaError::Broken { source, .. } => {
-                format!("the connection broke before it had answered: {source}")
-            }
-            CaError::Tls { reason, .. } => format!("the TLS handshake failed: {reason}"),
-            CaError::Roots(reason) => format!("the roots for it can't be read: {reason}"),
-            CaError::Answer(answer) => answer.to_string(),
-            other => other.to_string(),
+            TransportError::Unreachable(_) => format!("{error}; {if_unreachable}"),
+            error => error.explain(options),
         };
-        Self::new(class, reason)
+        Self::new(error.class(), reason)
     }
 }
 
-/// A token, and how long it is of use.
+/// A token that a service issued.
 #[derive(Debug)]
 pub(super) struct Granted {
     token: Arc<Token>,
-    /// How long it was valid when it came, and when it ends; none where nobody knows.
-    life: Option<(Duration, SystemTime)>,
+    /// Its lifetime when it was issued, and its expiry; none if unknown.
+    validity: Option<(Duration, SystemTime)>,
 }
 
 impl Granted {
     pub(super) fn new(token: Token, expires_in: Option<Duration>, now: SystemTime) -> Self {
-        /// However long a service says that it is: it may be revoked.
+        /// The longest use of a token, whatever its lifetime: it may be revoked.
         const LONGEST: Duration = Duration::from_secs(24 * 3600);
-        let told = token.claims().and_then(|claims| claims.expires?.duration_since(now).ok());
-        // What counts from now on does not depend on two clocks.
-        let lifetime = expires_in.or(told).map(|lifetime| lifetime.min(LONGEST));
-        Self { token: Arc::new(token), life: lifetime.map(|lifetime| (lifetime, now + lifetime)) }
+        let claimed = token.claims().and_then(|claims| claims.expires?.duration_since(now).ok());
+        // `expires_in` does not depend on two clocks.
+        let lifetime = expires_in.or(claimed).map(|lifetime| lifetime.min(LONGEST));
+        Self { token: Arc::new(token), validity: lifetime.map(|lifetime| (lifetime, now + lifetime)) }
     }
 
-    /// The answer of a service that gives access tokens.
+    /// Parses the response of a service that issues access tokens.
     pub(super) fn from_json(body: &[u8], now: SystemTime) -> Result<Self, String> {
         let mut reply: Value =
             serde_json::from_slice(body).map_err(|_| "its answer is not JSON".to_owned())?;
@@ -168,26 +157,25 @@ impl Granted {
             && !["bearer", "n_a"].contains(&kind.to_ascii_lowercase().as_str())
         {
             return Err(format!(
-                "what it gives is of the type {:?}, and not a bearer token",
+                "its token is of the type {:?}, not a bearer token",
                 limits::sanitize_for_log(kind)
             ));
         }
         // Some services write the number as text.
         let seconds = reply.get("expires_in");
-        let seconds = seconds.and_then(|told| told.as_f64().or_else(|| told.as_str()?.parse().ok()));
+        let seconds = seconds.and_then(|value| value.as_f64().or_else(|| value.as_str()?.parse().ok()));
         let expires_in = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        Ok(Self::new(parsed(text.as_bytes())?, expires_in, now))
+        Ok(Self::new(parse_token(text.as_bytes())?, expires_in, now))
     }
 
-    /// Whether a call at `now` can be made with it: not in the last quarter of its life.
+    /// Whether a call at `now` can use it: not in the last quarter of its lifetime.
     fn is_fresh(&self, now: SystemTime) -> bool {
-        let Some((lifetime, ends)) = self.life else { return false };
-        ends.duration_since(now).is_ok_and(|left| left > lifetime / 4)
+        let Some((lifetime, expires)) = self.validity else { return false };
+        expires.duration_since(now).is_ok_and(|left| left > lifetime / 4)
     }
 }
 
-/// A token as a service gives it.
-pub(super) fn parsed(text: &[u8]) -> Result<Token, String> {
+pub(super) fn parse_token(text: &[u8]) -> Result<Token, String> {
     let text = text.trim_ascii();
     if u64::try_from(text.len()).is_ok_and(|length| length > limits::TOKEN_BYTES) {
         return Err(format!("its token is longer than {} bytes", limits::TOKEN_BYTES));
@@ -195,11 +183,11 @@ pub(super) fn parsed(text: &[u8]) -> Result<Token, String> {
     Token::parse(text).map_err(|reason| format!("its answer holds no token: {reason}"))
 }
 
-/// What one call is made with.
+/// The token of one call.
 #[derive(Clone, Debug)]
 pub struct Bearer {
     token: Arc<Token>,
-    /// Whether it was got for an earlier call.
+    /// Whether it was issued for an earlier call.
     is_kept: bool,
 }
 
@@ -211,61 +199,48 @@ impl Deref for Bearer {
     }
 }
 
-impl Bearer {
-    /// The header `authorization`.
-    pub fn header(&self) -> Result<MetadataValue<Ascii>, CaError> {
-        let text = Zeroizing::new(format!("Bearer {}", self.secret()));
-        let header = text.parse::<MetadataValue<Ascii>>();
-        let mut header =
-            header.map_err(|_| CaError::Local("the token can't be sent in a header".to_owned()))?;
-        header.set_sensitive(true);
-        Ok(header)
-    }
-}
-
-/// Gives calls their token. What a service gave is kept until it nears its end, or a CA refuses it.
+/// Provides calls with a token. The token of a service is kept until it nears its expiry, or a CA refuses it.
 #[derive(Debug)]
 pub struct TokenSource {
     settings: Settings,
     clock: Clock,
     kept: Mutex<Option<Granted>>,
-    /// One call at a time asks the service; those that wait for it use what it got.
+    /// One call at a time asks the service; the calls that wait use the same token.
     turn: Semaphore,
 }
 
 impl TokenSource {
-    /// A source of tokens as `settings` have it.
     pub fn new(settings: Settings, clock: Clock) -> Self {
         Self { settings, clock, kept: Mutex::default(), turn: Semaphore::new(1) }
     }
 
-    /// The file with the workload's own token, from which its identity follows; none where there is no such file.
+    /// The file with the workload's own token, from which its identity follows.
     pub fn file(&self) -> Option<&TokenFile> {
         self.settings.file()
     }
 
-    /// A token for a call. The caller sets the deadline; one that gives up holds nobody back.
+    /// A token for a call. The caller sets the deadline; a caller that gives up blocks no other.
     pub async fn token(&self) -> Result<Bearer, NoToken> {
         let (service, patience) = match &self.settings {
-            // Others rotate it: it is never kept.
+            // Other processes rotate the file: its token is never kept.
             Settings::File(file) => return Ok(Bearer { token: Arc::new(file.read()?), is_kept: false }),
             Settings::Service { service, patience } => (service, *patience),
         };
-        // It is never closed; without a turn there would be a call too many, and nothing worse.
+        // The semaphore is never closed; at worst there would be one call too many.
         let _turn = self.turn.acquire().await;
         let now = self.clock.now();
         if let Some(kept) = self.kept().as_ref().filter(|kept| kept.is_fresh(now)) {
             return Ok(Bearer { token: Arc::clone(&kept.token), is_kept: true });
         }
         let granted = service.fetch(patience, now).await?;
-        tracing::debug!(%service, lifetime = ?granted.life.map(|(lifetime, _)| lifetime), "got a token");
+        tracing::debug!(%service, lifetime = ?granted.validity.map(|(lifetime, _)| lifetime), "token received");
         let token = Arc::clone(&granted.token);
         *self.kept() = Some(granted);
         Ok(Bearer { token, is_kept: false })
     }
 
-    /// Another token for a call whose token was `refused`; none where trying again at once is of no use: the file has not
-    /// changed, or the service has only just given it. Each refusal is to be told here: such a token is not kept.
+    /// Another token for a call whose token was `refused`; none where an immediate retry is pointless: the file has not
+    /// changed, or the service has only just issued the token. Call this for each refusal: the refused token is dropped.
     pub async fn another(&self, refused: &Bearer) -> Option<Bearer> {
         let is_service = matches!(self.settings, Settings::Service { .. });
         if is_service {
@@ -277,15 +252,18 @@ impl TokenSource {
         self.token().await.ok().filter(|other| other.secret() != refused.secret())
     }
 
-    /// What may be wrong with `token`, in words for somebody whose CA refused it, and where it is from.
+    /// Describes `token` and its source, for the message about a CA that refused it.
     pub fn describe(&self, token: &Token) -> String {
-        let told = token.describe(self.clock.now());
+        let described = token.describe(self.clock.now());
         match &self.settings {
-            Settings::File(file) => format!("{told}; it is read from {}", file.path().display()),
+            Settings::File(file) => format!("{described}; it is read from {}", file.path().display()),
             Settings::Service { service: service @ Service::Exchange(exchange), .. } => {
-                format!("{told}; {service} gave it for the one in {}", exchange.subject.path().display())
+                format!(
+                    "{described}; {service} issued it for the token in {}",
+                    exchange.subject.path().display()
+                )
             }
-            Settings::Service { service, .. } => format!("{told}; {service} gave it"),
+            Settings::Service { service, .. } => format!("{described}; {service} issued it"),
         }
     }
 

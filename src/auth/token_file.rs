@@ -1,4 +1,4 @@
-//! The bearer token: a file that somebody else rotates, read anew for each call.
+//! The bearer token: a file that another process rotates, read for each call.
 
 use std::fmt;
 use std::io;
@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::HeaderValue;
 use zeroize::Zeroizing;
 
 use crate::base::clock::rfc3339;
@@ -18,40 +19,42 @@ use crate::fs::file;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenFile {
     path: PathBuf,
-    /// What names it.
+    /// The option that sets the path.
     option: &'static str,
 }
 
-/// Why there is no token.
+/// Why a token file gives no token.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
     #[error(
-        "the token file {path} can't be read: {source}; mount the token there, or name its place with {option}"
+        "the token file {path} can't be read: {source}; mount the token there, or set its path with {option}"
     )]
     Unreadable { path: PathBuf, source: io::Error, option: &'static str },
-    #[error("the token file {path} is empty: whoever writes it has not done so yet, or failed")]
+    #[error("the token file {path} is empty: its writer has not written it yet, or failed")]
     Empty { path: PathBuf },
     #[error("the token file {path} holds no token: {reason}")]
     NotAToken { path: PathBuf, reason: &'static str },
 }
 
+#[derive(Debug, thiserror::Error)]
+#[error("the token can't be sent in a header")]
+pub struct UnsendableToken;
+
 impl TokenFile {
-    /// The token in the file at `path`.
+    /// The file that `--token-file` names.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self::named_by("--token-file", path)
     }
 
-    /// The token in the file at `path`, which is named by `option`.
+    /// The file at `path`, which `option` names.
     pub fn named_by(option: &'static str, path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), option }
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads the token as it is now.
     pub fn read(&self) -> Result<Token, CredentialError> {
         let unreadable =
             |source| CredentialError::Unreadable { path: self.path.clone(), source, option: self.option };
@@ -71,7 +74,7 @@ pub struct Token {
     claims: Option<Claims>,
 }
 
-/// What a JWT says of itself. Nobody has checked its signature.
+/// The claims of a JWT, whose signature is not verified.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims {
     /// `sub`.
@@ -85,12 +88,12 @@ pub struct Claims {
 }
 
 impl Token {
-    /// Takes `text` for a token, and looks into it where it is a JWT.
+    /// Takes any text as a token, and reads its claims if it is a JWT.
     pub fn new(text: &str) -> Self {
         Self { text: Zeroizing::new(text.to_owned()), claims: Claims::from_jwt(text) }
     }
 
-    /// Takes `text` for a token, if it is one that can be sent in a header.
+    /// Takes `text` as a token if it can be sent in a header.
     pub fn parse(text: &[u8]) -> Result<Self, &'static str> {
         match std::str::from_utf8(text) {
             Ok(text) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) => {
@@ -100,22 +103,29 @@ impl Token {
         }
     }
 
-    /// The token itself.
     pub fn secret(&self) -> &str {
         &self.text
     }
 
-    /// What it says of itself; none where it is not a JWT.
+    /// The value of the header `authorization`.
+    pub fn bearer_header(&self) -> Result<HeaderValue, UnsendableToken> {
+        let text = Zeroizing::new(format!("Bearer {}", self.secret()));
+        let mut header = HeaderValue::from_str(&text).map_err(|_| UnsendableToken)?;
+        header.set_sensitive(true);
+        Ok(header)
+    }
+
+    /// None if it is not a JWT.
     pub fn claims(&self) -> Option<&Claims> {
         self.claims.as_ref()
     }
 
-    /// The service account that it stands for.
+    /// The service account in its `sub`.
     pub fn service_account(&self) -> Option<ServiceAccount> {
         ServiceAccount::from_subject(&self.claims.as_ref()?.subject)
     }
 
-    /// What may be wrong with it, in words for somebody whose CA refused it.
+    /// Describes its claims, for the message about a CA that refused it.
     pub fn describe(&self, now: SystemTime) -> String {
         let Some(claims) = &self.claims else { return "the token is not a JWT".to_owned() };
         let show = rfc3339;
@@ -130,9 +140,9 @@ impl Token {
         format!("the token is for {subject}, audience [{audiences}], {validity}")
     }
 
-    /// What a server said, fit for a log line: some quote the token that they refuse.
-    pub fn hidden_in(&self, said: &str) -> String {
-        limits::sanitize_for_log(&said.replace(self.secret(), "(the token)"))
+    /// A server's message without this token, safe for a log line: some servers quote the token that they refuse.
+    pub fn redact(&self, message: &str) -> String {
+        limits::sanitize_for_log(&message.replace(self.secret(), "(the token)"))
     }
 }
 
@@ -155,7 +165,7 @@ impl Claims {
             None => Vec::new(),
         };
         let moment = |name: &str| {
-            /// The end of the year 9999: what comes later can't be written as a date.
+            /// The end of the year 9999: later moments can't be written as a date.
             const LAST: f64 = 253_402_300_799.0;
             // Some issuers write fractions of seconds.
             let seconds = payload.get(name).and_then(serde_json::Value::as_f64).filter(|it| *it <= LAST)?;
@@ -179,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jwt_tells_who_it_is_for() {
+    fn a_description_names_service_account_audience_and_expiry() {
         let payload = r#"{"sub":"system:serviceaccount:shop:cart","aud":["istio-ca"],"exp":1000}"#;
         let token = Token::new(&jwt(payload));
         let account = token.service_account().unwrap();
@@ -190,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn when_a_jwt_is_valid_is_told_as_it_is_now() {
+    fn a_description_says_whether_the_token_is_valid_now() {
         let cases = [
             (r#"{"exp":100}"#, 99, "valid until 1970-01-01T00:01:40Z"),
             (r#"{"exp":100}"#, 100, "EXPIRED at 1970-01-01T00:01:40Z"),
@@ -202,19 +212,19 @@ mod tests {
             (r#"{"exp":253402300800}"#, 100, "without expiry"),
         ];
         for (payload, now, words) in cases {
-            let told = Token::new(&jwt(payload)).describe(UNIX_EPOCH + Duration::from_secs(now));
-            assert!(told.contains(words), "{payload} at {now}: {told}");
+            let described = Token::new(&jwt(payload)).describe(UNIX_EPOCH + Duration::from_secs(now));
+            assert!(described.contains(words), "{payload} at {now}: {described}");
         }
     }
 
     #[test]
-    fn a_quoted_token_is_not_shown() {
-        let said = Token::new("s3cr3t").hidden_in("bad s3cr3t\n, s3cr3t!");
+    fn a_token_that_a_server_quotes_is_redacted() {
+        let said = Token::new("s3cr3t").redact("bad s3cr3t\n, s3cr3t!");
         assert_eq!(said, "bad (the token)\u{fffd}, (the token)!");
     }
 
     #[test]
-    fn odd_claims_are_taken_as_they_come() {
+    fn odd_claims_do_not_break_a_token() {
         let odd = Token::new(&jwt(r#"{"aud":"one","exp":1e300}"#));
         let claims = odd.claims().unwrap();
         assert_eq!((claims.audiences.as_slice(), claims.expires), (&["one".to_owned()][..], None));
@@ -224,9 +234,9 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_token_file_is_named_with_the_way_out() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("token");
+    fn a_bad_token_file_is_named_with_a_remedy() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token");
         let file = TokenFile::new(&path);
         assert!(file.read().unwrap_err().to_string().contains("--token-file"));
         for (content, words) in [("", "empty"), (" \n", "empty"), ("two\nlines", "one line")] {

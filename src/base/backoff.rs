@@ -1,4 +1,4 @@
-//! How long to wait after a failure, and how often to speak of it.
+//! How long to wait after a failure.
 
 use std::time::Duration;
 
@@ -19,34 +19,10 @@ impl Backoff {
     }
 
     /// The delay after the `failures`-th failure in a row: in the second half of the longest one. `jitter` is drawn
-    /// from 0..1, and spreads those who failed together.
+    /// from 0..1 and spreads callers that failed together.
     pub fn delay(self, failures: u32, jitter: f64) -> Duration {
         let half = self.longest(failures).div_f64(2.0);
         half + half.mul_f64(jitter.clamp(0.0, 1.0))
-    }
-}
-
-/// Remembers the last failure, so that a repeated one is not told as news.
-#[derive(Debug, Default)]
-pub struct FailureLog {
-    last: Option<String>,
-}
-
-impl FailureLog {
-    /// True if `failure` differs from the one before it. Words with digits in them don't count: times, ports and the
-    /// numbers of requests are different each time.
-    pub fn is_new(&mut self, failure: &str) -> bool {
-        let words = failure.split_whitespace();
-        let words: Vec<_> = words.filter(|word| !word.contains(|c: char| c.is_ascii_digit())).collect();
-        let failure = Some(words.join(" "));
-        let is_news = self.last != failure;
-        self.last = failure;
-        is_news
-    }
-
-    /// Notes a success; true if it ends a series of failures.
-    pub fn recovered(&mut self) -> bool {
-        self.last.take().is_some()
     }
 }
 
@@ -68,17 +44,5 @@ mod tests {
         assert_eq!(backoff.delay(1, 0.0), Duration::from_secs(2));
         assert_eq!(backoff.delay(1, 0.5), Duration::from_secs(3));
         assert_eq!(backoff.delay(1, 7.0), Duration::from_secs(4));
-    }
-
-    #[test]
-    fn only_a_different_failure_is_news() {
-        let mut repeats = FailureLog::default();
-        assert!(!repeats.recovered());
-        assert!(repeats.is_new("refused"));
-        assert!(!repeats.is_new("refused"));
-        assert!(repeats.is_new("timed out after 1s"));
-        assert!(!repeats.is_new("timed out after 2s"));
-        assert!(repeats.recovered());
-        assert!(repeats.is_new("timed out after 2s"));
     }
 }

@@ -1,9 +1,9 @@
 //! The wall clock, tied to the runtime's time.
 //!
-//! Certificates speak of wall-clock moments; timers run on the monotonic clock, which stands still while a
-//! machine sleeps and knows nothing of a clock that is set. [`Clock::sleep_until`] bridges the two: the kernel wakes
-//! every sleeper when the clock was set or the machine slept. A clock made with [`Clock::starting_at`] makes the wall
-//! clock follow tokio's time, so that tests run years in milliseconds.
+//! Certificates have wall-clock times; timers run on the monotonic clock, which stops while a machine sleeps and ignores
+//! changes of the wall clock. [`Clock::sleep_until`] bridges the two: the kernel wakes every sleeper when the clock was set
+//! or the machine slept. With [`Clock::starting_at`] the wall clock follows tokio's time, so that tests run years in
+//! milliseconds.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -14,19 +14,18 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
-/// The longest that a sleeper does not look at the wall clock where the kernel does not tell that it was set: the most
-/// by which a renewal can be late then.
+/// How often a sleeper checks the wall clock if the kernel does not report that it was set: a renewal can be this late.
 const STEP: Duration = Duration::from_secs(30);
-/// The longest where it does.
+/// How often a sleeper checks the wall clock if the kernel does report it.
 const LONG_STEP: Duration = Duration::from_secs(6 * 3600);
 
-/// Reads the wall clock and sleeps to moments on it. Clones show the same time.
+/// Reads the wall clock and sleeps until wall-clock times. Clones show the same time.
 #[derive(Clone, Debug)]
 pub struct Clock(Kind);
 
 #[derive(Clone, Debug)]
 enum Kind {
-    /// With what tells that it was set, from the first sleep on.
+    /// With the timer that reports jumps, created at the first sleep.
     System(Arc<OnceLock<Option<AsyncFd<OwnedFd>>>>),
     Tied(Arc<Tied>),
 }
@@ -35,25 +34,24 @@ enum Kind {
 struct Tied {
     base: SystemTime,
     started: Instant,
-    /// The longest that a sleeper does not look at it.
+    /// How often a sleeper checks the clock.
     step: Duration,
-    /// Milliseconds by which the clock was set since then.
+    /// Milliseconds by which the clock was set since `started`.
     set_by: AtomicI64,
 }
 
 impl Clock {
-    /// The system's clock.
     pub fn system() -> Self {
         Self(Kind::System(Arc::default()))
     }
 
-    /// A clock that shows `base` now and follows tokio's time from here on.
+    /// A clock that shows `base` now and follows tokio's time from then on.
     pub fn starting_at(base: SystemTime) -> Self {
         Self::tied(base, STEP)
     }
 
-    /// The same, but one that nobody sets: sleepers don't look at it before their moment. With thousands of them
-    /// those looks are what a simulation spends its time on.
+    /// Like [`Clock::starting_at`], but the clock is never set, so sleepers don't check it before they wake. With thousands
+    /// of sleepers, a simulation would spend most of its time on these checks.
     pub fn never_set(base: SystemTime) -> Self {
         Self::tied(base, Duration::MAX)
     }
@@ -62,7 +60,6 @@ impl Clock {
         Self(Kind::Tied(Arc::new(Tied { base, started: Instant::now(), step, set_by: AtomicI64::new(0) })))
     }
 
-    /// The wall-clock time.
     pub fn now(&self) -> SystemTime {
         match &self.0 {
             #[expect(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
@@ -84,11 +81,11 @@ impl Clock {
         }
     }
 
-    /// Returns when the wall clock was set, or the machine has slept; never where the kernel does not tell.
+    /// Returns when the wall clock was set or the machine has slept; never if the kernel does not report it.
     pub async fn jumped(&self) {
         match &self.0 {
-            Kind::System(set) => match set.get_or_init(clock_is_set) {
-                Some(set) => told(set).await,
+            Kind::System(timer) => match timer.get_or_init(jump_timer) {
+                Some(timer) => jump(timer).await,
                 None => std::future::pending().await,
             },
             Kind::Tied(tied) => {
@@ -100,17 +97,17 @@ impl Clock {
         }
     }
 
-    /// Returns once the wall clock shows `moment` or later; at once if it does already.
+    /// Returns once the wall clock shows `moment` or later, which may be at once.
     pub async fn sleep_until(&self, moment: SystemTime) {
         while let Ok(left) = moment.duration_since(self.now()) {
             if left.is_zero() {
                 return;
             }
             match &self.0 {
-                Kind::System(set) => match set.get_or_init(clock_is_set) {
-                    Some(set) => tokio::select! {
+                Kind::System(timer) => match timer.get_or_init(jump_timer) {
+                    Some(timer) => tokio::select! {
                         () = tokio::time::sleep(left.min(LONG_STEP)) => {}
-                        () = told(set) => {}
+                        () = jump(timer) => {}
                     },
                     None => tokio::time::sleep(left.min(STEP)).await,
                 },
@@ -120,55 +117,55 @@ impl Clock {
     }
 }
 
-/// What becomes readable when the wall clock jumps: a timer that is never due, and that the kernel cancels then. None
-/// where the kernel has none.
-fn clock_is_set() -> Option<AsyncFd<OwnedFd>> {
+/// A timer that never expires, and that the kernel makes readable when the wall clock jumps. `None` if the kernel does not
+/// support it.
+fn jump_timer() -> Option<AsyncFd<OwnedFd>> {
     let timer = rustix::time::timerfd_create(
         TimerfdClockId::Realtime,
         TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
-    );
-    let timer = timer.ok()?;
-    let never = Timespec { tv_sec: 1 << 33, tv_nsec: 0 };
-    let never = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: never };
+    )
+    .ok()?;
+    let no_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let never = Itimerspec { it_interval: no_interval, it_value: Timespec { tv_sec: 1 << 33, tv_nsec: 0 } };
     let flags = TimerfdTimerFlags::ABSTIME | TimerfdTimerFlags::CANCEL_ON_SET;
     rustix::time::timerfd_settime(&timer, flags, &never).ok()?;
     #[expect(
         deprecated,
-        reason = "the other one is unsafe, because of descriptors that are closed early; this is owned"
+        reason = "its replacement is unsafe because descriptors may be closed early; this one is owned"
     )]
     let registered = AsyncFd::with_interest(timer, tokio::io::Interest::READABLE);
     registered.ok()
 }
 
 /// Returns when the wall clock has jumped.
-async fn told(set: &AsyncFd<OwnedFd>) {
-    let Ok(mut guard) = set.readable().await else { return std::future::pending().await };
-    // The first sleeper takes the note away, which makes the timer ready for the next jump; the others were woken with it.
-    let _ = rustix::io::read(set.get_ref(), &mut [0; 8]);
+async fn jump(timer: &AsyncFd<OwnedFd>) {
+    let Ok(mut guard) = timer.readable().await else { return std::future::pending().await };
+    // The first sleeper reads the timer, which rearms it for the next jump; the other sleepers woke at the same time.
+    let _ = rustix::io::read(timer.get_ref(), &mut [0; 8]);
     guard.clear_ready();
 }
 
-/// The last moment that RFC 3339 can name, in seconds: the end of the year 9999.
+/// The last time that RFC 3339 can express, in seconds: the end of the year 9999.
 const LAST: u64 = 253_402_300_799;
 
-/// `moment` for people, to the second. Certificates may begin before 1970, and sums of moments end after 9999: then it is
-/// the first, or the last, that can be shown.
-#[expect(clippy::disallowed_methods, reason = "this is that function")]
+/// `moment` to the second, clamped to what RFC 3339 can express: certificates may begin before 1970, and computed times may
+/// lie after 9999.
+#[expect(clippy::disallowed_methods, reason = "this is the replacement")]
 pub fn rfc3339(moment: SystemTime) -> humantime::Rfc3339Timestamp {
-    humantime::format_rfc3339_seconds(shown(moment))
+    humantime::format_rfc3339_seconds(clamped(moment))
 }
 
-/// The same, to the millisecond.
-#[expect(clippy::disallowed_methods, reason = "this is that function")]
+/// `moment` to the millisecond, clamped like [`rfc3339`].
+#[expect(clippy::disallowed_methods, reason = "this is the replacement")]
 pub fn rfc3339_millis(moment: SystemTime) -> humantime::Rfc3339Timestamp {
-    humantime::format_rfc3339_millis(shown(moment))
+    humantime::format_rfc3339_millis(clamped(moment))
 }
 
-fn shown(moment: SystemTime) -> SystemTime {
+fn clamped(moment: SystemTime) -> SystemTime {
     moment.clamp(SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH + Duration::from_secs(LAST))
 }
 
-/// `duration` in its two largest units: enough to see whether to worry.
+/// `duration` in its two largest units: precise enough to see whether it is a problem.
 pub fn span(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
@@ -187,7 +184,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     #[tokio::test(start_paused = true)]
-    async fn a_sleeper_wakes_at_its_moment() {
+    async fn a_sleeper_wakes_on_time() {
         let clock = Clock::starting_at(SystemTime::UNIX_EPOCH);
         let moment = clock.now() + HOUR;
         clock.sleep_until(moment).await;
@@ -210,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_clock_that_is_set_back_prolongs_the_sleep() {
+    async fn a_clock_that_is_set_back_extends_the_sleep() {
         let clock = Clock::starting_at(SystemTime::UNIX_EPOCH + HOUR);
         let started = Instant::now();
         clock.set_by(-60_000);
@@ -218,36 +215,36 @@ mod tests {
         assert!(started.elapsed() >= Duration::from_secs(60));
     }
 
-    /// The clock of a machine is not set by a test: bytes in a socket stand for the kernel's notes.
+    /// A test can't set the machine's clock: bytes in a socket stand for the kernel's notifications.
     #[tokio::test]
-    async fn every_sleeper_hears_of_every_jump() {
+    async fn every_jump_wakes_every_sleeper() {
         use std::io::Write as _;
-        assert!(clock_is_set().is_some(), "this kernel does not tell that the clock was set");
-        let (ours, mut kernels) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(jump_timer().is_some(), "this kernel does not report that the clock was set");
+        let (ours, mut kernel) = std::os::unix::net::UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        #[expect(deprecated, reason = "as in the code")]
-        let set = Arc::new(AsyncFd::new(OwnedFd::from(ours)).unwrap());
+        #[expect(deprecated, reason = "as in jump_timer")]
+        let timer = Arc::new(AsyncFd::new(OwnedFd::from(ours)).unwrap());
         for _ in 0..3 {
             let sleepers: Vec<_> = (0..3)
                 .map(|_| {
-                    let set = Arc::clone(&set);
-                    tokio::spawn(async move { told(&set).await })
+                    let timer = Arc::clone(&timer);
+                    tokio::spawn(async move { jump(&timer).await })
                 })
                 .collect();
             tokio::task::yield_now().await;
-            assert!(sleepers.iter().all(|sleeper| !sleeper.is_finished()), "woken by nothing");
-            kernels.write_all(&[0; 8]).unwrap();
+            assert!(sleepers.iter().all(|sleeper| !sleeper.is_finished()), "no jump yet");
+            kernel.write_all(&[0; 8]).unwrap();
             for sleeper in sleepers {
                 tokio::time::timeout(Duration::from_secs(20), sleeper)
                     .await
-                    .expect("it is not woken")
+                    .expect("a jump wakes the sleeper")
                     .unwrap();
             }
         }
     }
 
     #[test]
-    fn spans_have_two_units_at_most() {
+    fn spans_have_at_most_two_units() {
         let cases = [
             (0, "0s"),
             (59, "59s"),
@@ -262,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn every_moment_can_be_shown() {
+    fn every_moment_can_be_formatted() {
         let (first, day) = (SystemTime::UNIX_EPOCH, Duration::from_secs(86_400));
         let last = first + Duration::from_secs(LAST);
         for (moment, expected) in [

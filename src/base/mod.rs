@@ -1,6 +1,9 @@
-//! What everything rests on; no I/O.
+//! Time, text and limits for every other room; no I/O.
 
 pub mod backoff;
 pub mod clock;
+pub mod failure_log;
 pub mod limits;
+pub mod retry;
 pub mod spiffe_id;
+pub mod text;

@@ -3,15 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// `spiffe://TRUST_DOMAIN/PATH`: who a workload is. Always valid.
+/// A valid SPIFFE ID, `spiffe://TRUST_DOMAIN/PATH`: the identity of a workload.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpiffeId(String);
 
 /// Why a text is not a SPIFFE ID.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{text:?} is not a SPIFFE ID: {reason} (the shape is spiffe://cluster.local/ns/NAMESPACE/sa/ACCOUNT)"
-)]
+#[error("{text:?} is not a SPIFFE ID: {reason} (the form is spiffe://cluster.local/ns/NAMESPACE/sa/ACCOUNT)")]
 pub struct NotASpiffeId {
     text: String,
     reason: &'static str,
@@ -20,12 +18,11 @@ pub struct NotASpiffeId {
 impl SpiffeId {
     const LONGEST: usize = 2048;
 
-    /// `spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT`, the form that Istio gives Kubernetes workloads.
+    /// `spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT`: Istio's form for Kubernetes workloads.
     pub fn for_service_account(trust_domain: &str, account: &ServiceAccount) -> Result<Self, NotASpiffeId> {
         format!("spiffe://{trust_domain}/ns/{}/sa/{}", account.namespace, account.name).parse()
     }
 
-    /// The whole ID.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -36,7 +33,7 @@ impl SpiffeId {
         rest.split('/').next().unwrap_or_default()
     }
 
-    /// The service account, where it has Istio's form.
+    /// The service account, if the ID has Istio's form.
     pub fn service_account(&self) -> Option<ServiceAccount> {
         let rest = self.0.strip_prefix("spiffe://")?.strip_prefix(self.trust_domain())?;
         let (namespace, name) = rest.strip_prefix("/ns/")?.split_once("/sa/")?;
@@ -69,7 +66,7 @@ impl FromStr for SpiffeId {
         let in_domain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-._".contains(c);
         if !domain.chars().all(in_domain) {
             return refuse(
-                "a trust domain holds only lower-case letters, digits, dots, dashes and underscores",
+                "a trust domain has only lower-case letters, digits, dots, dashes and underscores",
             );
         }
         let in_path = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
@@ -78,24 +75,22 @@ impl FromStr for SpiffeId {
                 return refuse("a path segment is empty, \".\" or \"..\"");
             }
             if !segment.chars().all(in_path) {
-                return refuse("a path holds only letters, digits, dots, dashes and underscores");
+                return refuse("a path has only letters, digits, dots, dashes and underscores");
             }
         }
         Ok(Self(text.to_owned()))
     }
 }
 
-/// A Kubernetes service account, as the `sub` of its tokens names it.
+/// A Kubernetes service account, as named in the `sub` claim of its tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceAccount {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name within the namespace.
     pub name: String,
 }
 
 impl ServiceAccount {
-    /// Reads `system:serviceaccount:NAMESPACE:NAME`.
+    /// Parses `system:serviceaccount:NAMESPACE:NAME`.
     pub fn from_subject(subject: &str) -> Option<Self> {
         let (namespace, name) = subject.strip_prefix("system:serviceaccount:")?.split_once(':')?;
         Some(Self { namespace: namespace.to_owned(), name: name.to_owned() })
@@ -107,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_account_goes_there_and_back() {
+    fn a_service_account_survives_the_round_trip() {
         let account = ServiceAccount { namespace: "shop".to_owned(), name: "cart".to_owned() };
         assert_eq!(SpiffeId::for_service_account("td", &account).unwrap().service_account(), Some(account));
         for text in ["spiffe://td", "spiffe://td/ns/a", "spiffe://td/ns/a/b/sa/c", "spiffe://td/x/ns/a/sa/b"]
@@ -117,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_a_spiffe_id() {
+    fn only_valid_spiffe_ids_are_parsed() {
         let long = format!("spiffe://td/{}", "a".repeat(2048));
         let cases = [
             ("spiffe://cluster.local/ns/default/sa/web", true),
@@ -142,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_account_gives_istios_form() {
+    fn the_id_of_a_service_account_has_istios_form() {
         let account = ServiceAccount::from_subject("system:serviceaccount:shop:cart").unwrap();
         let id = SpiffeId::for_service_account("cluster.local", &account).unwrap();
         assert_eq!(id.as_str(), "spiffe://cluster.local/ns/shop/sa/cart");

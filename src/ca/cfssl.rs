@@ -1,5 +1,7 @@
 //! cfssl's signing API (`cfssl serve`, `multirootca`).
 
+pub mod options;
+
 use std::path::PathBuf;
 
 use aws_lc_rs::hmac;
@@ -10,33 +12,33 @@ use rustls::pki_types::CertificateDer;
 use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
-use super::{Answer, CaError, CertificateAuthority, Class, InvalidResponse, SigningRequest};
+use super::transport::call;
+use super::{CaError, CertificateAuthority, Class, InvalidResponse, IssuedChain, SigningRequest};
 use crate::base::limits;
 use crate::fs::file;
 use crate::net::endpoint::Endpoint;
-use crate::net::rest::{self, Call};
+use crate::net::rest::Call;
 use crate::pki::{csr, pem};
 
 /// cfssl's default port, with and without TLS.
 pub const PORT: u16 = 8888;
 
-/// Characters of what the server says that are shown: there is to be room for what to do about it.
-const WORDS: usize = 200;
+/// The maximum length of a server's message in an error, in characters: the remedy needs room, too.
+const MESSAGE_CHARS: usize = 200;
 
 /// A client of cfssl.
 #[derive(Debug)]
 pub struct Cfssl {
-    /// Where the server is.
     pub endpoint: Endpoint,
-    /// Which of the server's profiles decides what is in the certificate; none for its default.
+    /// The server's profile for the certificate; none for its default.
     pub profile: Option<String>,
-    /// Which of several signers is to sign.
+    /// The signer, where the server has several.
     pub label: Option<String>,
-    /// The key with which requests are authenticated, hexadecimal; read anew for each call.
+    /// The file with the key that authenticates requests, hexadecimal; read for each call.
     pub auth_key: Option<PathBuf>,
-    /// Roots, and intermediates below them; read anew for each call.
+    /// The file with the roots, and intermediates below them; read for each call.
     pub bundle: Option<PathBuf>,
-    /// Further headers.
+    /// Additional headers.
     pub headers: HeaderMap,
 }
 
@@ -46,36 +48,36 @@ impl CertificateAuthority for Cfssl {
         "cfssl"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
-        // Whatever may fail without a certificate having been issued goes first.
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
+        // First the steps that can fail without issuing a certificate.
         let bundle = self.bundle()?;
         let (path, body) = self.request(request)?;
         let signer = self.certificates("info", self.common()).await?;
         let chain = self.certificates(path, body).await?;
         Ok(match bundle {
-            None => Answer::with_others(chain, signer)?,
-            // Who names the roots means these, and no others; the signer's certificate can still complete the chain.
-            Some(bundle) => Answer::with_others([chain, signer].concat(), bundle)?,
+            None => IssuedChain::with_others(chain, signer)?,
+            // Configured roots replace all others; the signer's certificate can still complete the chain.
+            Some(bundle) => IssuedChain::with_others([chain, signer].concat(), bundle)?,
         })
     }
 
     fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {
         match (answer, &self.bundle) {
             (InvalidResponse::NoIdentity { .. }, _) => Some(
-                "versions of cfssl before 1.4 leave URI names out, or write them as DNS names (Debian 12 has such a one): this agent needs a newer one",
+                "cfssl before 1.4 omits URI names, or writes them as DNS names (Debian 12 has such a version): this agent needs a newer one",
             ),
             (InvalidResponse::NoRoot, None) => {
                 Some("this cfssl signs with an intermediate: name a file with its root, --cfssl-bundle FILE")
             }
-            (InvalidResponse::NoRoot, Some(_)) => Some("there is none in the file of --cfssl-bundle"),
+            (InvalidResponse::NoRoot, Some(_)) => Some("the file of --cfssl-bundle has none"),
             (InvalidResponse::Unchained(_), None) => {
-                Some("the root is what cfssl calls its own certificate for --cfssl-label and --cfssl-profile")
+                Some("the root is cfssl's own certificate for --cfssl-label and --cfssl-profile")
             }
             (InvalidResponse::Unchained(_), Some(_)) => Some(
-                "the roots are those in the file of --cfssl-bundle, which has to hold what is between them and the signer",
+                "the roots are those in the file of --cfssl-bundle, which must also hold the intermediates up to the signer",
             ),
             (InvalidResponse::Expired { .. }, _) => Some(
-                "cfssl counts a profile's expiry from its backdate on, which is 5 minutes: give the profile more than that",
+                "cfssl counts a profile's expiry from its backdate, which is 5 minutes: give the profile more than that",
             ),
             _ => None,
         }
@@ -83,22 +85,22 @@ impl CertificateAuthority for Cfssl {
 }
 
 impl Cfssl {
-    /// What every request says.
+    /// The fields of every request.
     fn common(&self) -> Map<String, Value> {
         let named = [("label", &self.label), ("profile", &self.profile)];
-        // `info` wants a label, be it an empty one.
+        // `info` requires a label, even an empty one.
         named
             .into_iter()
             .map(|(key, value)| (key.to_owned(), json!(value.as_deref().unwrap_or_default())))
             .collect()
     }
 
-    /// The endpoint that signs, and what it is sent.
+    /// The endpoint that signs, and the request's body.
     fn request(&self, request: &SigningRequest) -> Result<(&'static str, Map<String, Value>), CaError> {
         let mut body = self.common();
         body.insert("certificate_request".to_owned(), json!(csr::to_pem(&request.csr)));
         if let Some(identity) = &request.identity {
-            // The CSR has it too, but of CSRs a profile may take the key alone. An empty list would take names away.
+            // The CSR has it too, but a profile may take only the key of a CSR. An empty list would remove names.
             body.insert("hosts".to_owned(), json!([identity.as_str()]));
         }
         let Some(path) = &self.auth_key else { return Ok(("sign", body)) };
@@ -110,29 +112,35 @@ impl Cfssl {
         Ok(("authsign", body.collect()))
     }
 
-    /// The certificates in `result.certificate` of what an endpoint answers.
+    /// Calls an endpoint, and returns the certificates in `result.certificate` of its answer.
     async fn certificates(
         &self,
         path: &'static str,
         body: Map<String, Value>,
     ) -> Result<Vec<CertificateDer<'static>>, CaError> {
-        let call = Call {
+        let request = Call {
             method: Method::POST,
             path: &format!("/api/v1/cfssl/{path}"),
             headers: self.headers.clone(),
             body: Some(Zeroizing::new(Value::Object(body).to_string().into_bytes())),
         };
-        let reply = rest::call(&self.endpoint, call).await?;
+        let reply = call(&self.endpoint, request).await?;
         let envelope = serde_json::from_slice::<Value>(&reply.body).ok();
         let success = envelope.as_ref().and_then(|envelope| envelope.get("success")).and_then(Value::as_bool);
         if let (Some(envelope), Some(false)) = (&envelope, success) {
             return Err(self.refused(reply.status, envelope));
         }
-        let status = reply.status;
-        reply.success(&self.endpoint, |body| Some(unknown_endpoint(path, status, body)))?;
-        let unreadable = |what: &str| {
-            InvalidResponse::Unreadable(format!("{what}, in what {path} answered; is it cfssl?"))
-        };
+        if !reply.status.is_success() {
+            let message = unknown_endpoint(path, reply.status, &reply.body);
+            return Err(CaError::Status {
+                address: self.endpoint.address.to_string(),
+                status: reply.status,
+                message: limits::sanitize_for_log(message.trim()),
+                retry_after: reply.retry_after,
+            });
+        }
+        let unreadable =
+            |what: &str| InvalidResponse::Unreadable(format!("{what} in the answer of {path}; is it cfssl?"));
         let (Some(envelope), Some(true)) = (envelope, success) else {
             return Err(unreadable("there is no JSON with success and result").into());
         };
@@ -143,24 +151,24 @@ impl Cfssl {
             .map_err(|error| InvalidResponse::Unreadable(format!("result.certificate of {path}: {error}")))?)
     }
 
-    /// A refusal in cfssl's own words.
+    /// A refusal with cfssl's own messages.
     fn refused(&self, status: StatusCode, envelope: &Value) -> CaError {
         let errors = envelope.get("errors").and_then(Value::as_array);
         let errors = errors.into_iter().flatten();
-        let (mut words, mut codes) = (Vec::new(), Vec::new());
+        let (mut messages, mut codes) = (Vec::new(), Vec::new());
         for error in errors {
             let code = error.get("code").and_then(Value::as_i64).unwrap_or_default();
             let message = error.get("message").and_then(Value::as_str).unwrap_or_default();
-            words.push(format!("{message} (code {code})"));
+            messages.push(format!("{message} (code {code})"));
             codes.push(code);
         }
-        let said = words.join(", ");
-        let advice = advice(&said);
-        // Calls to another cfssl or to its logs, and its data base; the rest is about the request or the configuration.
+        let message = messages.join(", ");
+        let remedy = remedy(&message);
+        // Calls to another cfssl or to its logs, and its database; the rest is about the request or the configuration.
         let may_pass = codes.iter().any(|code| matches!(code, 6000..8000 | 10_000..12_000));
         let class = if may_pass || status.is_server_error() { Class::Transient } else { Class::Permanent };
-        let said: String = limits::sanitize_for_log(&said).chars().take(WORDS).collect();
-        let message = format!("{said}{advice}");
+        let shown: String = limits::sanitize_for_log(&message).chars().take(MESSAGE_CHARS).collect();
+        let message = format!("{shown}{remedy}");
         CaError::Api { address: self.endpoint.address.to_string(), status, message, class }
     }
 
@@ -176,8 +184,8 @@ impl Cfssl {
     }
 }
 
-/// What to do about a refusal that is known.
-fn advice(said: &str) -> &'static str {
+/// The remedy for a known refusal.
+fn remedy(message: &str) -> &'static str {
     let known = [
         ("authentication required", "; the profile has an auth_key: give it with --cfssl-auth-key-file"),
         (
@@ -191,18 +199,18 @@ fn advice(said: &str) -> &'static str {
         ("policy whitelist", "; the name_whitelist of the profile has to match the SPIFFE ID"),
         ("algorithm unimplemented", "; this cfssl does not know this kind of key: choose another --key-type"),
     ];
-    match known.into_iter().find(|(words, _)| said.contains(words)) {
-        Some((_, advice)) => advice,
-        None if said.is_empty() => "it gave no reason; see its log",
+    match known.into_iter().find(|(text, _)| message.contains(text)) {
+        Some((_, remedy)) => remedy,
+        None if message.is_empty() => "it gave no reason; see its log",
         None => "",
     }
 }
 
-/// What somebody said who may not be cfssl.
+/// Describes the answer of a server that may not be cfssl.
 fn unknown_endpoint(path: &str, status: StatusCode, body: &[u8]) -> String {
-    let said: String =
-        limits::sanitize_for_log(String::from_utf8_lossy(body).trim()).chars().take(WORDS).collect();
-    let advice = match (status, path) {
+    let message: String =
+        limits::sanitize_for_log(String::from_utf8_lossy(body).trim()).chars().take(MESSAGE_CHARS).collect();
+    let remedy = match (status, path) {
         (StatusCode::NOT_FOUND, "sign") => {
             "; where all its profiles have an auth_key, cfssl has only authsign: give --cfssl-auth-key-file"
         }
@@ -212,25 +220,25 @@ fn unknown_endpoint(path: &str, status: StatusCode, body: &[u8]) -> String {
         (StatusCode::NOT_FOUND, _) => "; is it cfssl, with this endpoint?",
         _ => "",
     };
-    format!("{said}{advice}")
+    format!("{message}{remedy}")
 }
 
-/// The key in a file, as cfssl's configuration has it: hexadecimal.
+/// Reads a key in the format of cfssl's configuration: hexadecimal.
 fn read_key(path: &std::path::Path) -> Result<Zeroizing<Vec<u8>>, CaError> {
     let failed =
         |reason: String| CaError::File { option: "--cfssl-auth-key-file", path: path.to_owned(), reason };
     let text = file::read(path, limits::TOKEN_BYTES).map_err(|error| failed(error.to_string()))?;
     let digits = text.trim_ascii();
-    // Sized beforehand: a buffer that grows leaves copies of a key behind.
+    // Allocated at full size: a buffer that grows leaves copies of a key in memory.
     let mut key = Zeroizing::new(Vec::with_capacity(digits.len() / 2));
     for pair in digits.chunks(2) {
         let byte = match pair {
             [high, low] => digit(*high).zip(digit(*low)).map(|(high, low)| high << 4 | low),
             _ => None,
         };
-        let wrong =
+        let invalid =
             || "it is not a key as in cfssl's auth_keys: an even number of hexadecimal digits".to_owned();
-        key.push(byte.ok_or_else(|| failed(wrong()))?);
+        key.push(byte.ok_or_else(|| failed(invalid()))?);
     }
     if key.is_empty() { Err(failed("it is empty".to_owned())) } else { Ok(key) }
 }

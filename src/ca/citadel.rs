@@ -1,18 +1,23 @@
 //! Istio's CA protocol (`istio.v1.auth.IstioCertificateService`): Citadel, istiod, istio-csr, `attache ca`.
 
+pub mod options;
+
 use std::sync::Mutex;
 
+use http::header::AUTHORIZATION;
 use rustls::pki_types::CertificateDer;
-use tonic::metadata::{Ascii, MetadataKey, MetadataValue};
+use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request, Status};
 
-use super::{Answer, CaError, CertificateAuthority, InvalidResponse, SigningRequest};
+use super::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, SigningRequest};
 use crate::auth::client_cert::{ClientCertFolder, ClientCertificate, NoClientCert};
 use crate::auth::token::{Bearer, TokenSource};
 use crate::auth::token_file::Token;
-use crate::base::backoff::FailureLog;
 use crate::base::clock::Clock;
+use crate::base::failure_log::FailureLog;
 use crate::base::limits;
+use crate::net::Header;
+use crate::net::address::Address;
 use crate::net::endpoint::Endpoint;
 use crate::net::grpc::{Channel, Connections};
 use crate::pki::{csr, pem};
@@ -20,41 +25,45 @@ use crate::proto::google::protobuf::{Struct, Value, value::Kind};
 use crate::proto::istio::v1::auth::IstioCertificateRequest;
 use crate::proto::istio::v1::auth::istio_certificate_service_client::IstioCertificateServiceClient;
 
-/// Whom tokens for Istio's CA are usually for.
+/// The usual audience of tokens for Istio's CA.
 pub const AUDIENCE: &str = "istio-ca";
 
-/// A header that goes with every call.
-pub type Header = (MetadataKey<Ascii>, MetadataValue<Ascii>);
+const TLS_PORT: u16 = 15012;
+const PLAINTEXT_PORT: u16 = 15010;
 
-/// A client of Istio's CA protocol. Certificate, token and roots are read anew for each call, and it connects anew,
-/// but where calls follow each other closely and nothing has been replaced.
+/// Parses the address of a CA. Without a scheme it is TLS, except on Istio's plaintext port.
+pub fn address(text: &str) -> Result<Address, String> {
+    let mut address = Address::with_ports(text, TLS_PORT, PLAINTEXT_PORT)?;
+    address.plaintext |= address.port() == PLAINTEXT_PORT && !text.contains("://");
+    Ok(address)
+}
+
+/// A client of Istio's CA protocol. Certificate, token and roots are read for each call. Each call has a new connection,
+/// unless calls follow each other closely and none of these files has changed.
 #[derive(Debug)]
 pub struct Citadel {
-    /// Where the CA is.
     pub endpoint: Endpoint,
-    /// Where the workload's credential comes from.
     pub token: TokenSource,
-    /// Presented instead of the token, where it is good and the CA asks for it.
+    /// Presented instead of the token, if it is valid and the CA asks for one.
     pub client_cert: Option<ClientCertFolder>,
-    /// What was said last of a client certificate that is not used.
+    /// Logs each reason once why the client certificate is not used.
     pub repeats: Mutex<FailureLog>,
-    /// The client certificate that the CA refused last. Where there is a token, it is not presented again.
+    /// The client certificate that the CA refused last. If there is a token, it is not presented again.
     pub refused: Mutex<Option<CertificateDer<'static>>>,
-    /// Sent as `clusterid`; istiod refuses a cluster that it does not know.
+    /// Sent as `clusterid`; istiod refuses unknown clusters.
     pub cluster_id: MetadataValue<Ascii>,
-    /// Further headers.
+    /// Additional headers.
     pub headers: Vec<Header>,
-    /// Which of its signers istiod is asked to use.
+    /// The signer that istiod should use.
     pub cert_signer: Option<String>,
-    /// The connection between calls.
     pub connections: Connections,
-    /// For telling whether a certificate or a refused token has expired.
+    /// Decides whether a certificate or a refused token has expired.
     pub clock: Clock,
 }
 
-/// What a call is made with. Never both: a token is not given to a CA that can do without it.
+/// The credential of a call. Never both: a CA that accepts the certificate does not get the token.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one, for the time of a call")]
+#[expect(clippy::large_enum_variant, reason = "one at a time, for the duration of a call")]
 enum Credential {
     Certificate(ClientCertificate),
     Token(Bearer),
@@ -66,7 +75,7 @@ impl CertificateAuthority for Citadel {
         "citadel"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let message = IstioCertificateRequest {
             csr: csr::to_pem(&request.csr),
             validity_duration: i64::try_from(request.ttl.as_secs()).unwrap_or(i64::MAX),
@@ -84,23 +93,20 @@ impl CertificateAuthority for Citadel {
             let certificate = credential.certificate();
             let call = self.call(message.clone(), &credential)?;
             let answered = IstioCertificateServiceClient::with_origin(channel.service(), origin.clone())
-                .max_decoding_message_size(limits::CA_ANSWER_BYTES)
+                .max_decoding_message_size(limits::ANSWER_BYTES)
                 .create_certificate(call)
                 .await;
             match answered {
                 Ok(answered) => break (channel, answered),
-                // It had ended while it waited. The next one is new.
-                Err(status) if channel.is_reused && channel.is_untouched(&status) => {}
+                // The idle connection had been closed. The next one is new.
+                Err(status) if channel.is_reused && channel.is_unprocessed(&status) => {}
                 Err(status) => {
                     other_token = self.other_token(&status, &credential).await;
                     if other_token.is_some() {
                         continue;
                     }
-                    let error = match channel.alert.explain(&address, certificate) {
-                        Some(refused) => refused,
-                        None => self.failed(&channel, &status, &credential),
-                    };
-                    return Err(self.noted(error, certificate));
+                    let error = self.failure(&channel, &status, &credential);
+                    return Err(self.remember_refusal(error, certificate));
                 }
             }
         };
@@ -109,15 +115,15 @@ impl CertificateAuthority for Citadel {
         let groups = chain.iter().map(|text| pem::certificates(text.as_bytes()));
         let groups = groups.collect::<Result<Vec<_>, _>>();
         let groups = groups.map_err(|error| InvalidResponse::Unreadable(error.to_string()))?;
-        Ok(Answer::from_groups(groups)?)
+        Ok(IssuedChain::from_groups(groups)?)
     }
 }
 
 impl Citadel {
-    /// A connection, and what the call on it is made with. Without any credential nobody is called.
+    /// A connection and the credential for the call on it. Without a credential there is no call.
     async fn connect(&self) -> Result<(Channel, Credential), CaError> {
         let certificate = match &self.client_cert {
-            Some(folder) => folder.read(&self.clock).await,
+            Some(directory) => directory.read(&self.clock).await,
             None => return self.connect_with(self.token.token().await?).await,
         };
         let certificate = match certificate {
@@ -125,26 +131,25 @@ impl Citadel {
                 let why = NoClientCert::Refused { certificate: certificate.to_string() };
                 match self.token_instead(why).await {
                     Ok(token) => return self.connect_with(token).await,
-                    // There is nothing else to call with, and the CA may have been mended.
+                    // There is no other credential, and the CA may accept this one by now.
                     Err(_) => certificate,
                 }
             }
             Ok(certificate) => certificate,
             Err(why) => return self.connect_with(self.token_instead(why).await?).await,
         };
-        let channel = self.connections.channel(&self.endpoint, Some(&certificate)).await;
-        let channel = channel.map_err(|error| self.noted(error, Some(&certificate)))?;
+        let channel = self.channel(Some(&certificate)).await?;
         if !channel.has_presented {
             let token = self.token_instead(NoClientCert::NotAsked).await?;
             return Ok((channel, Credential::Token(token)));
         }
         if self.repeats.lock().is_ok_and(|mut repeats| repeats.recovered()) {
-            tracing::info!(%certificate, "the CA is called with the client certificate, and without the token");
+            tracing::info!(%certificate, "client certificate used, without the token");
         }
         Ok((channel, Credential::Certificate(certificate)))
     }
 
-    /// What to try with at once, when the CA does not take the token.
+    /// The token for an immediate retry when the CA refuses the token.
     async fn other_token(&self, status: &Status, credential: &Credential) -> Option<Bearer> {
         match credential {
             Credential::Token(token) if status.code() == Code::Unauthenticated => {
@@ -155,17 +160,24 @@ impl Citadel {
     }
 
     async fn connect_with(&self, token: Bearer) -> Result<(Channel, Credential), CaError> {
-        let channel = self.connections.channel(&self.endpoint, None).await;
-        Ok((channel.map_err(|error| self.noted(error, None))?, Credential::Token(token)))
+        Ok((self.channel(None).await?, Credential::Token(token)))
+    }
+
+    async fn channel(&self, certificate: Option<&ClientCertificate>) -> Result<Channel, CaError> {
+        let pair = certificate.map(|certificate| &certificate.pair);
+        let channel = self.connections.channel(&self.endpoint, pair).await;
+        channel.map_err(|error| {
+            self.remember_refusal(CaError::from_transport(error, &self.endpoint, certificate), certificate)
+        })
     }
 
     fn was_refused(&self, certificate: &ClientCertificate) -> bool {
         self.refused.lock().is_ok_and(|refused| refused.is_some() && refused.as_ref() == certificate.leaf())
     }
 
-    /// Remembers from a failed call that the CA refuses what was presented. Where it does not take the token
-    /// either, it gets both by turns: one of them may be good again.
-    fn noted(&self, error: CaError, presented: Option<&ClientCertificate>) -> CaError {
+    /// Remembers from a failed call that the CA refuses the client certificate. If it refuses the token too, the two
+    /// alternate: either may become valid again.
+    fn remember_refusal(&self, error: CaError, presented: Option<&ClientCertificate>) -> CaError {
         let refused = match (&error, presented) {
             (CaError::ClientCertificate { .. }, Some(certificate)) => certificate.leaf().cloned(),
             (CaError::Tls { .. }, None) => None,
@@ -186,14 +198,11 @@ impl Citadel {
         let reason = why.to_string();
         if self.repeats.lock().is_ok_and(|mut repeats| repeats.is_new(&reason)) {
             match why {
-                // So it is until the first certificate has come.
+                // Normal until the first certificate is written.
                 NoClientCert::Missing { .. } => {
-                    tracing::info!(reason, "there is no client certificate; the CA is called with the token");
+                    tracing::info!(reason, "no client certificate, token used instead");
                 }
-                _ => tracing::warn!(
-                    reason,
-                    "the client certificate is not used; the CA is called with the token"
-                ),
+                _ => tracing::warn!(reason, "client certificate not used, token used instead"),
             }
         }
         Ok(token)
@@ -207,27 +216,29 @@ impl Citadel {
         let mut call = Request::new(message);
         let metadata = call.metadata_mut();
         for (name, value) in &self.headers {
-            metadata.insert(name.clone(), value.clone());
+            metadata.as_mut().insert(name.clone(), value.clone());
         }
         metadata.insert("clusterid", self.cluster_id.clone());
         if let Credential::Token(token) = credential {
-            metadata.insert("authorization", token.header()?);
+            metadata.as_mut().insert(AUTHORIZATION, token.bearer_header()?);
         }
         Ok(call)
     }
 
-    /// What the failure of a call means. istiod says no more than "request authenticate failure", so the likely causes
-    /// are looked up here.
-    fn failed(&self, channel: &Channel, status: &Status, credential: &Credential) -> CaError {
-        match (channel.explain(&self.endpoint, status), credential) {
+    /// The meaning of a failed call. istiod says no more than "request authenticate failure", so the likely causes are
+    /// added here.
+    fn failure(&self, channel: &Channel, status: &Status, credential: &Credential) -> CaError {
+        let error =
+            CaError::from_transport(channel.explain(status), &self.endpoint, credential.certificate());
+        match (error, credential) {
             (CaError::Refused { address, code, retry_after, .. }, _) => {
                 let message = self.refusal(status, credential);
                 CaError::Refused { address, code, message, retry_after }
             }
-            // Some servers just close the connection.
+            // Some servers only close the connection.
             (CaError::Broken { address, source }, Credential::Certificate(certificate)) => {
-                let words = format!("{source}; perhaps the CA refuses the client certificate {certificate}");
-                CaError::Broken { address, source: std::io::Error::other(words) }
+                let reason = format!("{source}; perhaps the CA refuses the client certificate {certificate}");
+                CaError::Broken { address, source: std::io::Error::other(reason) }
             }
             (error, _) => error,
         }
@@ -235,8 +246,7 @@ impl Citadel {
 
     fn refusal(&self, status: &Status, credential: &Credential) -> String {
         let message = match credential {
-            // Some servers quote the token that they refuse.
-            Credential::Token(token) => token.hidden_in(status.message()),
+            Credential::Token(token) => token.redact(status.message()),
             Credential::Certificate(_) => limits::sanitize_for_log(status.message()),
         };
         if status.code() != Code::Unauthenticated {
@@ -246,20 +256,20 @@ impl Citadel {
         let with = match credential {
             Credential::Token(token) => format!("{}{}", self.token.describe(token), audience_hint(token)),
             Credential::Certificate(certificate) => {
-                format!("it was called with the client certificate {certificate}, and without the token")
+                format!("the call used the client certificate {certificate}, without the token")
             }
         };
         format!("{message} ({with}; the cluster id is {cluster:?})")
     }
 }
 
-/// As Istio's agent names a signer.
+/// Names a signer in the format of Istio's agent.
 fn metadata(cert_signer: &str) -> Struct {
     let signer = Value { kind: Some(Kind::StringValue(cert_signer.to_owned())) };
     Struct { fields: [("CertSigner".to_owned(), signer)].into() }
 }
 
-/// What Istio's CA wants, where the token is for somebody else.
+/// A hint where the token is for another audience than Istio's CA.
 pub fn audience_hint(token: &Token) -> &'static str {
     match token.claims() {
         Some(claims) if !claims.audiences.iter().any(|audience| audience == AUDIENCE) => {
@@ -274,6 +284,25 @@ impl Credential {
         match self {
             Self::Certificate(certificate) => Some(certificate),
             Self::Token(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_istios_ports_and_the_plaintext_port_needs_no_scheme() {
+        let cases = [
+            ("istiod.istio-system.svc:15012", "https://istiod.istio-system.svc:15012"),
+            ("istiod:15010", "http://istiod:15010"),
+            ("https://istiod:15010", "https://istiod:15010"),
+            ("https://ca.example", "https://ca.example:15012"),
+            ("http://127.0.0.1", "http://127.0.0.1:15010"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(address(text).unwrap().origin(), expected, "{text}");
         }
     }
 }

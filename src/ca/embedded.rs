@@ -1,8 +1,9 @@
-//! A development CA inside the agent: a root and an intermediate in a folder that several agents can share.
+//! A development CA inside the agent: a root and an intermediate in a directory that several agents can share.
 //!
-//! It issues whatever identity it is asked for. That is the point on a laptop, and the reason why it says at
-//! start that it is for development.
+//! It issues any identity that is requested. That is convenient on a laptop, and the reason for the warning at start that it
+//! is for development.
 
+pub mod options;
 pub mod server;
 
 use std::fs::{self, File};
@@ -19,7 +20,7 @@ use rcgen::{
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 
-use super::{Answer, CaError, CertificateAuthority, SigningRequest};
+use super::{CaError, CertificateAuthority, IssuedChain, SigningRequest};
 use crate::base::clock::{Clock, rfc3339};
 use crate::base::limits;
 use crate::base::spiffe_id::SpiffeId;
@@ -28,64 +29,67 @@ use crate::pki::certificate::Certificate;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
 use crate::pki::pem;
 
-/// The root's file in the CA's folder. The names are those of Istio's plug-in CA.
+/// The root's file in the CA's directory. The names are those of Istio's plug-in CA.
 pub const ROOT_FILE: &str = "root-cert.pem";
 const INTERMEDIATE_FILE: &str = "ca-cert.pem";
-/// The file of the key that signs.
+/// The file of the signing key.
 pub const KEY_FILE: &str = "ca-key.pem";
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Both CA certificates.
+/// The lifetime of both CA certificates.
 const CA_LIFETIME: Duration = Duration::from_secs(3650 * 24 * 3600);
-/// How far certificates are dated back, as istiod does, for clocks that are behind.
+/// How far certificates are backdated, like istiod's, for clocks that are behind.
 const BACKDATE: Duration = Duration::from_secs(120);
 
-/// The development CA: a root whose key is gone, and an intermediate that signs.
+/// The development CA: a root whose key was discarded, and an intermediate that signs.
 #[derive(Debug)]
 pub struct DevelopmentCa {
     root: CertificateDer<'static>,
     intermediate: CertificateDer<'static>,
     issuer: Issuer<'static, SigningKey>,
-    folder: PathBuf,
+    directory: PathBuf,
     clock: Clock,
 }
 
-/// Why there is no development CA.
+/// Why the development CA can't be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("the development CA's folder {folder} can't be used: {source}; choose another with --ca-dir")]
-    Folder { folder: PathBuf, source: io::Error },
     #[error(
-        "the development CA's file {path} can't be used: {reason}; choose another folder with --ca-dir, or delete {folder} if it is a development CA's"
+        "the development CA's directory {directory} can't be used: {source}; choose another with --ca-dir"
     )]
-    File { path: PathBuf, folder: PathBuf, reason: String },
+    Directory { directory: PathBuf, source: io::Error },
     #[error(
-        "{path} is there, but no {KEY_FILE}: {folder} may be another CA's; choose another folder with --ca-dir, or delete it if it is a development CA's"
+        "the development CA's file {path} can't be used: {reason}; choose another directory with --ca-dir, or delete {directory} if it is a development CA's"
     )]
-    NoKey { path: PathBuf, folder: PathBuf },
-    #[error("making the development CA failed: {0}")]
+    File { path: PathBuf, directory: PathBuf, reason: String },
+    #[error(
+        "{path} exists without {KEY_FILE}: {directory} may be another CA's; choose another directory with --ca-dir, or delete it if it is a development CA's"
+    )]
+    NoKey { path: PathBuf, directory: PathBuf },
+    #[error("creating the development CA failed: {0}")]
     Make(#[from] rcgen::Error),
 }
 
 impl DevelopmentCa {
-    /// Opens the CA in `folder`, or makes one there. Agents that do so at once get the same one.
-    pub fn open(folder: &Path, clock: Clock) -> Result<Self, OpenError> {
-        let unusable = |source| OpenError::Folder { folder: folder.to_owned(), source };
-        fs::create_dir_all(folder).map_err(unusable)?;
-        let _guard = file::lock_folder(folder).map_err(unusable)?;
-        if folder.join(KEY_FILE).exists() {
-            return Self::load(folder, clock);
+    /// Opens the CA in `directory`, or creates one there. Agents that do so at the same time get the same CA.
+    pub fn open(directory: &Path, clock: Clock) -> Result<Self, OpenError> {
+        let unusable = |source| OpenError::Directory { directory: directory.to_owned(), source };
+        fs::create_dir_all(directory).map_err(unusable)?;
+        let _guard = file::lock_directory(directory).map_err(unusable)?;
+        if directory.join(KEY_FILE).exists() {
+            return Self::load(directory, clock);
         }
-        // Somebody's CA whose key is elsewhere must not lose its certificates.
-        if let Some(name) = [ROOT_FILE, INTERMEDIATE_FILE].into_iter().find(|name| folder.join(name).exists())
+        // Another CA whose key is elsewhere must not lose its certificates.
+        if let Some(name) =
+            [ROOT_FILE, INTERMEDIATE_FILE].into_iter().find(|name| directory.join(name).exists())
         {
-            return Err(OpenError::NoKey { path: folder.join(name), folder: folder.to_owned() });
+            return Err(OpenError::NoKey { path: directory.join(name), directory: directory.to_owned() });
         }
-        Self::make(folder, clock.now())?;
-        Self::load(folder, clock)
+        Self::make(directory, clock.now())?;
+        Self::load(directory, clock)
     }
 
-    fn make(folder: &Path, now: SystemTime) -> Result<(), OpenError> {
+    fn make(directory: &Path, now: SystemTime) -> Result<(), OpenError> {
         let root_key = SigningKey::generate(KeyType::EcdsaP256)?;
         let root_params = ca_params("Attache development root", now)?;
         let root = root_params.self_signed(&root_key)?;
@@ -97,17 +101,19 @@ impl DevelopmentCa {
         let key = key.to_private_key().to_pem();
         let files: [(&str, u32, &[u8]); 3] =
             [(ROOT_FILE, 0o644, &root), (INTERMEDIATE_FILE, 0o644, &intermediate), (KEY_FILE, 0o600, &key)];
-        write_all(folder, &files).map_err(|source| OpenError::Folder { folder: folder.to_owned(), source })
+        write_all(directory, &files)
+            .map_err(|source| OpenError::Directory { directory: directory.to_owned(), source })
     }
 
-    fn load(folder: &Path, clock: Clock) -> Result<Self, OpenError> {
+    fn load(directory: &Path, clock: Clock) -> Result<Self, OpenError> {
         let bad = |name: &str, reason: String| OpenError::File {
-            path: folder.join(name),
-            folder: folder.to_owned(),
+            path: directory.join(name),
+            directory: directory.to_owned(),
             reason,
         };
         let read = |name: &str| {
-            file::read(&folder.join(name), limits::FILE_BYTES).map_err(|error| bad(name, error.to_string()))
+            file::read(&directory.join(name), limits::FILE_BYTES)
+                .map_err(|error| bad(name, error.to_string()))
         };
         let certificate = |name: &str| {
             let text = read(name)?;
@@ -128,16 +134,15 @@ impl DevelopmentCa {
             return Err(bad(KEY_FILE, format!("it is not the key of {INTERMEDIATE_FILE}")));
         }
         let issuer = Issuer::from_ca_cert_der(&intermediate, key)?;
-        Ok(Self { root, intermediate, issuer, folder: folder.to_owned(), clock })
+        Ok(Self { root, intermediate, issuer, directory: directory.to_owned(), clock })
     }
 
-    /// The file that holds its root.
     pub fn root_file(&self) -> PathBuf {
-        let file = self.folder.join(ROOT_FILE);
+        let file = self.directory.join(ROOT_FILE);
         std::path::absolute(&file).unwrap_or(file)
     }
 
-    /// Signs a DER CSR for `identity`, whatever names the CSR itself asks for (as istiod does).
+    /// Signs a DER CSR for `identity`, regardless of the names in the CSR (as istiod does).
     pub fn issue(
         &self,
         csr: &[u8],
@@ -198,7 +203,7 @@ fn ca_params(name: &str, now: SystemTime) -> Result<CertificateParams, rcgen::Er
     Ok(params)
 }
 
-/// 127 random bits: unique, and positive as X.509 wants it.
+/// 127 random bits: unique, and positive as X.509 requires.
 fn serial() -> Result<SerialNumber, rcgen::Error> {
     let mut bytes = [0; 16];
     aws_lc_rs::rand::fill(&mut bytes).map_err(|_| rcgen::Error::RingUnspecified)?;
@@ -207,15 +212,15 @@ fn serial() -> Result<SerialNumber, rcgen::Error> {
     Ok(SerialNumber::from_slice(&bytes))
 }
 
-/// Writes every file beside its place first: a full disk leaves nothing half, and nobody reads half a file.
-fn write_all(folder: &Path, files: &[(&str, u32, &[u8])]) -> io::Result<()> {
-    let beside = |name: &str| folder.join(format!(".{name}.new"));
+/// Writes all files under temporary names first: a full disk leaves no partial set, and readers see no partial file.
+fn write_all(directory: &Path, files: &[(&str, u32, &[u8])]) -> io::Result<()> {
+    let temporary = |name: &str| directory.join(format!(".{name}.new"));
     for (name, mode, content) in files {
-        let _ = fs::remove_file(beside(name));
-        let mut file = File::options().create_new(true).write(true).mode(*mode).open(beside(name))?;
+        let _ = fs::remove_file(temporary(name));
+        let mut file = File::options().create_new(true).write(true).mode(*mode).open(temporary(name))?;
         file.write_all(content)?;
     }
-    files.iter().try_for_each(|(name, ..)| fs::rename(beside(name), folder.join(name)))
+    files.iter().try_for_each(|(name, ..)| fs::rename(temporary(name), directory.join(name)))
 }
 
 /// The development CA as a CA client: no server, no network.
@@ -228,14 +233,14 @@ impl CertificateAuthority for Embedded {
         "embedded"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let identity = request.identity.as_ref().ok_or_else(|| {
-            CaError::Local("the development CA needs an identity: pass --spiffe-id".to_owned())
+            CaError::Local("the development CA needs an identity: set --spiffe-id".to_owned())
         })?;
         let issued = self.0.issue(&request.csr, identity, request.ttl);
         let leaf = issued.map_err(|error| CaError::Local(error.to_string()))?;
         let [intermediate, root] = self.0.chain();
-        Ok(Answer { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
+        Ok(IssuedChain { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
     }
 }
 
@@ -249,9 +254,9 @@ mod tests {
     }
 
     #[test]
-    fn agents_that_share_a_folder_share_a_root() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("ca");
+    fn agents_that_share_a_directory_share_a_root() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ca");
         let open = || DevelopmentCa::open(&path, Clock::system()).unwrap().chain().map(Clone::clone);
         let together: Vec<_> = std::thread::scope(|scope| {
             let agents: Vec<_> = (0..4).map(|_| scope.spawn(open)).collect();
@@ -261,10 +266,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_it_signs_passes_the_agents_own_checks() {
-        let folder = tempfile::tempdir().unwrap();
+    async fn issued_certificates_pass_the_agents_own_checks() {
+        let directory = tempfile::tempdir().unwrap();
         let clock = Clock::system();
-        let ca = Embedded(DevelopmentCa::open(folder.path(), clock.clone()).unwrap());
+        let ca = Embedded(DevelopmentCa::open(directory.path(), clock.clone()).unwrap());
         for key_type in [KeyType::EcdsaP256, KeyType::EcdsaP384, KeyType::Rsa2048, KeyType::Ed25519] {
             let key = SigningKey::generate(key_type).unwrap();
             let csr = csr::request(&key, Some(&identity())).unwrap();
@@ -279,30 +284,30 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_folder_is_named_with_the_way_out() {
-        let folder = tempfile::tempdir().unwrap();
-        DevelopmentCa::open(folder.path(), Clock::system()).unwrap();
-        fs::write(folder.path().join(INTERMEDIATE_FILE), "junk").unwrap();
-        let error = DevelopmentCa::open(folder.path(), Clock::system()).unwrap_err().to_string();
+    fn a_damaged_directory_is_named_with_a_remedy() {
+        let directory = tempfile::tempdir().unwrap();
+        DevelopmentCa::open(directory.path(), Clock::system()).unwrap();
+        fs::write(directory.path().join(INTERMEDIATE_FILE), "junk").unwrap();
+        let error = DevelopmentCa::open(directory.path(), Clock::system()).unwrap_err().to_string();
         assert!(error.contains("ca-cert.pem") && error.contains("--ca-dir"), "{error}");
     }
 
     #[test]
-    fn somebody_elses_root_is_not_overwritten() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path().join(ROOT_FILE);
+    fn another_cas_root_is_not_overwritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join(ROOT_FILE);
         fs::write(&root, "precious").unwrap();
-        let error = DevelopmentCa::open(folder.path(), Clock::system()).unwrap_err().to_string();
+        let error = DevelopmentCa::open(directory.path(), Clock::system()).unwrap_err().to_string();
         assert!(error.contains("root-cert.pem") && error.contains("--ca-dir"), "{error}");
         assert_eq!(fs::read_to_string(&root).unwrap(), "precious");
     }
 
     #[test]
-    fn its_key_is_for_its_owner_alone() {
+    fn only_the_owner_can_read_the_key() {
         use std::os::unix::fs::PermissionsExt;
-        let folder = tempfile::tempdir().unwrap();
-        DevelopmentCa::open(folder.path(), Clock::system()).unwrap();
-        let mode = fs::metadata(folder.path().join(KEY_FILE)).unwrap().permissions().mode();
+        let directory = tempfile::tempdir().unwrap();
+        DevelopmentCa::open(directory.path(), Clock::system()).unwrap();
+        let mode = fs::metadata(directory.path().join(KEY_FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
 }

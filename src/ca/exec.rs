@@ -1,4 +1,6 @@
-//! A command of the user's as the CA: a CSR goes in, a chain comes out.
+//! A user's command as the CA: it reads a CSR and prints a chain.
+
+pub mod options;
 
 use std::convert::Infallible;
 use std::io;
@@ -10,7 +12,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::{ChildStdin, Command};
 use tokio::sync::Semaphore;
 
-use super::{Answer, CaError, CertificateAuthority, Class, InvalidResponse, SigningRequest};
+use super::{CaError, CertificateAuthority, Class, InvalidResponse, IssuedChain, SigningRequest};
 use crate::base::limits;
 use crate::os::command::{CapturedOutput, SHELL, ShellCommand};
 use crate::pki::{csr, pem};
@@ -25,32 +27,34 @@ const ROOTS: &str = "--ca-exec-roots";
 pub struct Exec {
     sign: ShellCommand,
     roots: Option<ShellCommand>,
-    /// Held by the command that runs.
+    /// Held by the running command.
     turn: Arc<Semaphore>,
 }
 
-/// Why a command gave nothing that could be looked at.
+/// Why a command printed nothing that could be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    #[error("was not run, because {SHELL} can't be started: {0}; commands need a shell where the agent runs")]
+    #[error("was not run: {SHELL} can't be started: {0}; commands need a shell where the agent runs")]
     NotStarted(#[from] io::Error),
     #[error(
-        "ended with exit status 127: the shell found no such program; is it where the agent runs, and in its PATH?"
+        "failed with exit status 127: the shell found no such program; is it installed where the agent runs, and in its PATH?"
     )]
     NotFound,
-    #[error("ended with exit status 126: what it calls is no program, or not one for the agent's user")]
+    #[error(
+        "failed with exit status 126: the program that it calls is not executable, or not for the agent's user"
+    )]
     NotExecutable,
-    #[error("ended with {0}")]
+    #[error("failed with {0}")]
     Status(ExitStatus),
-    #[error("was ended: it printed more than {} bytes", limits::CA_ANSWER_BYTES)]
+    #[error("was stopped: it printed more than {} bytes", limits::ANSWER_BYTES)]
     TooMuch,
-    #[error("ended well, but printed nothing")]
+    #[error("exited 0 without output")]
     Nothing,
 }
 
 impl Failure {
-    /// Whether it may pass by itself. Of the exit statuses of sysexits.h only EX_TEMPFAIL (75) says so; others, which have
-    /// no meaning that is agreed on, may.
+    /// Whether a retry may succeed without a change by a person. Of the exit statuses in sysexits.h only EX_TEMPFAIL (75)
+    /// says so; other exit statuses have no agreed meaning, and count as transient.
     pub fn class(&self) -> Class {
         match self {
             Self::NotStarted(error) => match error.kind() {
@@ -62,7 +66,7 @@ impl Failure {
                 Some(64..=74 | 76..=78) => Class::Permanent,
                 _ => Class::Transient,
             },
-            // The first of two commands in a pipe may have failed.
+            // The first command of a pipe may have failed.
             Self::Nothing => Class::Transient,
         }
     }
@@ -83,25 +87,25 @@ impl CertificateAuthority for Exec {
         "exec"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let text = csr::to_pem(&request.csr);
         let chain = self.certificates(SIGN, &self.sign, request, Some(text)).await?;
-        let Some(roots) = &self.roots else { return Ok(Answer::from_groups(vec![chain])?) };
+        let Some(roots) = &self.roots else { return Ok(IssuedChain::from_groups(vec![chain])?) };
         let roots = self.certificates(ROOTS, roots, request, None).await?;
-        // Who has a command say what the roots are means these, and no others.
-        Ok(Answer::with_others(chain, roots)?)
+        // The roots of a command replace all others.
+        Ok(IssuedChain::with_others(chain, roots)?)
     }
 
     fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {
         match answer {
             InvalidResponse::NoRoot => Some(
-                "the command of --ca-exec prints it behind the chain, or that of --ca-exec-roots prints it alone",
+                "the command of --ca-exec must print it after the chain, or that of --ca-exec-roots must print it",
             ),
             InvalidResponse::ForeignKey { .. } => {
-                Some("the command of --ca-exec has to have the CSR signed that it reads from standard input")
+                Some("the command of --ca-exec must sign the CSR that it reads from standard input")
             }
             InvalidResponse::NoIdentity { .. } | InvalidResponse::WrongIdentity { .. } => {
-                Some("what the command of --ca-exec is to ask for is in the CSR, and in ATTACHE_SPIFFE_ID")
+                Some("the command of --ca-exec gets the identity in the CSR, and in ATTACHE_SPIFFE_ID")
             }
             _ => None,
         }
@@ -109,8 +113,8 @@ impl CertificateAuthority for Exec {
 }
 
 impl Exec {
-    /// `sign` reads a CSR and prints its chain, leaf first. Where there are `roots`, they print the roots; else the
-    /// self-signed certificates of the chain are that.
+    /// `sign` reads a CSR and prints its chain, leaf first. `roots` prints the roots; without it the self-signed
+    /// certificates of the chain are the roots.
     pub fn new(sign: ShellCommand, roots: Option<ShellCommand>) -> Self {
         Self { sign, roots, turn: Arc::new(Semaphore::new(1)) }
     }
@@ -124,11 +128,10 @@ impl Exec {
         input: Option<String>,
     ) -> Result<Vec<CertificateDer<'static>>, CaError> {
         let failed = |failure, said| CaError::Command { option, failure, said };
-        let (words, stderr) =
-            CapturedOutput::for_log().map_err(|error| failed(error.into(), String::new()))?;
-        let mut words = Words { said: words, option, is_told: false };
-        let output = self.output(command, request, input, &mut words, stderr).await;
-        let said = words.tell(output.is_err());
+        let (said, writer) = CapturedOutput::for_log().map_err(|error| failed(error.into(), String::new()))?;
+        let mut stderr = Stderr { said, option, is_reported: false };
+        let output = self.output(command, request, input, &mut stderr, writer).await;
+        let said = stderr.report(output.is_err());
         let output = output.map_err(|failure| failed(failure, said.clone()))?;
         let certificates = pem::certificates(&output);
         Ok(certificates.map_err(|error| {
@@ -138,32 +141,32 @@ impl Exec {
         })?)
     }
 
-    /// What `command` prints, if it ends well.
+    /// The output of `command`, if it exits 0.
     async fn output(
         &self,
         command: &ShellCommand,
         request: &SigningRequest,
         input: Option<String>,
-        words: &mut Words,
-        stderr: io::PipeWriter,
+        stderr: &mut Stderr,
+        writer: io::PipeWriter,
     ) -> Result<Vec<u8>, Failure> {
-        let (mut printed, stdout) = CapturedOutput::with_limit(limits::CA_ANSWER_BYTES)?;
+        let (mut printed, stdout) = CapturedOutput::with_limit(limits::ANSWER_BYTES)?;
         let stdin = if input.is_some() { Stdio::piped() } else { Stdio::null() };
         let prepare = |command: &mut Command| {
-            command.stdin(stdin).stdout(stdout).stderr(stderr);
+            command.stdin(stdin).stdout(stdout).stderr(writer);
             command.env("ATTACHE_TTL_SECONDS", request.ttl.as_secs().to_string());
             if let Some(identity) = &request.identity {
                 command.env("ATTACHE_SPIFFE_ID", identity.as_str());
             }
         };
-        // One that was given up on may take a moment to go away. The semaphore is never closed.
+        // A cancelled command may take a moment to exit. The semaphore is never closed.
         let turn = Arc::clone(&self.turn).acquire_owned().await.ok();
-        let mut running = command.start(prepare, &[&printed, &words.said], turn)?;
+        let mut running = command.start(prepare, &[&printed, &stderr.said], turn)?;
         let input = running.stdin().zip(input);
         let status = tokio::select! {
             status = running.wait() => status?,
             () = printed.exceeded() => return Err(Failure::TooMuch),
-            never = words.said.read_forever() => match never {},
+            never = stderr.said.read_forever() => match never {},
             never = feed(input) => match never {},
         };
         if let Some(failure) = Failure::of(status) {
@@ -174,7 +177,7 @@ impl Exec {
     }
 }
 
-/// Writes the CSR. A command that does not read it may know it from elsewhere: its answer tells.
+/// Writes the CSR. A command may have it from elsewhere and not read it: its output decides.
 async fn feed(input: Option<(ChildStdin, String)>) -> Infallible {
     if let Some((mut stdin, text)) = input {
         let _ = stdin.write_all(text.as_bytes()).await;
@@ -182,30 +185,30 @@ async fn feed(input: Option<(ChildStdin, String)>) -> Infallible {
     std::future::pending().await
 }
 
-/// What a command says on standard error.
-struct Words {
+/// The standard error of a command.
+struct Stderr {
     said: CapturedOutput,
     option: &'static str,
-    is_told: bool,
+    is_reported: bool,
 }
 
-impl Words {
-    /// For the error of a command that failed; the log has those of others, at debug.
-    fn tell(mut self, has_failed: bool) -> String {
-        self.is_told = has_failed;
+impl Stderr {
+    /// The text for the error of a command that failed; that of others is logged at debug.
+    fn report(mut self, has_failed: bool) -> String {
+        self.is_reported = has_failed;
         match self.said.text() {
             said if said.is_empty() => String::new(),
-            said => format!("; it said: {said}"),
+            said => format!("; stderr: {said}"),
         }
     }
 }
 
-/// Nobody else would hear of what was said by a command that was given up on.
-impl Drop for Words {
+/// Logs the standard error of a cancelled command, which no error reports.
+impl Drop for Stderr {
     fn drop(&mut self) {
         let said = self.said.text();
-        if !self.is_told && !said.is_empty() {
-            tracing::debug!(option = self.option, said, "the command said");
+        if !self.is_reported && !said.is_empty() {
+            tracing::debug!(option = self.option, said, "command wrote to stderr");
         }
     }
 }

@@ -1,21 +1,24 @@
-//! Google's Certificate Authority Service: a CA pool signs for whom the caller's token stands for.
+//! Google's Certificate Authority Service: a CA pool signs for the identity of the caller's token.
 //!
-//! A request has an id that follows from its CSR. As long as nobody knows what became of it, the same one is made again,
-//! and the service knows it: an answer that is lost does not cost a second certificate.
+//! A request has an id that is derived from its CSR. While its outcome is unknown, the same request is repeated, and the
+//! service recognizes it: a lost answer does not cost a second certificate.
+
+pub mod options;
 
 use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
+use http::header::AUTHORIZATION;
 use rustls::pki_types::CertificateDer;
 use tokio::time::Instant;
 use tonic::{Code, Request, Status};
 
-use super::citadel::Header;
-use super::{Answer, CaError, CertificateAuthority, InvalidResponse, Pending, SigningRequest};
+use super::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, Pending, SigningRequest};
 use crate::auth::token::{Bearer, TokenSource};
 use crate::base::limits;
+use crate::net::Header;
 use crate::net::endpoint::Endpoint;
 use crate::net::grpc::{Calls, Channel, Connections};
 use crate::net::rest;
@@ -26,13 +29,13 @@ use crate::proto::google::protobuf;
 
 type Client = api::certificate_authority_service_client::CertificateAuthorityServiceClient<Calls>;
 
-/// Where the service is.
+/// The service's host.
 pub const HOST: &str = "privateca.googleapis.com";
 
-/// How long the service knows a request by its id: an hour, less what two clocks may differ in.
+/// How long the service recognizes the id of a request: an hour, less a margin for clock differences.
 const REMEMBERED: Duration = Duration::from_secs(55 * 60);
-/// How often a request is made. If it is the request that the service can't cope with, another one is worth more than a
-/// certificate that may be lost.
+/// Attempts with one request. If the service fails because of the request, a new one is worth more than a certificate
+/// that may be lost.
 const TRIES: u32 = 5;
 
 /// The full name of a CA pool.
@@ -43,7 +46,7 @@ impl FromStr for CaPool {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // As with all of Google's names, some write the service before it.
+        // Like all of Google's names, it may have the service as a prefix.
         let name = text.strip_prefix("//privateca.googleapis.com/").unwrap_or(text);
         match *name.split('/').collect::<Vec<_>>() {
             ["projects", project, "locations", location, "caPools", pool]
@@ -66,7 +69,7 @@ impl FromStr for CaId {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // The full name is what Google's tools print.
+        // Google's tools print the full name.
         let id = text.rsplit_once("/certificateAuthorities/").map_or(text, |(_, id)| id);
         if is_id(id) {
             return Ok(Self(id.to_owned()));
@@ -75,17 +78,17 @@ impl FromStr for CaId {
     }
 }
 
-/// Projects of companies have names like `example.com:project`.
+/// Projects of organizations have names like `example.com:project`.
 fn is_id(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':'))
 }
 
-/// What is asked of the service.
+/// The pool and the CA that sign.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The pool that signs, and whose roots are trusted.
     pub pool: CaPool,
-    /// The one of its CAs that is to sign; none to leave it to the service.
+    /// The CA of the pool that signs; if none, the service chooses.
     pub ca: Option<CaId>,
 }
 
@@ -102,7 +105,7 @@ pub struct GoogleCas {
 
 /// Why there is no certificate.
 enum Failure {
-    /// What became of a call of this method.
+    /// The method that failed, and its status.
     Call(&'static str, Status),
     Other(CaError),
 }
@@ -113,7 +116,7 @@ impl<E: Into<CaError>> From<E> for Failure {
     }
 }
 
-/// A request that may have been granted without anybody having heard of it.
+/// A request that the service may have granted although its answer was lost.
 #[derive(Debug)]
 struct Open {
     id: String,
@@ -127,7 +130,7 @@ impl CertificateAuthority for GoogleCas {
         "google-cas"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let id = request_id(&request.csr);
         self.open().take_if(|open| open.id != id);
         let address = self.endpoint.address.to_string();
@@ -135,16 +138,17 @@ impl CertificateAuthority for GoogleCas {
         let origin: http::Uri = origin.map_err(|_| CaError::Local(format!("{address} is no URI")))?;
         let mut bearer = self.token.token().await?;
         loop {
-            let channel = self.connections.channel(&self.endpoint, None).await?;
+            let channel = self.connections.channel(&self.endpoint, None).await;
+            let channel = channel.map_err(|error| CaError::from_transport(error, &self.endpoint, None))?;
             let mut client = Client::with_origin(channel.service(), origin.clone())
-                .max_decoding_message_size(limits::CA_ANSWER_BYTES);
+                .max_decoding_message_size(limits::ANSWER_BYTES);
             let (method, status) = match self.sign_with(&mut client, request, &id, &bearer).await {
                 Ok(answer) => {
                     self.connections.keep(channel);
                     return Ok(answer);
                 }
-                // It had ended while it waited. The next one is new.
-                Err(Failure::Call(_, status)) if channel.is_reused && channel.is_untouched(&status) => {
+                // The idle connection had been closed. The next one is new.
+                Err(Failure::Call(_, status)) if channel.is_reused && channel.is_unprocessed(&status) => {
                     continue;
                 }
                 Err(Failure::Call(method, status)) => (method, status),
@@ -156,24 +160,23 @@ impl CertificateAuthority for GoogleCas {
                 bearer = other;
                 continue;
             }
-            let refused = channel.alert.explain(&address, None);
-            return Err(refused.unwrap_or_else(|| self.failed(&channel, method, &status, &bearer)));
+            return Err(self.failure(&channel, method, &status, &bearer));
         }
     }
 
     fn pending(&self) -> Option<Pending> {
-        let is_of_use = |open: &Open| open.tries < TRIES && open.since.elapsed() < REMEMBERED;
-        self.open().as_ref().is_some_and(is_of_use).then_some(Pending { waits_for: None })
+        let is_repeatable = |open: &Open| open.tries < TRIES && open.since.elapsed() < REMEMBERED;
+        self.open().as_ref().is_some_and(is_repeatable).then_some(Pending { waits_for: None })
     }
 
     fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {
         match answer {
             InvalidResponse::WrongIdentity { .. } => Some(
-                "Google's service takes the name from the caller, and --spiffe-id or --trust-domain here say another one: \
-                 correct them, or drop them to take whatever name the caller has",
+                "Google's service takes the name from the caller, and --spiffe-id or --trust-domain set another one: \
+                 correct them, or drop them to accept the caller's name",
             ),
             InvalidResponse::NoIdentity { .. } => Some(
-                "is the caller an identity of a workload identity pool? Of others no such name is documented",
+                "is the caller an identity of a workload identity pool? No such name is documented for others",
             ),
             InvalidResponse::NoRoot => Some("the pool has no root of its own, nor a chain that ends in one"),
             _ => None,
@@ -182,7 +185,7 @@ impl CertificateAuthority for GoogleCas {
 }
 
 impl GoogleCas {
-    /// A client of the service at `endpoint`. `headers` go with each call, which takes `timeout` at most.
+    /// `headers` go with each call, which takes `timeout` at most.
     pub fn new(
         endpoint: Endpoint,
         settings: Settings,
@@ -200,14 +203,14 @@ impl GoogleCas {
         request: &SigningRequest,
         id: &str,
         bearer: &Bearer,
-    ) -> Result<Answer, Failure> {
-        // First, because a certificate must not be spent on what can't be used.
+    ) -> Result<IssuedChain, Failure> {
+        // First: without roots an issued certificate could not be used.
         let roots = self.roots(client, bearer).await?;
         let chain = self.create(client, request, id, bearer).await?;
-        Ok(Answer::with_others(chain, roots)?)
+        Ok(IssuedChain::with_others(chain, roots)?)
     }
 
-    /// The roots of all CAs of the pool, those too that do not sign yet, or no longer.
+    /// The roots of all CAs of the pool, including those that do not sign yet, or no longer.
     async fn roots(
         &self,
         client: &mut Client,
@@ -221,7 +224,7 @@ impl GoogleCas {
         let mut roots: Vec<CertificateDer<'static>> = Vec::new();
         for text in fetched.ca_certs.iter().flat_map(|chain| &chain.certificates) {
             for der in certificates(text, "ca_certs")? {
-                // Intermediates come with each certificate; most of the pool's are not of its chain.
+                // Each certificate comes with its intermediates; most of the pool's are not in its chain.
                 if Facts::parse(&der).map_err(InvalidResponse::from)?.is_self_issued && !roots.contains(&der)
                 {
                     roots.push(der);
@@ -251,7 +254,7 @@ impl GoogleCas {
         };
         let message = api::CreateCertificateRequest {
             parent: pool.clone(),
-            // Pools of the Enterprise tier want one; the others pay no heed to it.
+            // Pools of the Enterprise tier require it; others ignore it.
             certificate_id: format!("attache-{id}"),
             certificate: Some(certificate),
             request_id: id.to_owned(),
@@ -271,26 +274,26 @@ impl GoogleCas {
         Ok(chain)
     }
 
-    /// A call of a method whose field `field` names the pool.
+    /// A call whose field `field` names the pool.
     fn call<T>(&self, message: T, field: &str, bearer: &Bearer) -> Result<Request<T>, CaError> {
         let mut call = Request::new(message);
         let metadata = call.metadata_mut();
         for (name, value) in &self.headers {
-            metadata.insert(name.clone(), value.clone());
+            metadata.as_mut().insert(name.clone(), value.clone());
         }
         let CaPool(pool) = &self.settings.pool;
-        // Google's front ends find the location by it.
+        // Google's front ends route by it.
         let routing = format!("{field}={}", rest::encoded(pool));
         let routing = routing.parse();
         let routing = routing.map_err(|_| CaError::Local("the pool can't be sent in a header".to_owned()))?;
         metadata.insert("x-goog-request-params", routing);
-        metadata.insert("authorization", bearer.header()?);
+        metadata.as_mut().insert(AUTHORIZATION, bearer.bearer_header()?);
         Ok(call)
     }
 
-    /// What the failure of a call of `method` means.
-    fn failed(&self, channel: &Channel, method: &str, status: &Status, bearer: &Bearer) -> CaError {
-        match channel.explain(&self.endpoint, status) {
+    /// The meaning of a failed call of `method`.
+    fn failure(&self, channel: &Channel, method: &str, status: &Status, bearer: &Bearer) -> CaError {
+        match CaError::from_transport(channel.explain(status), &self.endpoint, None) {
             CaError::Refused { address, code, retry_after, .. } => {
                 let message = self.refusal(method, status, bearer);
                 CaError::Refused { address, code, message, retry_after }
@@ -301,9 +304,9 @@ impl GoogleCas {
 
     fn refusal(&self, method: &str, status: &Status, bearer: &Bearer) -> String {
         let CaPool(pool) = &self.settings.pool;
-        let said = bearer.hidden_in(status.message());
-        let words = match status.code() {
-            Code::Unauthenticated => format!("it does not take the token ({})", self.token.describe(bearer)),
+        let message = bearer.redact(status.message());
+        let remedy = match status.code() {
+            Code::Unauthenticated => format!("it does not accept the token ({})", self.token.describe(bearer)),
             Code::PermissionDenied => format!(
                 "the caller needs the roles privateca.workloadCertificateRequester and privateca.poolReader on {pool}, \
                  and the project the API privateca.googleapis.com"
@@ -315,21 +318,25 @@ impl GoogleCas {
                 "is a CA of the pool enabled, and does the pool allow requests with a CSR?".to_owned()
             }
             Code::InvalidArgument => {
-                "what the pool's issuance policy allows decides: kinds of keys (--key-type), lifetimes (--cert-ttl), \
-                 requests with a CSR"
+                "does the pool's issuance policy allow the kind of key (--key-type), the lifetime (--cert-ttl) and \
+                 requests with a CSR?"
                     .to_owned()
             }
             Code::ResourceExhausted => {
-                "a quota of the project or the pool is used up: spread renewals (--grace-jitter), ask for longer \
+                "a quota of the project or the pool is exhausted: spread renewals (--grace-jitter), request longer \
                  lifetimes (--cert-ttl), or add CAs to the pool"
                     .to_owned()
             }
             Code::AlreadyExists => {
-                "a certificate was issued whose answer was lost; the next try makes a new request".to_owned()
+                "a certificate was issued, but the answer was lost; the next attempt makes a new request".to_owned()
             }
             _ => String::new(),
         };
-        if words.is_empty() { format!("{method}: {said}") } else { format!("{method}: {said}: {words}") }
+        if remedy.is_empty() {
+            format!("{method}: {message}")
+        } else {
+            format!("{method}: {message}: {remedy}")
+        }
     }
 
     fn open(&self) -> MutexGuard<'_, Option<Open>> {
@@ -337,12 +344,12 @@ impl GoogleCas {
     }
 }
 
-/// Whether after such an answer to the last of so many tries there is nothing more to be had by the same request.
+/// Whether a repetition of the request is pointless after `code` for the last of `tries` attempts.
 fn is_settled(code: Code, tries: u32) -> bool {
     use Code::{Aborted, Cancelled, DeadlineExceeded, Internal, Unavailable, Unknown};
     match code {
         Aborted | Cancelled | DeadlineExceeded | Internal | Unavailable | Unknown => false,
-        // Said before the request is looked at: what became of earlier tries is as unknown as before.
+        // Decided before the request is read: the outcome of earlier attempts is still unknown.
         Code::Unauthenticated | Code::PermissionDenied | Code::ResourceExhausted => tries == 1,
         _ => true,
     }
@@ -353,13 +360,13 @@ fn certificates(text: &str, field: &str) -> Result<Vec<CertificateDer<'static>>,
         .map_err(|error| InvalidResponse::Unreadable(format!("{field}: {error}")))
 }
 
-/// A UUID that is the same for the same CSR. A CSR has a fresh key, so it is as good as a random one, and looks like it.
+/// A UUID that is the same for the same CSR. A CSR has a fresh key, so the UUID is as unique as a random one.
 fn request_id(csr: &[u8]) -> String {
     let hash = digest(&SHA256, csr);
     let bits = hash.as_ref().first_chunk().map_or(1, |bytes| u128::from_be_bytes(*bytes));
-    let bits = bits & !(0xf << 76) | 4 << 76;
-    let bits = bits & !(0b11 << 62) | 0b10 << 62;
-    let digits = format!("{bits:032x}");
+    let version_4 = bits & !(0xf << 76) | 4 << 76;
+    let uuid = version_4 & !(0b11 << 62) | 0b10 << 62;
+    let digits = format!("{uuid:032x}");
     let part = |from: usize, to: usize| digits.get(from..to).unwrap_or_default();
     [part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32)].join("-")
 }
@@ -369,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_is_named_in_full() {
+    fn a_pool_has_a_full_name() {
         let pool = "projects/p-1/locations/europe-west1/caPools/mesh";
         for text in
             [pool, &format!("//privateca.googleapis.com/{pool}"), "projects/a.b:c/locations/l/caPools/p_1"]
@@ -393,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_follows_from_the_csr_and_is_a_uuid() {
+    fn the_id_of_a_request_is_a_uuid_derived_from_the_csr() {
         let id = request_id(b"csr");
         assert_eq!((request_id(b"csr"), id.len()), (id.clone(), 36));
         assert_ne!(request_id(b"other"), id);
@@ -403,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_have_been_issued_is_asked_for_again() {
+    fn only_a_request_with_an_unknown_outcome_is_repeated() {
         let cases = [
             (Code::Ok, true, true),
             (Code::NotFound, true, true),

@@ -1,8 +1,10 @@
-//! Kubernetes' API for certificates (`certificates.k8s.io/v1`): the API server keeps the request, somebody approves it, a
-//! signer signs it.
+//! Kubernetes' certificates API (`certificates.k8s.io/v1`): the API server stores the request, a person or controller
+//! approves it, a signer signs it.
 //!
-//! That can take hours. A call that ends before leaves its request there, and the next one with the same CSR goes on
-//! with it. The request's name follows from the CSR, so none is ever made twice, whatever became of an answer.
+//! That can take hours. A call that ends earlier leaves its request there, and the next call with the same CSR resumes it.
+//! The request's name is derived from the CSR, so none is ever made twice, even if an answer was lost.
+
+pub mod options;
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,44 +18,44 @@ use rustls::pki_types::CertificateDer;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::{Answer, CaError, CertificateAuthority, InvalidResponse, Pending, SigningRequest};
+use super::transport;
+use super::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, Pending, SigningRequest};
 use crate::auth::token_file::{Token, TokenFile};
 use crate::base::backoff::Backoff;
 use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::fs::file;
 use crate::net::endpoint::Endpoint;
-use crate::net::rest::{self, Call, Reply};
+use crate::net::rest::{Call, Reply};
 use crate::pki::key::KeyType;
 use crate::pki::{csr, pem};
 
-/// The API takes no shorter one.
+/// The minimum of the API.
 pub const SHORTEST_TTL: Duration = Duration::from_secs(600);
 
-/// How often a request that waits is looked at. Where a controller approves it, it is signed within a second; for a
-/// person's approval many agents may wait at the same time.
+/// The poll interval of a waiting request. With a controller as approver it is signed within a second; with a person many
+/// agents may wait at the same time.
 const PACE: Backoff = Backoff { base: Duration::from_millis(100), cap: Duration::from_secs(5) };
 
 const REQUESTS: Resource =
     Resource { version: "v1", plural: "certificatesigningrequests", verbs: "create, get, delete" };
 const BUNDLES: Resource = Resource { version: "v1beta1", plural: "clustertrustbundles", verbs: "list" };
 
-/// A client of Kubernetes' API for certificates.
+/// A client of Kubernetes' certificates API.
 #[derive(Debug)]
 pub struct Kubernetes {
     /// The API server.
     pub endpoint: Endpoint,
     /// A service account's token.
     pub token: TokenFile,
-    /// Who is to sign.
     pub signer: SignerName,
-    /// What its certificates chain to: no request ever tells.
+    /// The roots of its certificates: the API's answers do not contain them.
     pub roots: SignerRoots,
-    /// The kind of key that is in the requests.
+    /// The kind of key in the requests.
     pub key_type: KeyType,
-    /// For telling whether a refused token has expired.
+    /// Decides whether a refused token has expired.
     pub clock: Clock,
-    /// What is left at the API server.
+    /// The agent's requests at the API server.
     pub requests: Mutex<Requests>,
 }
 
@@ -76,39 +78,39 @@ impl std::str::FromStr for SignerName {
     }
 }
 
-/// Where a signer's roots are.
+/// The source of a signer's roots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SignerRoots {
-    /// A PEM file, read anew for each certificate.
+    /// A PEM file, read for each certificate.
     File(PathBuf),
     /// The cluster's ClusterTrustBundles that name the signer.
     Cluster,
 }
 
-/// The requests that this agent has made, as far as they matter.
+/// The requests of this agent that still matter.
 #[derive(Debug, Default)]
 pub struct Requests {
-    /// The one that is not settled.
+    /// The request without an outcome.
     open: Option<Open>,
-    /// The names of those that can be deleted.
+    /// The names of requests that can be deleted.
     settled: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
 struct Open {
     name: String,
-    /// None as long as this call has not heard of it.
+    /// None until this call has read it.
     stage: Option<Stage>,
 }
 
-/// What an open request waits for.
+/// The step that an open request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Approval,
     Signature,
 }
 
-/// What the API server says of a request.
+/// The state of a request at the API server.
 #[derive(Debug, PartialEq, Eq)]
 enum Progress {
     Waits(Stage),
@@ -124,17 +126,17 @@ impl CertificateAuthority for Kubernetes {
         "kubernetes"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let name = name_of(&request.csr);
         let is_known = self.open(&name);
-        // First, because a person's approval must not be spent on what can't be used.
+        // First: without roots a certificate that a person approves could not be used.
         let roots = self.roots().await?;
-        let found = if is_known { self.look(&name).await? } else { None };
+        let found = if is_known { self.read(&name).await? } else { None };
         let mut object = match found {
             Some(object) => object,
             None => self.create(&name, request).await?,
         };
-        let mut looks = 0;
+        let mut polls = 0;
         loop {
             match progress(&object, &name)? {
                 Progress::Signed(chain) => {
@@ -143,10 +145,10 @@ impl CertificateAuthority for Kubernetes {
                         InvalidResponse::Unreadable(format!("status.certificate: {error}"))
                     })?;
                     let count = chain.len() + roots.len();
-                    if count > Answer::LONGEST {
+                    if count > IssuedChain::LONGEST {
                         return Err(InvalidResponse::TooLong(count).into());
                     }
-                    return Ok(Answer { chain, roots });
+                    return Ok(IssuedChain { chain, roots });
                 }
                 Progress::Rejected(reason) => {
                     self.settle(&name);
@@ -154,12 +156,12 @@ impl CertificateAuthority for Kubernetes {
                 }
                 Progress::Waits(stage) => self.note(&name, stage),
             }
-            looks += 1;
-            tokio::time::sleep(PACE.delay(looks, fastrand::f64())).await;
-            object = self.look(&name).await?.ok_or_else(|| {
+            polls += 1;
+            tokio::time::sleep(PACE.delay(polls, fastrand::f64())).await;
+            object = self.read(&name).await?.ok_or_else(|| {
                 self.forget();
                 CaError::Pending(format!(
-                    "the certificate request {name} was deleted at {} before it was signed; the next try makes a new one",
+                    "the certificate request {name} was deleted at {} before it was signed; the next attempt makes a new one",
                     self.address()
                 ))
             })?;
@@ -169,7 +171,7 @@ impl CertificateAuthority for Kubernetes {
     fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {
         match (answer, &self.roots) {
             (InvalidResponse::Unchained(_), SignerRoots::File(_)) => {
-                Some("the roots are those in the file of --kubernetes-root: are they this signer's?")
+                Some("the roots are those in the file of --kubernetes-root: do they belong to this signer?")
             }
             (InvalidResponse::Unchained(_), SignerRoots::Cluster) => {
                 Some("the roots are those in the signer's ClusterTrustBundles: does it sign with them?")
@@ -184,11 +186,11 @@ impl CertificateAuthority for Kubernetes {
         let waits_for = open.stage.map(|stage| match stage {
             Stage::Approval => format!(
                 "the certificate request {name} waits for approval at {address}: approve it with `kubectl certificate \
-                 approve {name}`, or see why whoever approves requests for the signer {signer} does not"
+                 approve {name}`, or check why the approver for the signer {signer} does not"
             ),
             Stage::Signature => format!(
                 "the certificate request {name} is approved at {address}, and waits for the signer {signer}: is it \
-                 running, and is this its name (--kubernetes-signer)?"
+                 running, and is --kubernetes-signer right?"
             ),
         });
         Some(Pending { waits_for })
@@ -202,7 +204,7 @@ impl CertificateAuthority for Kubernetes {
             match self.call(&REQUESTS, Method::DELETE, &path, None).await {
                 Ok(_) => {}
                 Err(CaError::Status { status: StatusCode::NOT_FOUND, .. }) => {}
-                Err(error) => tracing::debug!(name, %error, "the certificate request is not deleted"),
+                Err(error) => tracing::debug!(name, %error, "certificate request not deleted"),
             }
         }
     }
@@ -217,7 +219,7 @@ impl Kubernetes {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a call for the request `name`; true if it may be at the API server already.
+    /// Begins a call for the request `name`; true if the API server may have it already.
     fn open(&self, name: &str) -> bool {
         let mut requests = self.lock();
         let open = Open { name: name.to_owned(), stage: None };
@@ -245,8 +247,8 @@ impl Kubernetes {
         self.lock().open = None;
     }
 
-    /// The request as it is now; none if it is not there.
-    async fn look(&self, name: &str) -> Result<Option<Value>, CaError> {
+    /// Reads the request; none if it does not exist.
+    async fn read(&self, name: &str) -> Result<Option<Value>, CaError> {
         match self.call(&REQUESTS, Method::GET, &REQUESTS.path(Some(name)), None).await {
             Ok(object) => Ok(Some(object)),
             Err(CaError::Status { status: StatusCode::NOT_FOUND, .. }) => Ok(None),
@@ -257,7 +259,7 @@ impl Kubernetes {
     async fn create(&self, name: &str, request: &SigningRequest) -> Result<Value, CaError> {
         let body = self.body(name, request).to_string().into_bytes();
         let created = self.call(&REQUESTS, Method::POST, &REQUESTS.path(None), Some(body)).await;
-        // After any other failure it may be there.
+        // After any other failure the request may exist.
         if matches!(&created, Err(CaError::Status { status, .. }) if status.is_client_error()) {
             self.forget();
         }
@@ -276,7 +278,7 @@ impl Kubernetes {
             "kind": "CertificateSigningRequest",
             "metadata": {
                 "name": name,
-                // For whoever looks at it before approving.
+                // For the approver.
                 "labels": { "app.kubernetes.io/managed-by": "attache" },
                 "annotations": request.identity.iter().map(|id| ("spiffe-id", id.as_str())).collect::<Value>(),
             },
@@ -290,7 +292,7 @@ impl Kubernetes {
     }
 
     async fn roots(&self) -> Result<Vec<CertificateDer<'static>>, CaError> {
-        const WAY_OUT: &str = "name the file with the signer's roots with --kubernetes-root";
+        const REMEDY: &str = "set --kubernetes-root to a file with the signer's roots";
         let SignerName(signer) = &self.signer;
         let path = match &self.roots {
             SignerRoots::File(path) => path,
@@ -301,7 +303,7 @@ impl Kubernetes {
                 let texts = bundles(&list, signer);
                 if texts.is_empty() {
                     return Err(CaError::Roots(format!(
-                        "the cluster has no ClusterTrustBundle of the signer {signer}; make one, or {WAY_OUT}"
+                        "the cluster has no ClusterTrustBundle of the signer {signer}; create one, or {REMEDY}"
                     )));
                 }
                 let roots = pem::certificates(texts.join("\n").as_bytes()).map_err(|error| {
@@ -310,12 +312,12 @@ impl Kubernetes {
                 return roots;
             }
         };
-        let unreadable = |error: String| CaError::Roots(format!("{}: {error}; {WAY_OUT}", path.display()));
+        let unreadable = |error: String| CaError::Roots(format!("{}: {error}; {REMEDY}", path.display()));
         let text = file::read(path, limits::FILE_BYTES).map_err(|error| unreadable(error.to_string()))?;
         pem::certificates(&text).map_err(|error| unreadable(error.to_string()))
     }
 
-    /// One call, and the object that came back.
+    /// Makes one call, and returns the object in the answer.
     async fn call(
         &self,
         resource: &Resource,
@@ -324,15 +326,11 @@ impl Kubernetes {
         body: Option<Vec<u8>>,
     ) -> Result<Value, CaError> {
         let token = self.token.read()?;
-        let bearer = Zeroizing::new(format!("Bearer {}", token.secret()));
-        let mut bearer = HeaderValue::from_str(&bearer)
-            .map_err(|_| CaError::Local("the token can't be sent in a header".to_owned()))?;
-        bearer.set_sensitive(true);
         let mut headers = HeaderMap::new();
-        headers.insert(AUTHORIZATION, bearer);
+        headers.insert(AUTHORIZATION, token.bearer_header()?);
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("attache/", env!("CARGO_PKG_VERSION"))));
         let call = Call { method, path, headers, body: body.map(Zeroizing::new) };
-        let reply = rest::call(&self.endpoint, call).await?;
+        let reply = transport::call(&self.endpoint, call).await?;
         if !reply.status.is_success() {
             return Err(self.refused(resource, reply, &token));
         }
@@ -341,19 +339,18 @@ impl Kubernetes {
     }
 
     fn refused(&self, resource: &Resource, reply: Reply, token: &Token) -> CaError {
-        let said = serde_json::from_slice::<Value>(&reply.body).ok();
-        let said = said.as_ref().and_then(|status| status.get("message")?.as_str()).map(str::to_owned);
-        let said = said.unwrap_or_else(|| String::from_utf8_lossy(&reply.body).into_owned());
-        // Whoever answers may quote the token.
-        let said = limits::sanitize_for_log(said.trim().replace(token.secret(), "(the token)").trim());
+        let body = serde_json::from_slice::<Value>(&reply.body).ok();
+        let message = body.as_ref().and_then(|status| status.get("message")?.as_str()).map(str::to_owned);
+        let message = message.unwrap_or_else(|| String::from_utf8_lossy(&reply.body).into_owned());
+        let message = token.redact(message.trim());
         let Resource { version, plural, verbs } = resource;
         let hint = match reply.status {
             StatusCode::UNAUTHORIZED => {
                 let path = self.token.path().display();
                 format!(" ({}; it is read from {path})", token.describe(self.clock.now()))
             }
-            // RBAC's own words; a webhook that refuses says something else.
-            StatusCode::FORBIDDEN if said.contains("cannot") => format!(
+            // RBAC's message; webhooks that refuse have others.
+            StatusCode::FORBIDDEN if message.contains("cannot") => format!(
                 "; the service account needs a ClusterRole with {{apiGroups: [certificates.k8s.io], resources: \
                  [{plural}], verbs: [{verbs}]}}"
             ),
@@ -365,7 +362,7 @@ impl Kubernetes {
         CaError::Status {
             address: self.address(),
             status: reply.status,
-            message: said + &hint,
+            message: message + &hint,
             retry_after: reply.retry_after,
         }
     }
@@ -375,7 +372,7 @@ impl Kubernetes {
 struct Resource {
     version: &'static str,
     plural: &'static str,
-    /// What is done to it, as RBAC calls that.
+    /// RBAC's verbs for the agent's calls.
     verbs: &'static str,
 }
 
@@ -387,7 +384,7 @@ impl Resource {
     }
 }
 
-/// One CSR, one name: each has a key of its own.
+/// The name for a CSR. It is unique, since each CSR has its own key.
 fn name_of(csr: &[u8]) -> String {
     let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, csr);
     let digits: String = digest.as_ref().iter().take(10).map(|byte| format!("{byte:02x}")).collect();
@@ -405,15 +402,15 @@ fn progress(object: &Value, name: &str) -> Result<Progress, InvalidResponse> {
             condition.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
         };
         let mut all = conditions.into_iter().flatten();
-        // The API server takes nothing but True for these; an old one may leave it out.
+        // The API server accepts only True for these; old versions may omit it.
         let found =
             all.find(|condition| text(condition, "type") == kind && text(condition, "status") != "False");
         found.map(|condition| (text(condition, "reason"), text(condition, "message")))
     };
-    for (kind, who) in [("Denied", "it was denied"), ("Failed", "the signer failed")] {
+    for (kind, outcome) in [("Denied", "it was denied"), ("Failed", "the signer failed")] {
         if let Some((reason, message)) = condition(kind) {
-            let words = limits::sanitize_for_log(&format!("{reason}: {message}"));
-            return Ok(Progress::Rejected(format!("{who} ({words})")));
+            let reason = limits::sanitize_for_log(&format!("{reason}: {message}"));
+            return Ok(Progress::Rejected(format!("{outcome} ({reason})")));
         }
     }
     if condition("Approved").is_none() {
@@ -427,12 +424,12 @@ fn progress(object: &Value, name: &str) -> Result<Progress, InvalidResponse> {
     }
 }
 
-/// The texts of the bundles in `list` that are `signer`'s.
+/// The texts of the bundles of `signer` in `list`.
 fn bundles<'a>(list: &'a Value, signer: &str) -> Vec<&'a str> {
     let items = list.get("items").and_then(Value::as_array).into_iter().flatten();
     let text = |item: &'a Value, path: &str| item.pointer(path).and_then(Value::as_str);
-    let own = items.filter(|item| text(item, "/spec/signerName") == Some(signer));
-    own.filter_map(|item| text(item, "/spec/trustBundle")).collect()
+    let of_signer = items.filter(|item| text(item, "/spec/signerName") == Some(signer));
+    of_signer.filter_map(|item| text(item, "/spec/trustBundle")).collect()
 }
 
 #[cfg(test)]

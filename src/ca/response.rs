@@ -1,4 +1,4 @@
-//! A CA's answer: taken apart, checked, and made into a key pair and a trust bundle.
+//! A CA's response: parsed, checked, and turned into a key pair and a trust bundle.
 
 use std::time::SystemTime;
 
@@ -10,33 +10,33 @@ use crate::pki::certificate::{Certificate, NotACertificate};
 use crate::pki::key::PrivateKey;
 use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle, Unchained};
 
-/// What a CA answered, sorted but not yet checked.
+/// The certificates in a CA's response, sorted but not yet checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct IssuedChain {
     /// Leaf first, then intermediates.
     pub chain: Vec<CertificateDer<'static>>,
-    /// Every root that the CA named.
+    /// Every root in the response.
     pub roots: Vec<CertificateDer<'static>>,
 }
 
-/// Why a CA's answer is not published.
+/// Why a CA's response is not published.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidResponse {
-    #[error("the answer holds no certificate")]
+    #[error("the response holds no certificate")]
     Empty,
-    #[error("the answer can't be read: {0}")]
+    #[error("the response can't be read: {0}")]
     Unreadable(String),
-    #[error("the answer holds {0} certificates: more than {max} are refused", max = Answer::LONGEST)]
+    #[error("the response holds {0} certificates, more than {max}", max = IssuedChain::LONGEST)]
     TooLong(usize),
     #[error(
-        "the answer names no root, so nobody could check the certificate: the CA must send its root last"
+        "the response names no root, so peers could not verify the certificate: the CA must send its root last"
     )]
     NoRoot,
-    #[error("the answer names no root above {issuer}, so nobody could check the certificate: {way_out}")]
-    NoRootAbove { issuer: String, way_out: &'static str },
+    #[error("the response names no root above {issuer}, so peers could not verify the certificate: {remedy}")]
+    NoRootAbove { issuer: String, remedy: &'static str },
     #[error(
-        "the certificate is for another key than the one in the request (it names {names}): the CA, or a cache before \
-         it, gave the answer to another request"
+        "the certificate is for another key than the one in the request (it names {names}): the CA, or a cache in \
+         front of it, returned the response to another request"
     )]
     ForeignKey { names: String },
     #[error(
@@ -55,7 +55,7 @@ pub enum InvalidResponse {
 }
 
 impl InvalidResponse {
-    /// The one word for it in metrics.
+    /// The label value in metrics.
     pub fn label(&self) -> &'static str {
         match self {
             Self::Empty | Self::Unreadable(_) | Self::TooLong(_) => "junk",
@@ -75,13 +75,13 @@ impl From<NotACertificate> for InvalidResponse {
     }
 }
 
-impl Answer {
-    /// The most certificates that an answer may hold.
+impl IssuedChain {
+    /// The maximum number of certificates in a response.
     pub const LONGEST: usize = 64;
 
-    /// Sorts the groups of certificates in which a CA answers (Istio's: strings of PEM, leaf first, root
-    /// last). Self-issued certificates are roots wherever they stand. A last group without any is itself
-    /// taken for the roots, because "root last" is Istio's contract and a trust anchor need not be self-signed.
+    /// Sorts the groups of certificates in a response (Istio's: strings of PEM, leaf first, root last). Self-issued
+    /// certificates are roots in any position. If there are none, the last group is taken as the roots, because "root
+    /// last" is Istio's contract and a trust anchor need not be self-signed.
     pub fn from_groups(groups: Vec<Vec<CertificateDer<'static>>>) -> Result<Self, InvalidResponse> {
         let count = groups.iter().map(Vec::len).sum();
         if count > Self::LONGEST {
@@ -94,7 +94,7 @@ impl Answer {
             let mut others = Vec::new();
             for certificate in group {
                 let is_root = Certificate::parse(&certificate)?.is_self_issued;
-                // The very first certificate is the leaf, even where it signed itself.
+                // The very first certificate is the leaf, even if it is self-issued.
                 let is_leaf = index == 0 && others.is_empty() && own_roots.is_empty();
                 if is_root && !is_leaf { own_roots.push(certificate) } else { others.push(certificate) }
             }
@@ -109,9 +109,9 @@ impl Answer {
         Ok(Self { chain, roots })
     }
 
-    /// A chain, and certificates that came by another way: roots, and intermediates that complete the chain. Only the
-    /// self-issued of these are roots: Envoy refuses every chain that ends in another. What is self-issued in the
-    /// chain is left out, but for the leaf.
+    /// A chain, and certificates from elsewhere: roots, and intermediates that complete the chain. Only self-issued ones
+    /// of these are roots: Envoy refuses every chain that ends in another. Self-issued certificates in the chain are
+    /// dropped, except the leaf.
     pub fn with_others(
         chain: Vec<CertificateDer<'static>>,
         others: Vec<CertificateDer<'static>>,
@@ -135,8 +135,8 @@ impl Answer {
         Ok(Self { chain: kept, roots })
     }
 
-    /// Makes what can be published of it: parses, carries our key, names the identity asked for, is valid at
-    /// `now`, and chains to a root of the same answer.
+    /// Turns it into publishable secrets, if it parses, carries our key, names the requested identity, is valid at `now`,
+    /// and chains to a root of the same response.
     pub fn check(
         self,
         key: PrivateKey,
@@ -166,7 +166,7 @@ impl Answer {
     }
 }
 
-/// Whether every certificate of the served chain that must be is valid at `now`.
+/// Checks that the leaf is valid at `now`, and that no certificate of the served chain has expired.
 fn check_time(pair: &KeyPair, now: SystemTime) -> Result<(), InvalidResponse> {
     let show = |moment| rfc3339(moment).to_string();
     if now < pair.leaf().not_before {

@@ -1,119 +1,121 @@
-//! The CA, and what it is called with.
-
-use std::path::Path;
+//! The CA, and the credentials for it.
 
 use tokio::time::timeout;
 
-use super::{Findings, State, WORKLOAD, check_writable};
-use crate::agent;
+use super::{Findings, State, check_writable};
 use crate::auth::token::{self, TokenSource};
 use crate::auth::token_file::Token;
-use crate::base::clock::Clock;
 use crate::base::limits;
-use crate::ca::citadel;
-use crate::ca::embedded::{self, DevelopmentCa};
-use crate::ca::failover::Failover;
-use crate::config::{Config, Provider, ProviderFile};
+use crate::ca::{self, providers};
+use crate::config::{Config, Provider};
 use crate::fs::file;
 use crate::metrics::Metrics;
 use crate::pki::pem;
 use crate::secret::SecretName;
-use crate::source::issuer::WorkloadSource;
+use crate::source::issuer::{IssuanceQueue, Issuer};
 use crate::store::{Cache, Key};
 
 impl Findings {
     pub(super) async fn credentials(&mut self, provider: &Provider, config: &Config) {
-        let mut has_certificate = false;
-        if let Some(folder) = provider.client_cert() {
-            match folder.read(&self.clock).await {
-                Ok(certificate) => {
-                    has_certificate = true;
-                    self.note(State::Ok, "client certificate", certificate.to_string());
-                }
-                Err(why) => self.note(
-                    State::Warning,
-                    "client certificate",
-                    format!("{why}; until there is one the CA is called with the token"),
-                ),
+        let has_certificate = self.client_certificate(provider).await;
+        self.provider_files(provider);
+        if let Some(settings) = provider.token() {
+            self.token(provider, settings, config, has_certificate).await;
+        }
+    }
+
+    /// Whether there is a client certificate.
+    async fn client_certificate(&mut self, provider: &Provider) -> bool {
+        let Some(directory) = provider.client_cert() else { return false };
+        match directory.read(&self.clock).await {
+            Ok(certificate) => {
+                self.note(State::Ok, "client certificate", certificate.to_string());
+                true
+            }
+            Err(error) => {
+                let text = format!("{error}; until there is one, calls to the CA carry the token");
+                self.note(State::Warning, "client certificate", text);
+                false
             }
         }
-        for ProviderFile { option, path, is_pem } in provider.files() {
-            let read = file::read(path, limits::FILE_BYTES).map_err(|error| error.to_string());
-            let good = read.and_then(|text| match is_pem {
+    }
+
+    fn provider_files(&mut self, provider: &Provider) {
+        for file in provider.files() {
+            let (option, shown) = (file.option, file.path.display());
+            let read = file::read(file.path, limits::FILE_BYTES).map_err(|error| error.to_string());
+            let checked = read.and_then(|text| match file.is_pem {
                 true => pem::certificates(&text).map(drop).map_err(|error| error.to_string()),
                 false => Ok(()),
             });
-            let shown = path.display();
-            match good {
+            match checked {
                 Ok(()) => self.note(State::Ok, "files", format!("{option} {shown}")),
                 Err(reason) => {
-                    self.note(
-                        State::Error,
-                        "files",
-                        format!("{option} {shown} can't be used: {reason}; replace it"),
-                    );
+                    let text = format!("{option} {shown} can't be used: {reason}; replace it");
+                    self.note(State::Error, "files", text);
                 }
             }
         }
-        let Some(settings) = provider.token() else { return };
-        let source = TokenSource::new(settings.clone(), self.clock.clone());
-        let token = match timeout(config.workload.timeout, source.token()).await {
-            Ok(Ok(token)) => token,
-            outcome => {
-                let words = outcome.map_or_else(
-                    |_| format!("no token within {:?} (--ca-timeout)", config.workload.timeout),
-                    |none| none.err().map(|error| error.to_string()).unwrap_or_default(),
-                );
-                // With a certificate the CA can do without.
-                let state = if has_certificate { State::Warning } else { State::Error };
-                self.note(state, "token", words);
-                return;
-            }
-        };
-        let described = source.describe(&token);
-        let (state, words) = self.judge(&token, matches!(provider, Provider::Citadel { .. }));
-        let about = if matches!(settings, token::Settings::File(_)) { "token" } else { "token service" };
-        self.note(state, about, format!("{described}{words}"));
     }
 
-    fn judge(&self, token: &Token, is_for_istio: bool) -> (State, &'static str) {
+    async fn token(
+        &mut self,
+        provider: &Provider,
+        settings: token::Settings,
+        config: &Config,
+        has_certificate: bool,
+    ) {
+        let about = if matches!(settings, token::Settings::File(_)) { "token" } else { "token service" };
+        let source = TokenSource::new(settings, self.clock.clone());
+        let reason = match timeout(config.workload.timeout, source.token()).await {
+            Ok(Ok(token)) => {
+                let (state, hint) = self.judge_token(&token, provider);
+                return self.note(state, about, format!("{}{hint}", source.describe(&token)));
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no token within {:?} (--ca-timeout)", config.workload.timeout),
+        };
+        // With a client certificate, calls need no token.
+        let state = if has_certificate { State::Warning } else { State::Error };
+        self.note(state, "token", reason);
+    }
+
+    fn judge_token(&self, token: &Token, provider: &Provider) -> (State, &'static str) {
         let now = self.clock.now();
         let Some(claims) = token.claims() else { return (State::Ok, "") };
         if claims.expires.is_some_and(|at| at <= now) {
-            return (State::Error, ": the CA will refuse it; who is to rotate it?");
+            return (State::Error, ": the CA will refuse it; check what should rotate it");
         }
         if claims.not_before.is_some_and(|at| at > now) {
             return (State::Error, ": the CA will refuse it; is this machine's clock right?");
         }
-        match citadel::audience_hint(token) {
-            hint if is_for_istio && !hint.is_empty() => (State::Warning, hint),
-            _ => (State::Ok, ""),
+        match provider.token_hint(token) {
+            "" => (State::Ok, ""),
+            hint => (State::Warning, hint),
         }
     }
 
-    /// Whether the CA is there, as far as that can be seen without a certificate being spent.
+    /// Whether the CA is reachable, as far as can be seen without requesting a certificate.
     pub(super) async fn provider(&mut self, provider: &Provider, config: &Config) {
-        let Some((endpoint, protocol)) = provider.endpoint() else {
-            let text = match provider {
-                Provider::Embedded { folder } => match development_ca(folder, &self.clock) {
-                    Ok(text) => text,
-                    Err(words) => return self.note(State::Error, "CA", words),
-                },
-                _ => "a command signs; --issue runs it".to_owned(),
-            };
-            return self.note(State::Ok, "CA", text);
-        };
+        match provider.check(&self.clock, check_writable) {
+            Some(Ok(text)) => self.note(State::Ok, "CA", text),
+            Some(Err(text)) => self.note(State::Error, "CA", text),
+            None => {}
+        }
+        let Some((endpoint, protocol)) = provider.endpoint() else { return };
         let certificate = match provider.client_cert() {
-            Some(folder) => folder.read(&self.clock).await.ok(),
+            Some(directory) => directory.read(&self.clock).await.ok(),
             None => None,
         };
         let address = endpoint.address.to_string();
-        let connect = endpoint.connect(certificate.as_ref(), protocol);
+        let connect = ca::connect(endpoint, certificate.as_ref(), protocol);
         match timeout(config.workload.timeout, connect).await {
             Ok(Ok(_)) if endpoint.address.plaintext => {
-                self.note(State::Ok, "CA", format!("{address} takes connections, in plain text"));
+                self.note(State::Ok, "CA", format!("{address} accepts connections, in plain text"));
             }
-            Ok(Ok(_)) => self.note(State::Ok, "CA", format!("{address} is there, and its certificate is good")),
+            Ok(Ok(_)) => {
+                self.note(State::Ok, "CA", format!("{address} is reachable, and its certificate is valid"));
+            }
             Ok(Err(error)) => {
                 let at = if error.names_its_ca() { String::new() } else { format!("{address}: ") };
                 self.note(State::Error, "CA", format!("{at}{error}"));
@@ -122,7 +124,7 @@ impl Findings {
                 State::Error,
                 "CA",
                 format!(
-                    "{address} has not answered within {:?} (--ca-timeout): does a firewall drop what is sent?",
+                    "{address} has not answered within {:?} (--ca-timeout): does a firewall drop the packets?",
                     config.workload.timeout
                 ),
             ),
@@ -135,35 +137,35 @@ impl Findings {
             None => self.note(
                 State::Warning,
                 "identity",
-                "neither the options nor a credential tell it: what the CA says is taken. --spiffe-id sets it",
+                "neither the options nor a credential name it: the CA decides. --spiffe-id sets it",
             ),
         }
     }
 
     pub(super) async fn issuance(&mut self, config: Config) {
         if config.providers.is_empty() {
-            return self.note(State::Ok, "issuance", "there is no CA to ask");
+            return self.note(State::Ok, "issuance", "no CA is used");
         }
         let clock = self.clock.clone();
-        let cas = config.providers.into_iter().map(|provider| agent::certificate_authority(provider, &clock));
-        let cas = match cas.collect::<Result<Vec<_>, _>>() {
-            Ok(cas) => Failover::new(cas),
+        let cas = match providers::clients(&config.providers, &clock) {
+            Ok(cas) => cas,
             Err(error) => return self.note(State::Error, "issuance", error.to_string()),
         };
-        let cache = Cache::default();
+        let (cache, workload) = Cache::with_workload("");
         let mut settings = config.workload;
-        // It belongs to the agent.
+        // The state belongs to the agent.
         settings.state = None;
-        let mut entry = cache.follow(Key { workload: WORKLOAD, name: SecretName::Workload });
-        let source = WorkloadSource::new(cas, settings, &cache, WORKLOAD, clock, Metrics::default());
+        let mut entry = cache.follow(Key { workload, name: SecretName::Workload });
+        let (metrics, queue) = (Metrics::default(), IssuanceQueue::default());
+        let issuer = Issuer::new(cas, settings, &cache, workload, clock, metrics, queue);
         let settled = async {
             let has_settled = entry.wait_for(|entry| entry.good.is_some() || entry.failure().is_some());
             has_settled.await.map(|entry| entry.clone())
         };
         let entry = tokio::select! {
             entry = settled => entry,
-            // It never ends.
-            () = source.run() => return,
+            // The issuer never returns.
+            () = issuer.run() => return,
         };
         let Ok(entry) = entry else { return };
         match (&entry.good, entry.failure()) {
@@ -174,16 +176,4 @@ impl Findings {
             (None, reason) => self.note(State::Error, "issuance", reason.unwrap_or_default()),
         }
     }
-}
-
-/// The development CA in `folder`, or that one can be made there.
-fn development_ca(folder: &Path, clock: &Clock) -> Result<String, String> {
-    let shown = folder.display();
-    if folder.join(embedded::KEY_FILE).exists() {
-        let opened = DevelopmentCa::open(folder, clock.clone());
-        return opened.map(|_| format!("the development CA in {shown}")).map_err(|error| error.to_string());
-    }
-    let there = folder.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("."));
-    check_writable(there).map_err(|words| format!("--ca-dir {shown}: {words}; choose another one"))?;
-    Ok(format!("a new development CA in {shown}"))
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::agent::inventory;
 use crate::base::clock::{Clock, rfc3339, span};
-use crate::config::{Config, Provider};
+use crate::config::Config;
 use crate::export::ready_file::{ReadyFile, ReadyFileError};
 use crate::fs::file;
 use crate::fs::generation::Place;
@@ -24,13 +24,10 @@ use crate::fs::watch::Watcher;
 use crate::metrics::Metrics;
 use crate::os::permissions;
 use crate::source::files::FileSource;
-use crate::store::{Cache, Workload};
+use crate::store::Cache;
 
 /// What a small gateway needs: each connection takes one descriptor.
 const FEW_DESCRIPTORS: u64 = 1024;
-
-/// The one workload in the check's own store.
-const WORKLOAD: Workload = Workload(0);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
@@ -120,8 +117,8 @@ impl Findings {
     }
 
     fn options(&mut self, config: &Config) {
-        let cas: Vec<_> = config.providers.iter().map(Provider::name).collect();
-        let cas = if cas.is_empty() { "no CA, only mounted files".to_owned() } else { cas.join(", ") };
+        let cas: Vec<_> = config.providers.iter().map(|provider| provider.name()).collect();
+        let cas = if cas.is_empty() { "no CA: mounted files alone".to_owned() } else { cas.join(", ") };
         self.note(State::Ok, "options", format!("{cas} (because of {})", config.provider_reason));
         for note in &config.notes {
             self.note(State::Warning, "options", note);
@@ -133,7 +130,7 @@ impl Findings {
         let output = config.output.as_ref().map(|output| ("--output-dir", output.directory.as_path()));
         let state = config.workload.state.as_ref().map(|state| ("--state-dir", state.path()));
         if let Some(file) = &config.ready_file {
-            let writable = check_writable(file::folder_of(file));
+            let writable = check_writable(file::directory_of(file));
             let shown = file.display();
             match (ReadyFile::is_stale(file), writable) {
                 (Err(ReadyFileError::Taken { .. }), _) if is_running => {
@@ -172,10 +169,10 @@ impl Findings {
     }
 
     fn mounted(&mut self, config: &Config) {
-        let cache = Cache::default();
+        let (cache, workload) = Cache::with_workload("");
         let (clock, metrics) = (self.clock.clone(), Metrics::default());
         let watcher = Watcher::new();
-        let mut files = FileSource::new(config.files.clone(), &cache, WORKLOAD, watcher, clock, metrics);
+        let mut files = FileSource::new(config.files.clone(), &cache, workload, watcher, clock, metrics);
         files.publish_once();
         for one in cache.snapshot() {
             let name = one.key.name.as_str();

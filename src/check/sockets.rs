@@ -20,7 +20,7 @@ use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
 use crate::serve::listener::{Occupant, occupant};
-use crate::serve::peers::Allowed;
+use crate::serve::peer::Allowed;
 
 /// The user and group id of Istio's proxy.
 const ISTIO_PROXY: u32 = 1337;
@@ -43,7 +43,7 @@ impl Findings {
     /// Checks that a socket can be created at `path`. Returns whether an agent is running there.
     async fn place(&mut self, about: &'static str, option: &'static str, path: &Path) -> bool {
         let shown = path.display();
-        if let Err(words) = check_writable(file::folder_of(path)) {
+        if let Err(words) = check_writable(file::directory_of(path)) {
             let remedy = format!("create or mount it, or choose another path with {option}");
             self.note(State::Error, about, format!("{shown}: {words}; {remedy}"));
             return false;
@@ -77,7 +77,7 @@ impl Findings {
                 self.note(state, about, format!("{shown}: {text}"));
                 return is_agent != Some(false);
             }
-            Ok(Occupant::Nobody | Occupant::Dead) => {
+            Ok(Occupant::None | Occupant::Dead) => {
                 self.note(State::Ok, about, format!("{shown}: free, and its directory is writable"));
             }
         }
@@ -88,7 +88,7 @@ impl Findings {
     fn peers(&mut self, config: &Config, scope: Scope) {
         let (uid, mut gid) = (getuid().as_raw(), getgid().as_raw());
         // New files in such a directory get its group. A Pod's volumes with an fsGroup are set up so.
-        if let Ok(directory) = fs::metadata(file::folder_of(&config.socket))
+        if let Ok(directory) = fs::metadata(file::directory_of(&config.socket))
             && directory.mode() & SET_GROUP_ID != 0
         {
             gid = directory.gid();

@@ -1,4 +1,4 @@
-//! Calls to a running agent's admin socket.
+//! The client of the admin socket, for `status`, `renew` and `log`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,27 +11,28 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-use super::{sds_socket, variable};
+use super::sds_client::sds_socket;
+use super::variable;
 use crate::config::ADMIN_SOCKET;
 
-/// Where the agent is.
+/// The agent's address.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct AdminArgs {
-    /// The agent's SDS socket: the admin socket is beside it
+    /// The agent's SDS socket: the admin socket is in the same directory
     /// [default: ATTACHE_SOCKET, else /var/run/secrets/workload-spiffe-uds/socket]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// The agent's admin socket, where it is elsewhere [default: ATTACHE_ADMIN_SOCKET]
+    /// The agent's admin socket, if it has another path [default: ATTACHE_ADMIN_SOCKET]
     #[arg(long, value_name = "PATH")]
     admin_socket: Option<PathBuf>,
 }
 
 impl AdminArgs {
     fn path(&self) -> anyhow::Result<PathBuf> {
-        // What was typed wins over the environment, which is the agent's own where this runs in its container.
+        // Options win over the environment, which is the agent's own in its container.
         let beside = |socket: &PathBuf| socket.with_file_name(ADMIN_SOCKET);
-        let typed = self.admin_socket.clone().or_else(|| self.socket.as_ref().map(beside));
-        if let Some(path) = typed {
+        let given = self.admin_socket.clone().or_else(|| self.socket.as_ref().map(beside));
+        if let Some(path) = given {
             return Ok(path);
         }
         match variable("ATTACHE_ADMIN_SOCKET") {
@@ -43,7 +44,7 @@ impl AdminArgs {
         }
     }
 
-    /// Makes one call. What the agent can't do is an error in its own words.
+    /// Makes one call. A refusal by the agent is an error with the agent's message.
     pub(super) async fn call(
         &self,
         method: Method,
@@ -52,12 +53,12 @@ impl AdminArgs {
     ) -> anyhow::Result<Value> {
         let path = self.path()?;
         let call = call(&path, method, target);
-        let answered = tokio::time::timeout(patience, call).await;
-        let (status, body) = answered.with_context(|| {
-            format!("the agent at {} has not answered within {patience:?}", path.display())
+        let outcome = tokio::time::timeout(patience, call).await;
+        let (status, body) = outcome.with_context(|| {
+            format!("the agent at {} did not answer within {patience:?}", path.display())
         })??;
         let value: Value = serde_json::from_slice(&body).with_context(|| {
-            format!("{} is no admin socket of attache: its answer is no JSON", path.display())
+            format!("{} is not an admin socket of attache: its answer is not JSON", path.display())
         })?;
         if !status.is_success() {
             bail!("{}", value.get("error").and_then(Value::as_str).unwrap_or(status.as_str()));

@@ -21,7 +21,7 @@ use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::base::spiffe_id::SpiffeId;
 use crate::ca::embedded::DevelopmentCa;
-use crate::ca::embedded::server::{CaServer, Settings};
+use crate::ca::embedded::server::{CaServer, CaServerSettings};
 use crate::config::parse_duration;
 use crate::net::http2;
 use crate::ops::telemetry;
@@ -31,22 +31,22 @@ use crate::proto::istio::v1::auth::istio_certificate_service_server::IstioCertif
 
 /// A development CA that speaks Istio's CA protocol.
 ///
-/// It keeps its root and intermediate in a folder, and issues the identity that a caller's token names in its
-/// sub (system:serviceaccount:NAMESPACE:ACCOUNT, audience istio-ca), without checking the token's signature. A
-/// caller may present a client certificate of this CA instead (over TLS), and gets the SPIFFE ID that is in it.
-/// It is for trying things out, not for production.
+/// The CA keeps its root and intermediate in a directory. It issues the identity in the sub of the caller's token
+/// (system:serviceaccount:NAMESPACE:ACCOUNT, audience istio-ca) without checking the token's signature. A caller may
+/// present a client certificate of this CA instead (over TLS), and gets the SPIFFE ID in it. It is for trying things
+/// out, not for production.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct CaArgs {
-    /// Where to listen; port 0 takes a free one
+    /// Where to listen; with port 0 the kernel chooses a free port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15012")]
     listen: SocketAddr,
-    /// The folder of root and intermediate, made if it is not there
+    /// The directory of root and intermediate, created if missing
     #[arg(long, value_name = "DIR", default_value = "./attache-ca")]
     ca_dir: PathBuf,
-    /// The longest lifetime; requests for more are refused, as istiod does
+    /// The longest lifetime; requests for more are refused, as by istiod
     #[arg(long, value_name = "DURATION", default_value = "2160h", value_parser = parse_ttl)]
     max_ttl: Duration,
-    /// Without TLS
+    /// Serve without TLS
     #[arg(long)]
     plaintext: bool,
     /// The identity of every caller, instead of the one in its token or client certificate
@@ -58,7 +58,7 @@ pub(super) struct CaArgs {
     /// The cluster id that callers must send, if they send one
     #[arg(long, value_name = "ID", default_value = "Kubernetes")]
     cluster_id: String,
-    /// error, warn, info, debug or trace
+    /// The log level: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: tracing::Level,
 }
@@ -66,7 +66,7 @@ pub(super) struct CaArgs {
 fn parse_ttl(text: &str) -> Result<Duration, String> {
     let ttl = parse_duration(text)?;
     if ttl < Duration::from_secs(1) {
-        Err(format!("{text:?} is too short: 1s is the least"))
+        Err(format!("{text:?} is too short: the minimum is 1s"))
     } else {
         Ok(ttl)
     }
@@ -81,13 +81,12 @@ fn parse_trust_domain(text: &str) -> Result<String, String> {
     }
 }
 
-/// Names under which the server's own certificate is valid.
+/// The DNS names in the server's certificate.
 const SERVER_NAMES: [&str; 3] =
     ["istiod.istio-system.svc", "istiod.istio-system.svc.cluster.local", "localhost"];
-/// A handshake that takes longer is given up.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How old the server's certificate gets, of the 30 days that it is valid.
-const SERVER_CERTIFICATE_AGE: Duration = Duration::from_secs(10 * 24 * 3600);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// When the server's certificate is replaced; it is valid for 30 days.
+const MAX_SERVER_CERTIFICATE_AGE: Duration = Duration::from_secs(10 * 24 * 3600);
 
 /// Serves until SIGTERM or SIGINT.
 pub(super) fn run(args: &CaArgs) -> anyhow::Result<()> {
@@ -107,9 +106,9 @@ async fn serve(args: CaArgs) -> anyhow::Result<()> {
         .with_context(|| format!("listening on {} failed; choose another --listen", args.listen))?;
     let address = listener.local_addr().unwrap_or(args.listen);
     let scheme = if args.plaintext { "http" } else { "https" };
-    tracing::warn!("this CA is for development: it believes every token");
-    tracing::info!(address = %format!("{scheme}://{address}"), root = %ca.root_file().display(), "the CA serves");
-    let server = CaServer::new(Settings {
+    tracing::warn!("development CA: tokens are not verified");
+    tracing::info!(address = %format!("{scheme}://{address}"), root = %ca.root_file().display(), "CA listening");
+    let server = CaServer::new(CaServerSettings {
         ca,
         identity: args.spiffe_id,
         trust_domain: args.trust_domain,
@@ -122,13 +121,13 @@ async fn serve(args: CaArgs) -> anyhow::Result<()> {
     let calls = TaskTracker::new();
     let mut tls = if args.plaintext { None } else { Some(Tls::new(tls_ca, address.ip())?) };
     let connection = |io: TcpStream| {
-        // Small answers must not wait for an acknowledgement of the ones before.
+        // Small answers must not wait for the acknowledgement of earlier ones.
         let _ = io.set_nodelay(true);
         let (server, stop) = (server.clone(), stop.clone());
         match tls.as_mut().map(Tls::acceptor) {
             None => drop(calls.spawn(http2::serve(io, service(server), stop))),
             Some(Ok(acceptor)) => drop(calls.spawn(serve_tls(acceptor, io, server, stop))),
-            Some(Err(error)) => tracing::error!(%error, "no certificate for the CA's own server"),
+            Some(Err(error)) => tracing::error!(%error, "server certificate not issued"),
         }
     };
     let mut signals = Signals::new()?;
@@ -152,17 +151,17 @@ fn service(server: CaServer) -> IstioCertificateServiceServer<CaServer> {
 
 async fn serve_tls(acceptor: TlsAcceptor, io: TcpStream, server: CaServer, stop: CancellationToken) {
     let peer = io.peer_addr().ok().map(tracing::field::display);
-    let io = match tokio::time::timeout(HANDSHAKE, acceptor.accept(io)).await {
+    let io = match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(io)).await {
         Ok(Ok(io)) => io,
         Ok(Err(error)) => {
             match refusal(&error) {
-                Some(reason) => tracing::warn!(peer, reason, "a client certificate is refused"),
-                None => tracing::warn!(peer, %error, "a TLS handshake failed"),
+                Some(reason) => tracing::warn!(peer, reason, "client certificate refused"),
+                None => tracing::warn!(peer, %error, "TLS handshake failed"),
             }
             return;
         }
         Err(_) => {
-            tracing::debug!(peer, "a TLS handshake was given up");
+            tracing::debug!(peer, "TLS handshake timed out");
             return;
         }
     };
@@ -172,14 +171,14 @@ async fn serve_tls(acceptor: TlsAcceptor, io: TcpStream, server: CaServer, stop:
         Ok(Some(certificate)) => server.for_caller(certificate),
         Ok(None) => server,
         Err(error) => {
-            tracing::warn!(peer, %error, "a client certificate is refused");
+            tracing::warn!(peer, %error, "client certificate refused");
             return;
         }
     };
     http2::serve(io, service(server), stop).await;
 }
 
-/// Why a client certificate is refused, if that is why the handshake failed.
+/// Why a client certificate is refused, if that is the reason for the failed handshake.
 fn refusal(error: &io::Error) -> Option<String> {
     use rustls::{CertificateError, Error};
     let Error::InvalidCertificate(error) = error.get_ref()?.downcast_ref()? else { return None };
@@ -188,7 +187,7 @@ fn refusal(error: &io::Error) -> Option<String> {
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             "it is not valid yet".to_owned()
         }
-        // A bad signature: an issuer of the same name, but another key.
+        // A bad signature comes from an issuer of the same name with another key.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "it does not chain to this CA's root".to_owned()
         }
@@ -196,25 +195,25 @@ fn refusal(error: &io::Error) -> Option<String> {
     })
 }
 
-/// The server's side of TLS, with a certificate from the CA itself, replaced long before it ends.
+/// The server's TLS, with a certificate from the CA itself, which is replaced long before it expires.
 struct Tls {
     ca: DevelopmentCa,
     addresses: Vec<IpAddr>,
     acceptor: TlsAcceptor,
-    made: Instant,
+    issued: Instant,
 }
 
 impl Tls {
     fn new(ca: DevelopmentCa, address: IpAddr) -> anyhow::Result<Self> {
         let addresses = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST), address];
         let acceptor = Self::make(&ca, &addresses)?;
-        Ok(Self { ca, addresses, acceptor, made: Instant::now() })
+        Ok(Self { ca, addresses, acceptor, issued: Instant::now() })
     }
 
     fn acceptor(&mut self) -> anyhow::Result<TlsAcceptor> {
-        if self.made.elapsed() > SERVER_CERTIFICATE_AGE {
+        if self.issued.elapsed() > MAX_SERVER_CERTIFICATE_AGE {
             self.acceptor = Self::make(&self.ca, &self.addresses)?;
-            self.made = Instant::now();
+            self.issued = Instant::now();
         }
         Ok(self.acceptor.clone())
     }
@@ -225,7 +224,7 @@ impl Tls {
         let [_, root] = ca.chain();
         let mut roots = RootCertStore::empty();
         roots.add(root.clone())?;
-        // A caller without one has a token.
+        // A caller without a client certificate has a token.
         let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
             .allow_unauthenticated()
             .build()?;
@@ -233,7 +232,7 @@ impl Tls {
             .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(clients)
             .with_single_cert(chain, key.der().clone_key())?;
-        // A session that is taken up again would not have its client certificate checked.
+        // The client certificate of a resumed session would not be checked.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         config.alpn_protocols = vec![b"h2".to_vec()];

@@ -1,61 +1,58 @@
-//! `attache get`: asks a socket for secrets and shows them.
+//! `attache get`: fetches secrets from an SDS socket and prints them.
 
-use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use prost::Message as _;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Request, Status};
 
-use super::{Closed, NoAgent, connect, note, sds_socket};
-use crate::base::clock::{Clock, rfc3339, span};
+use super::note;
+use super::sds_client::{ConnectFailed, ConnectionClosed, SdsClient, sds_socket, with_client};
+use super::secret_view::{SecretView, validity};
+use crate::base::clock::Clock;
 use crate::config::parse_duration;
-use crate::net::http2;
 use crate::pki::certificate::Certificate;
-use crate::pki::key::PrivateKey;
-use crate::pki::{crl, pem};
 use crate::proto::SECRET_TYPE_URL;
-use crate::proto::envoy::config::core::v3::{DataSource, Node, data_source::Specifier};
-use crate::proto::envoy::extensions::transport_sockets::tls::v3::{Secret, secret::Type};
+use crate::proto::envoy::config::core::v3::Node;
+use crate::proto::envoy::extensions::transport_sockets::tls::v3::Secret;
 use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
-use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
 
-/// Between rounds in which something was missing, where the agent has not let them take longer.
+/// The pause between two rounds of --wait.
 const PAUSE: Duration = Duration::from_millis(500);
-/// How long the agent may hold back an answer with --wait: so often it is told what is missing.
+/// How long the agent may hold back an answer with --wait: the interval at which missing secrets are reported.
 const ROUND: Duration = Duration::from_secs(2);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
-/// So many connections that are closed one after the other are not those of an agent that is just stopping.
-const CLOSED: u32 = 4;
+/// After so many closed connections in a row, the agent is not just stopping.
+const MAX_CLOSED: u32 = 4;
 
-/// Fetch secrets from an SDS socket and show them.
+/// Fetch secrets from an SDS socket and print them.
 ///
-/// Names are default (the workload's key pair) and ROOTCA (its trust roots). Private keys are shown only with
-/// --show-key. Exits with 1 if one of the secrets is not there.
+/// The names are default (the workload's key pair) and ROOTCA (its trust roots). Private keys are printed only with
+/// --show-key. Exits with 1 if a secret is missing.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct GetArgs {
     /// Resource names
     #[arg(value_name = "NAME", default_values = ["default", "ROOTCA"])]
     names: Vec<String>,
-    /// The socket to ask [default: ATTACHE_SOCKET, else /var/run/secrets/workload-spiffe-uds/socket]
+    /// The SDS socket [default: ATTACHE_SOCKET, else /var/run/secrets/workload-spiffe-uds/socket]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// What to print: a table, the certificates as PEM, JSON, or none
+    /// The format: a table, the certificates as PEM, JSON, or no output
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Output::Table)]
     output: Output,
     /// Print private keys too (with pem and json)
     #[arg(long)]
     show_key: bool,
-    /// Wait until all of them are there and valid, and the agent too: for init containers. What is missing is told on
-    /// standard error when that changes. A name that the agent does not know is not waited for
+    /// Wait until the agent runs and every secret is available and valid: for init containers. Changes of what is missing
+    /// are reported on standard error. A name that the agent does not know ends the wait
     #[arg(long)]
     wait: bool,
-    /// How long to wait for secrets that are not there yet [default: 5s; with --wait without an end]
+    /// How long to wait for missing secrets [default: 5s; without limit with --wait]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     timeout: Option<Duration>,
 }
@@ -68,42 +65,40 @@ enum Output {
     None,
 }
 
-/// What became of each name.
-type Answers = Vec<(String, Result<Shown, Status>)>;
+/// Each name with its secret, or the reason why there is none.
+type Answers = Vec<(String, Result<SecretView, Status>)>;
 
-/// Asks, and prints to standard output.
 pub(super) fn run(args: &GetArgs) -> anyhow::Result<()> {
     let socket = sds_socket(args.socket.as_deref());
-    let ask = async {
+    let answers = super::block_on(async {
         match args.wait {
             true => wait(&socket, args).await,
             false => fetch(&socket, &args.names, args.timeout.unwrap_or(DEFAULT_TIMEOUT)).await,
         }
-    };
-    let answers = super::block_on(ask)?;
+    })?;
     let now = Clock::system().now();
     let mut out = Vec::new();
     let mut missing = Vec::new();
     let mut values = Vec::new();
     for (name, answer) in answers {
-        let shown = match answer {
-            Ok(shown) => shown,
+        let view = match answer {
+            Ok(view) => view,
             Err(status) => {
                 missing.push(explain(&name, &status));
                 continue;
             }
         };
         match args.output {
-            Output::Table => out.extend_from_slice(shown.table(now).as_bytes()),
-            Output::Pem => shown.write_pem(args.show_key, &mut out),
-            Output::Json => values.push(shown.json(args.show_key)),
+            Output::Table => out.extend_from_slice(view.table(now).as_bytes()),
+            Output::Pem => view.write_pem(args.show_key, &mut out),
+            Output::Json => values.push(view.json(args.show_key)),
             Output::None => {}
         }
     }
     if args.output == Output::Json {
         writeln!(out, "{:#}", Value::Array(values))?;
     }
-    std::io::stdout().write_all(&out).context("writing the answer failed")?;
+    super::print(out)?;
     if missing.is_empty() { Ok(()) } else { bail!("{}", missing.join("\nattache: ")) }
 }
 
@@ -111,81 +106,79 @@ fn explain(name: &str, status: &Status) -> String {
     match status.code() {
         Code::NotFound | Code::Unavailable if !status.message().is_empty() => status.message().to_owned(),
         Code::Unimplemented => {
-            format!("{name}: this socket's server has no FetchSecrets: it is not attache's")
+            format!("{name}: the server of this socket has no FetchSecrets: it is not attache")
         }
         code => format!("{name}: {code:?}: {}", status.message()),
     }
 }
 
-/// Asks again and again until all names are there and valid, or can't come.
+/// Retries until every secret is available and valid, or can't become so.
 async fn wait(socket: &Path, args: &GetArgs) -> anyhow::Result<Answers> {
     let deadline = args.timeout.map(|timeout| Instant::now() + timeout);
     let left = || deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    let (mut told, mut closed) = (None, 0);
+    let (mut reported, mut closed) = (None, 0);
     loop {
         let patience = left().unwrap_or(ROUND).min(ROUND);
         let fetched = fetch(socket, &args.names, patience).await;
-        closed = if fetched.as_ref().is_err_and(|error| error.is::<Closed>()) { closed + 1 } else { 0 };
-        let missing = match fetched {
+        closed =
+            if fetched.as_ref().is_err_and(|error| error.is::<ConnectionClosed>()) { closed + 1 } else { 0 };
+        let missing = match fetched.map(only_usable) {
+            Ok(answers) if is_final(&answers) => return Ok(answers),
             Ok(answers) => {
-                let answers: Answers =
-                    answers.into_iter().map(|(name, it)| (name, it.and_then(valid))).collect();
-                let failed = |(name, it): &(String, Result<Shown, Status>)| {
-                    Some((name.clone(), it.as_ref().err()?.clone()))
-                };
-                let failed: Vec<_> = answers.iter().filter_map(failed).collect();
-                let can_not_come =
-                    |status: &Status| matches!(status.code(), Code::NotFound | Code::Unimplemented);
-                if failed.is_empty() || failed.iter().any(|(_, status)| can_not_come(status)) {
-                    return Ok(answers);
-                }
-                let explained = failed.iter().map(|(name, status)| explain(name, status));
-                explained.collect::<Vec<_>>().join("; ")
+                let failed = answers.iter().filter_map(|(name, it)| Some((name, it.as_ref().err()?)));
+                failed.map(|(name, status)| explain(name, status)).collect::<Vec<_>>().join("; ")
             }
-            // That this user may not connect does not change by itself.
-            Err(error) if is_forbidden(&error) || closed == CLOSED => return Err(error),
-            Err(error) => super::told(&error),
+            // Missing permission does not come by waiting.
+            Err(error) if is_forbidden(&error) || closed == MAX_CLOSED => return Err(error),
+            Err(error) => super::with_causes(&error),
         };
         if left().is_some_and(|left| left.is_zero()) {
-            let timeout = args.timeout.unwrap_or_default();
-            bail!("not there within {}: {missing}", humantime::format_duration(timeout));
+            let timeout = humantime::format_duration(args.timeout.unwrap_or_default());
+            bail!("not available within {timeout}: {missing}");
         }
-        if told.as_ref() != Some(&missing) {
+        if reported.as_ref() != Some(&missing) {
             note(&format!("waiting: {missing}"));
-            told = Some(missing);
+            reported = Some(missing);
         }
         tokio::time::sleep(left().unwrap_or(PAUSE).min(PAUSE)).await;
     }
 }
 
-fn is_forbidden(error: &anyhow::Error) -> bool {
-    let refused = error.downcast_ref::<NoAgent>();
-    refused.is_some_and(|refused| refused.source.kind() == std::io::ErrorKind::PermissionDenied)
+/// Whether all secrets are available, or one of them can't become available.
+fn is_final(answers: &Answers) -> bool {
+    let mut failures = answers.iter().filter_map(|(_, it)| it.as_ref().err()).peekable();
+    failures.peek().is_none()
+        || failures.any(|status| matches!(status.code(), Code::NotFound | Code::Unimplemented))
 }
 
-/// What Envoy can use now. Attaché sends nothing else but for a clock that differs.
-fn valid(shown: Shown) -> Result<Shown, Status> {
+fn is_forbidden(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<ConnectFailed>().is_some_and(ConnectFailed::is_permission_denied)
+}
+
+fn only_usable(answers: Answers) -> Answers {
+    answers.into_iter().map(|(name, it)| (name, it.and_then(usable))).collect()
+}
+
+/// Refuses a secret that Envoy can't use now. Attaché sends such a secret only if its clock differs.
+fn usable(view: SecretView) -> Result<SecretView, Status> {
     let now = Clock::system().now();
     let is_valid = |one: &Certificate| one.not_before <= now && now < one.not_after;
-    let unfit = |why: &str| Err(Status::unavailable(format!("{}: {why}", shown.name)));
-    match (&shown.key, shown.certificates.first()) {
-        (Some(key), _) if !key.fits => unfit("the private key does not fit"),
-        (Some(_), Some(leaf)) if is_valid(leaf) => Ok(shown),
-        // Of several roots one is enough.
-        (None, Some(_)) if shown.certificates.iter().any(is_valid) => Ok(shown),
-        (_, Some(first)) => unfit(&validity(first, now)),
-        (_, None) => unfit("it holds no certificate"),
+    let unusable = |why: &str| Err(Status::unavailable(format!("{}: {why}", view.name)));
+    match (&view.key, view.certificates.first()) {
+        (Some(key), _) if !key.fits => unusable("the private key does not match the certificate"),
+        (Some(_), Some(leaf)) if is_valid(leaf) => Ok(view),
+        // One valid root is enough.
+        (None, Some(_)) if view.certificates.iter().any(is_valid) => Ok(view),
+        (_, Some(first)) => unusable(&validity(first, now)),
+        (_, None) => unusable("it contains no certificate"),
     }
 }
 
-/// Each name is asked for by itself, so that one that is missing tells its own reason.
+/// Fetches each name by a call of its own, so that each missing one has its own reason.
 async fn fetch(socket: &Path, names: &[String], patience: Duration) -> anyhow::Result<Answers> {
-    let io = connect(socket).await?;
-    let ask = async |connection| {
-        let client =
-            SecretDiscoveryServiceClient::with_origin(connection, http::Uri::from_static("http://attache"));
-        // At the same time: the patience is for all of them.
-        let asked: Vec<_> = names
+    let answers = with_client(socket, async |client: SdsClient| {
+        // All at once: the patience is for all of them.
+        let calls: Vec<_> = names
             .iter()
             .map(|name| {
                 let (client, name) = (client.clone(), name.clone());
@@ -193,26 +186,23 @@ async fn fetch(socket: &Path, names: &[String], patience: Duration) -> anyhow::R
             })
             .collect();
         let mut answers = Vec::new();
-        for (name, asked) in names.iter().zip(asked) {
-            let answer = asked.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())));
-            answers.push((name.clone(), answer.and_then(Shown::new)));
+        for (name, call) in names.iter().zip(calls) {
+            let answer = call.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())));
+            answers.push((name.clone(), answer.and_then(SecretView::new)));
         }
         answers
+    })
+    .await?;
+    let is_closed = |(_, it): &(String, Result<_, Status>)| {
+        it.as_ref().is_err_and(|status| ConnectionClosed::is_cause_of(status))
     };
-    let is_closed =
-        |(_, it): &(String, Result<Shown, Status>)| it.as_ref().is_err_and(|status| Closed::is_why(status));
-    match http2::with_connection(io, ask).await {
-        Ok(answers) if answers.iter().all(is_closed) => Err(Closed::new(socket).into()),
-        Err(error) if Closed::is_why(&error) => Err(Closed::new(socket).into()),
-        asked => asked.with_context(|| format!("{} does not speak HTTP/2", socket.display())),
+    if answers.iter().all(is_closed) {
+        return Err(ConnectionClosed::new(socket).into());
     }
+    Ok(answers)
 }
 
-async fn fetch_one(
-    mut client: SecretDiscoveryServiceClient<http2::Connection>,
-    name: &str,
-    timeout: Duration,
-) -> Result<Secret, Status> {
+async fn fetch_one(mut client: SdsClient, name: &str, timeout: Duration) -> Result<Secret, Status> {
     let node = Node { id: "attache-get".to_owned(), cluster: String::new() };
     let mut request = Request::new(DiscoveryRequest {
         node: Some(node),
@@ -221,7 +211,7 @@ async fn fetch_one(
         ..DiscoveryRequest::default()
     });
     request.set_timeout(timeout);
-    // The server answers before this; whoever else is there may not.
+    // The agent answers within the timeout; another server may not.
     let patience = timeout + Duration::from_secs(1);
     let response = tokio::time::timeout(patience, client.fetch_secrets(request))
         .await
@@ -232,168 +222,22 @@ async fn fetch_one(
     Secret::decode(any.value).map_err(|error| Status::data_loss(format!("not a Secret message: {error}")))
 }
 
-/// A secret, taken apart to be shown.
-pub(super) struct Shown {
-    name: String,
-    certificates: Vec<Certificate>,
-    pem: Vec<u8>,
-    /// Of a key pair.
-    key: Option<Key>,
-    /// With a trust bundle.
-    crls: usize,
-}
-
-struct Key {
-    pem: Vec<u8>,
-    fits: bool,
-}
-
-impl Shown {
-    pub(super) fn new(secret: Secret) -> Result<Self, Status> {
-        let bad = |what: &str| Status::data_loss(format!("{}: {what}", secret.name));
-        let (chain, key) = match &secret.r#type {
-            Some(Type::TlsCertificate(pair)) => (&pair.certificate_chain, Some(&pair.private_key)),
-            Some(Type::ValidationContext(context)) => (&context.trusted_ca, None),
-            None => return Err(bad("neither a key pair nor a trust bundle")),
-        };
-        let chain = inline(chain.as_ref()).ok_or_else(|| bad("its certificates are not inline"))?;
-        let ders = pem::certificates(chain).map_err(|error| bad(&error.to_string()))?;
-        let certificates = ders.iter().map(Certificate::parse).collect::<Result<Vec<_>, _>>();
-        let certificates = certificates.map_err(|error| bad(&error.to_string()))?;
-        let key = key.map(|key| {
-            let pem = inline(key.as_ref()).unwrap_or_default();
-            let public = PrivateKey::from_pem(pem).and_then(|key| key.public_key()).ok();
-            let fits = public.as_ref() == certificates.first().map(|leaf| &leaf.public_key);
-            Key { pem: pem.to_vec(), fits }
-        });
-        let crls = match &secret.r#type {
-            Some(Type::ValidationContext(context)) => inline(context.crl.as_ref()),
-            _ => None,
-        };
-        let crls = crls.map_or(Ok(0), |crls| crl::from_pem(crls).map(|crls| crls.len()));
-        let crls = crls.map_err(|error| bad(&format!("its CRLs: {error}")))?;
-        Ok(Self { name: secret.name.clone(), certificates, pem: pem::of_certificates(&ders), key, crls })
-    }
-
-    pub(super) fn table(&self, now: SystemTime) -> String {
-        let mut out = String::new();
-        let kind = if self.key.is_some() { "key pair" } else { "trust bundle" };
-        let count = match self.certificates.len() {
-            1 => "1 certificate".to_owned(),
-            count => format!("{count} certificates"),
-        };
-        // Writing to a String does not fail.
-        let crls = match self.crls {
-            0 => String::new(),
-            1 => ", 1 CRL".to_owned(),
-            count => format!(", {count} CRLs"),
-        };
-        let _ = writeln!(out, "{}: {kind}, {count}{crls}", self.name);
-        for (index, certificate) in self.certificates.iter().enumerate() {
-            let role = match (&self.key, index) {
-                (Some(_), 0) => "leaf",
-                (Some(_), _) => "intermediate",
-                (None, _) => "root",
-            };
-            let mut row = |label: &str, value: &str| {
-                let _ = writeln!(out, "    {label:<12} {value}");
-            };
-            row(role, &certificate.names());
-            if !certificate.subject.is_empty() && certificate.names() != certificate.subject {
-                row("subject", &certificate.subject);
-            }
-            row("issuer", &certificate.issuer);
-            row("serial", &certificate.serial);
-            row("valid", &validity(certificate, now));
-            let fits = match &self.key {
-                Some(key) if index == 0 && key.fits => ", the private key fits",
-                Some(_) if index == 0 => ", THE PRIVATE KEY DOES NOT FIT",
-                _ => "",
-            };
-            row("key", &format!("{}{fits}", certificate.key_type));
-            if index + 1 < self.certificates.len() {
-                out.push('\n');
-            }
-        }
-        out.push('\n');
-        out
-    }
-
-    fn write_pem(&self, show_key: bool, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.pem);
-        if let Some(key) = self.key.as_ref().filter(|_| show_key) {
-            out.extend_from_slice(&key.pem);
-        }
-    }
-
-    pub(super) fn json(&self, show_key: bool) -> Value {
-        let show = |moment| rfc3339(moment).to_string();
-        let certificate = |certificate: &Certificate| {
-            json!({
-                "subject": certificate.subject,
-                "issuer": certificate.issuer,
-                "serial": certificate.serial,
-                "uris": certificate.uris,
-                "dns_names": certificate.dns_names,
-                "ip_addresses": certificate.ip_addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
-                "not_before": show(certificate.not_before),
-                "not_after": show(certificate.not_after),
-                "key_type": certificate.key_type,
-            })
-        };
-        let mut value = json!({
-            "name": self.name,
-            "kind": if self.key.is_some() { "key_pair" } else { "trust_bundle" },
-            "certificates": self.certificates.iter().map(certificate).collect::<Vec<_>>(),
-            "pem": String::from_utf8_lossy(&self.pem),
-        });
-        if let (None, Some(fields)) = (&self.key, value.as_object_mut()) {
-            fields.insert("crls".to_owned(), json!(self.crls));
-        }
-        if let (Some(key), Some(fields)) = (&self.key, value.as_object_mut()) {
-            fields.insert("key_fits".to_owned(), json!(key.fits));
-            if show_key {
-                fields.insert("private_key".to_owned(), json!(String::from_utf8_lossy(&key.pem)));
-            }
-        }
-        value
-    }
-}
-
-fn inline(source: Option<&DataSource>) -> Option<&[u8]> {
-    match source?.specifier.as_ref()? {
-        Specifier::InlineBytes(bytes) => Some(bytes),
-        Specifier::InlineString(text) => Some(text.as_bytes()),
-        Specifier::Filename(_) => None,
-    }
-}
-
-fn validity(certificate: &Certificate, now: SystemTime) -> String {
-    let show = |moment| rfc3339(moment);
-    let (from, until) = (certificate.not_before, certificate.not_after);
-    let state = match (from.duration_since(now), until.duration_since(now)) {
-        (Ok(ahead), _) if !ahead.is_zero() => format!("NOT YET VALID: {} to go", span(ahead)),
-        (_, Ok(left)) => format!("{} left", span(left)),
-        (_, Err(past)) => format!("EXPIRED {} ago", span(past.duration())),
-    };
-    format!("{} to {} ({state})", show(from), show(until))
-}
-
 #[cfg(test)]
 mod tests {
     use rcgen::{CertificateParams, KeyPair, date_time_ymd};
 
+    use super::super::secret_view::Key;
     use super::*;
 
     #[test]
-    fn of_a_trust_bundle_any_valid_root_will_do() {
+    fn a_trust_bundle_with_one_valid_root_is_usable() {
         let certificate = |year| {
             let mut params = CertificateParams::default();
             params.not_after = date_time_ymd(year, 1, 1);
             let key = KeyPair::generate().unwrap();
             Certificate::parse(params.self_signed(&key).unwrap().der()).unwrap()
         };
-        let shown = |years: &[i32], key| Shown {
+        let view = |years: &[i32], key| SecretView {
             name: "it".to_owned(),
             certificates: years.iter().copied().map(certificate).collect(),
             pem: Vec::new(),
@@ -412,9 +256,9 @@ mod tests {
             (&[future], key(false), false),
             (&[], key(true), false),
         ];
-        for (years, key, is_fit) in cases {
+        for (years, key, is_usable) in cases {
             let case = format!("{years:?} {}", key.is_some());
-            assert_eq!(valid(shown(years, key)).is_ok(), is_fit, "{case}");
+            assert_eq!(usable(view(years, key)).is_ok(), is_usable, "{case}");
         }
     }
 }

@@ -1,7 +1,5 @@
 //! `attache man`: the manual pages.
 
-use std::io::Write as _;
-
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use clap_mangen::Man;
@@ -9,17 +7,16 @@ use clap_mangen::Man;
 use super::Cli;
 use crate::config::ConfigErrors;
 
-/// Print a manual page in man's own format: that of attache, or of one of its commands.
+/// Print the manual page of attache, or of one of its commands, in roff.
 ///
-/// To read one: attache man run | man -l -
+/// To read a page: attache man run | man -l -
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct ManArgs {
-    /// The command [default: attache as a whole]
+    /// The command [default: the page of attache itself]
     #[arg(value_name = "COMMAND")]
     command: Option<String>,
 }
 
-/// Prints to standard output.
 pub(super) fn run(args: &ManArgs) -> anyhow::Result<()> {
     let mut all = Cli::command();
     all.build();
@@ -29,12 +26,13 @@ pub(super) fn run(args: &ManArgs) -> anyhow::Result<()> {
             Some(command) => command.clone(),
             None => {
                 let names: Vec<_> = all.get_subcommands().map(clap::Command::get_name).collect();
-                let mistake = format!("{name} is not a command of attache; there are {}", names.join(", "));
-                return Err(ConfigErrors(vec![mistake]).into());
+                let error =
+                    format!("{name} is not a command of attache; the commands are {}", names.join(", "));
+                return Err(ConfigErrors(vec![error]).into());
             }
         },
     };
     let mut out = Vec::new();
-    Man::new(command).render(&mut out).context("making the page failed")?;
-    std::io::stdout().write_all(&out).context("writing the answer failed")
+    Man::new(command).render(&mut out).context("rendering the page failed")?;
+    super::print(out)
 }

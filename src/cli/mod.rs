@@ -1,4 +1,4 @@
-//! The command line: a table of commands.
+//! The command line: the table of commands, and what they share.
 
 mod admin;
 mod bootstrap;
@@ -10,7 +10,10 @@ mod inject;
 mod log;
 mod man;
 mod renew;
+mod report_table;
 mod run;
+mod sds_client;
+mod secret_view;
 mod status;
 mod watch;
 
@@ -18,14 +21,14 @@ use std::ffi::OsString;
 use std::future::Future;
 use std::io;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
-use tokio::net::UnixStream;
 
-use crate::config::{ConfigErrors, DEFAULT_SOCKET, RunArgs};
+use crate::config::{ConfigErrors, RunArgs};
 use crate::os::systemd::StartError;
 
 /// A node-local Secret Discovery Service agent for Envoy.
@@ -52,8 +55,8 @@ enum Command {
     Inject(inject::InjectArgs),
 }
 
-// `attache run` by itself: to describe all commands takes time, and memory that the agent would keep. A doc comment here
-// would be the help's.
+// `attache run` alone: describing all commands takes time, and memory that the agent would keep. A doc comment here would
+// end up in the help.
 #[derive(Debug, Parser)]
 #[command(name = "run", bin_name = "attache run", max_term_width = 100)]
 struct RunLine {
@@ -61,11 +64,12 @@ struct RunLine {
     args: RunArgs,
 }
 
-/// Exit codes: 0 stopped as asked, 1 failed while running, 2 wrong use.
+/// The command failed. A requested stop exits with 0.
 const FAILED: u8 = 1;
-const WRONG_USE: u8 = 2;
+/// The command line or the configuration is wrong.
+const USAGE_ERROR: u8 = 2;
 
-/// Runs the command line `arguments` (with the program's name first).
+/// Runs the command line `arguments`, the first of which is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut arguments: Vec<_> = arguments.into_iter().collect();
     let parsed = if arguments.get(1).is_some_and(|command| command == "run") {
@@ -84,26 +88,26 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok((Command::Status(args), _)) => status::run(&args),
         Ok((Command::Renew(args), _)) => renew::run(&args),
         Ok((Command::Log(args), _)) => log::run(&args),
-        Ok((Command::Bootstrap(args), _)) => bootstrap::run(&args),
+        Ok((Command::Bootstrap(args), _)) => bootstrap::run(args),
         Ok((Command::Completions(args), _)) => completions::run(&args),
         Ok((Command::Man(args), _)) => man::run(&args),
         Ok((Command::Inject(args), _)) => inject::run(&args),
         Err(error) => {
-            // Help and version come this way too, with code 0.
+            // Help and version are errors too, with exit code 0.
             let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_USE));
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE_ERROR));
         }
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };
-    let has_mistakes = error.is::<ConfigErrors>();
-    let is_wrong_use = has_mistakes || error.is::<StartError>();
-    let way_out = if has_mistakes { "\nSee attache --help, or attache COMMAND --help." } else { "" };
-    note(&format!("{}{way_out}", told(&error)));
-    ExitCode::from(if is_wrong_use { WRONG_USE } else { FAILED })
+    let is_config_error = error.is::<ConfigErrors>();
+    let is_usage_error = is_config_error || error.is::<StartError>();
+    let hint = if is_config_error { "\nSee attache --help, or attache COMMAND --help." } else { "" };
+    note(&format!("{}{hint}", with_causes(&error)));
+    ExitCode::from(if is_usage_error { USAGE_ERROR } else { FAILED })
 }
 
-/// An error with its causes; a cause that is told already is not told twice.
-fn told(error: &anyhow::Error) -> String {
+/// An error message with its causes, each of them once.
+fn with_causes(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         if !text.contains(&cause) {
@@ -113,7 +117,7 @@ fn told(error: &anyhow::Error) -> String {
     text
 }
 
-/// Parses all of it, and collects unknown options instead of stopping at the first.
+/// Parses the command line, and collects unknown options instead of stopping at the first.
 fn parse<P: Parser>(mut arguments: Vec<OsString>) -> Result<(P, Vec<String>), clap::Error> {
     let mut unknown = Vec::new();
     loop {
@@ -127,11 +131,11 @@ fn parse<P: Parser>(mut arguments: Vec<OsString>) -> Result<(P, Vec<String>), cl
         };
         let name = text(ContextKind::InvalidArg).filter(|name| name.starts_with("--"));
         let at = name.as_ref().and_then(|name| {
-            let is_it = |argument: &OsString| {
+            let is_unknown = |argument: &OsString| {
                 let argument = argument.to_string_lossy();
                 argument == name.as_str() || argument.starts_with(&format!("{name}="))
             };
-            arguments.iter().position(is_it)
+            arguments.iter().position(is_unknown)
         });
         let (ErrorKind::UnknownArgument, Some(name), Some(at)) = (error.kind(), name, at) else {
             return Err(error);
@@ -139,7 +143,7 @@ fn parse<P: Parser>(mut arguments: Vec<OsString>) -> Result<(P, Vec<String>), cl
         let hint = text(ContextKind::SuggestedArg).map(|known| format!("; did you mean {known}?"));
         unknown.push(format!("unknown option {name}{}", hint.unwrap_or_default()));
         let removed = arguments.remove(at);
-        // Its value, if it has one, is not a mistake of its own.
+        // Its value, if any, is not an error of its own.
         let is_command = |text: &str| P::command().find_subcommand(text).is_some();
         let is_value = |next: &OsString| {
             let next = next.to_string_lossy();
@@ -151,71 +155,32 @@ fn parse<P: Parser>(mut arguments: Vec<OsString>) -> Result<(P, Vec<String>), cl
     }
 }
 
-/// Runs `work` on a runtime of this one thread.
+/// Runs `work` on a single-threaded runtime.
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(work);
-    // A name server that does not answer must not hold the exit back.
+    // An unresponsive name server must not delay the exit.
     runtime.shutdown_background();
     outcome
 }
 
-/// The SDS socket: the one that was typed, else the agent's own where this runs in its container.
-fn sds_socket(typed: Option<&Path>) -> PathBuf {
-    typed.map(Path::to_owned).or_else(|| variable("ATTACHE_SOCKET")).unwrap_or_else(|| DEFAULT_SOCKET.into())
-}
-
-/// A path from the environment. One that is empty counts as not set, as it does for the agent.
+/// A path from the environment. An empty variable counts as not set, as for the agent.
 fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Why the SDS socket can't be asked.
-#[derive(Debug, thiserror::Error)]
-#[error("connecting to {} failed: {source}; is `attache run` running, and is --socket the same?", socket.display())]
-struct NoAgent {
-    socket: PathBuf,
-    source: io::Error,
+/// Prints the command's result to standard output.
+fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_ref()).and_then(|()| out.flush()).context("writing to standard output failed")
 }
 
-/// Connects to an SDS socket.
-async fn connect(socket: &Path) -> Result<UnixStream, NoAgent> {
-    let connected = UnixStream::connect(socket).await;
-    connected.map_err(|source| NoAgent { socket: socket.to_owned(), source })
+/// Prints a message to standard error.
+fn note(message: &str) {
+    let _ = writeln!(io::stderr(), "attache: {message}");
 }
 
-/// The SDS socket's server has ended the connection without an answer, as it does with those whom it does not serve.
-#[derive(Debug, thiserror::Error)]
-#[error("the agent at {} closed the connection: is user {uid} in its --allow-uid or --allow-gid?", socket.display())]
-struct Closed {
-    socket: PathBuf,
-    uid: u32,
-}
-
-impl Closed {
-    fn new(socket: &Path) -> Self {
-        Self { socket: socket.to_owned(), uid: rustix::process::getuid().as_raw() }
-    }
-
-    /// Whether `error` says so: it has many words for it.
-    fn is_why(error: &(dyn std::error::Error + 'static)) -> bool {
-        let mut causes = std::iter::successors(Some(error), |error| error.source());
-        causes.any(|cause| {
-            let hyper = cause.downcast_ref::<hyper::Error>();
-            let is_gone = hyper.is_some_and(|error| error.is_canceled() || error.is_closed());
-            is_gone
-                || cause.downcast_ref::<h2::Error>().is_some_and(h2::Error::is_io)
-                || cause.is::<io::Error>()
-        })
-    }
-}
-
-/// What is not the answer goes to standard error.
-fn note(words: &str) {
-    let _ = writeln!(io::stderr(), "attache: {words}");
-}
-
-/// `word`, green if it is good and red if not, where there are colours.
+/// `word` in green if it is good and in red if not, where `colours` are on.
 fn paint(word: &str, is_good: bool, colours: bool) -> String {
     match (colours, is_good) {
         (false, _) => word.to_owned(),

@@ -1,4 +1,4 @@
-//! `docs/options.md` is what the command line says.
+//! `docs/options.md` is generated from the command line.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,17 +7,17 @@ use clap::{Arg, Command, CommandFactory as _};
 
 use super::Cli;
 
-/// Set to have the page written anew.
+/// Set to rewrite the page.
 const UPDATE: &str = "ATTACHE_UPDATE_DOCS";
 
 const HEAD: &str = "# Commands and options
 
-What `attache COMMAND --help` says, on one page. It is written by a test: after a change of the command line,
-`ATTACHE_UPDATE_DOCS=1 cargo test --lib options_page` writes it anew.
+The text of `attache COMMAND --help` on one page. A test writes it: after a change of the command line, run
+`ATTACHE_UPDATE_DOCS=1 cargo test --lib options_page`.
 
 ";
 
-/// A help text without what stands in brackets at its end: those are the default, and variables of Istio's agent.
+/// Splits a help text from the brackets at its end, which hold the default and the variables of Istio's agent.
 fn parts(help: &str) -> (String, Option<String>, Vec<String>) {
     let mut text = help.trim().to_owned();
     let (mut default, mut variables) = (None, Vec::new());
@@ -53,19 +53,24 @@ fn write_command(page: &mut String, command: &Command, has_environment: bool) {
     let about = command.get_long_about().or(command.get_about()).map(ToString::to_string);
     let about = about.unwrap_or_default().trim().replace('<', "\\<");
     let _ = writeln!(page, "## attache {}\n\n{about}\n", command.get_name());
-    let is_told = |arg: &&Arg| match command.get_name() {
-        // The others are those of `attache run`.
+    let is_listed = |arg: &&Arg| match command.get_name() {
+        // The other options are those of `attache run`.
         "check" => arg.get_help_heading() == Some("Check"),
         _ => arg.get_id() != "help",
     };
-    let args: Vec<_> = command.get_arguments().filter(is_told).collect();
-    let mut headings: Vec<_> = args.iter().map(|arg| arg.get_help_heading()).collect();
-    headings.dedup();
+    let args: Vec<_> = command.get_arguments().filter(is_listed).collect();
+    let mut headings = Vec::new();
+    for heading in args.iter().map(|arg| arg.get_help_heading()) {
+        // The options of a heading need not stand together: CA providers have some of theirs under CA.
+        if !headings.contains(&heading) {
+            headings.push(heading);
+        }
+    }
     for heading in headings {
         if let Some(heading) = heading {
             let _ = writeln!(page, "### {heading}\n");
         }
-        let _ = writeln!(page, "| option | what it is | default | environment |\n|---|---|---|---|");
+        let _ = writeln!(page, "| option | meaning | default | environment |\n|---|---|---|---|");
         for arg in args.iter().filter(|arg| arg.get_help_heading() == heading) {
             let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
             let (text, mut default, mut variables) = parts(&help);
@@ -91,7 +96,7 @@ fn write_command(page: &mut String, command: &Command, has_environment: bool) {
 }
 
 #[test]
-fn the_page_of_options_is_what_the_command_line_says() {
+fn the_options_page_is_up_to_date() {
     let mut all = Cli::command();
     all.build();
     let mut page = HEAD.to_owned();
@@ -104,14 +109,11 @@ fn the_page_of_options_is_what_the_command_line_says() {
         std::fs::write(&file, &page).unwrap();
     }
     let written = std::fs::read_to_string(&file).unwrap_or_default();
-    assert!(
-        written == page,
-        "docs/options.md is not what the command line says: {UPDATE}=1 cargo test --lib options_page writes it anew"
-    );
+    assert!(written == page, "docs/options.md is out of date; run {UPDATE}=1 cargo test --lib options_page");
 }
 
 #[test]
-fn brackets_at_the_end_are_told_apart() {
+fn brackets_at_the_end_of_a_help_text_are_split_off() {
     let help = "Who signs (any) [see above] or not [default: citadel; else none] [CA_PROVIDER, CA_TOO]";
     let variables = vec!["CA_PROVIDER".to_owned(), "CA_TOO".to_owned()];
     let expected =

@@ -1,18 +1,17 @@
-//! `attache renew`: a new certificate now.
+//! `attache renew`: makes a running agent renew its certificate.
 
-use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use http::Method;
 
 use super::admin::AdminArgs;
-use super::status;
+use super::report_table;
 use crate::base::clock::Clock;
 
-/// Have a running agent ask its CA for a new certificate now, and wait for what comes of it.
+/// Make a running agent request a new certificate from its CA now, and wait for the outcome.
 ///
-/// Exits with 1 and the CA's reason if there is none; the old certificate is served as before.
+/// Exits with 1 and the CA's reason if the renewal fails; the agent continues to serve the old certificate.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct RenewArgs {
     /// default, or ROOTCA: both are renewed together
@@ -22,7 +21,7 @@ pub(super) struct RenewArgs {
     agent: AdminArgs,
 }
 
-/// Asks, and prints the state afterwards.
+/// Renews, and prints the new state.
 pub(super) fn run(args: &RenewArgs) -> anyhow::Result<()> {
     if !["default", "ROOTCA"].contains(&args.name.as_str()) {
         bail!(
@@ -31,7 +30,6 @@ pub(super) fn run(args: &RenewArgs) -> anyhow::Result<()> {
         );
     }
     let call = args.agent.call(Method::POST, "/v1/renew", Duration::from_secs(90));
-    let report = super::block_on(call).context("no new certificate")?;
-    let table = status::table(&report, Clock::system().now(), false);
-    std::io::stdout().write_all(table.as_bytes()).context("writing the answer failed")
+    let report = super::block_on(call).context("renewal failed")?;
+    super::print(report_table::table(&report, Clock::system().now(), false))
 }

@@ -5,32 +5,30 @@ use crate::config::{Config, ConfigErrors, Environment, RunArgs, is_in_pod};
 use crate::ops::telemetry;
 use crate::os::systemd::Started;
 
-/// Runs the agent. `unknown` are options that do not exist.
+/// Runs the agent. `unknown` holds the unknown options.
 pub(super) fn run(args: &RunArgs, unknown: Vec<String>) -> anyhow::Result<()> {
     let (environment, unknown) = environment(unknown);
-    // First of all, before their numbers are something else's.
+    // First, before the numbers of the passed file descriptors are reused.
     let started = Started { is_in_pod: is_in_pod(&environment), ..Started::new(&environment)? };
     let config = config(args, unknown, &environment)?;
     let log = telemetry::init(&config.log);
     super::block_on(agent::run(config, log, started))
 }
 
-/// This process's environment; what can't be read of it is added to the mistakes.
-pub(super) fn environment(mut mistakes: Vec<String>) -> (Environment, Vec<String>) {
+/// This process's environment. A variable that can't be read is added to `errors`.
+pub(super) fn environment(mut errors: Vec<String>) -> (Environment, Vec<String>) {
     let mut environment = Environment::new();
     for (name, value) in std::env::vars_os() {
         match (name.into_string(), value.into_string()) {
             (Ok(name), Ok(value)) => drop(environment.insert(name, value)),
-            (Ok(name), Err(_)) if name.starts_with("ATTACHE_") => {
-                mistakes.push(format!("{name} is not UTF-8"))
-            }
+            (Ok(name), Err(_)) if name.starts_with("ATTACHE_") => errors.push(format!("{name} is not UTF-8")),
             _ => {}
         }
     }
-    (environment, mistakes)
+    (environment, errors)
 }
 
-/// The configuration, or all that is wrong with it; what is unknown goes first.
+/// The configuration, or all errors in it, the unknown options first.
 pub(super) fn config(
     args: &RunArgs,
     unknown: Vec<String>,

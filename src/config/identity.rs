@@ -1,17 +1,17 @@
-//! The options that say who the workload is.
+//! The options for the workload's identity.
 
 use super::args::RunArgs;
-use super::choice::{Credentials, ProviderName};
-use super::reader::{Level, Reader};
+use super::shared::Credentials;
 use crate::base::spiffe_id::{ServiceAccount, SpiffeId};
+use crate::ca::provider::{IdentityDefault, ProviderKind};
+use crate::options::{Level, Reader};
 use crate::source::issuer::IdentitySource;
 
-/// Who the workload is.
 pub(super) fn identity(
     r: &mut Reader<'_>,
     args: &RunArgs,
     credentials: &Credentials,
-    provider: Option<ProviderName>,
+    kind: Option<&ProviderKind>,
 ) -> IdentitySource {
     let whole = r.parsed("spiffe-id", &args.spiffe_id, &[], str::parse::<SpiffeId>);
     let domain = r.text("trust-domain", &args.trust_domain, &["TRUST_DOMAIN"]);
@@ -29,23 +29,26 @@ pub(super) fn identity(
     if let Some(identity) = whole.value.filter(|_| whole.level >= is_named) {
         return IdentitySource::Fixed(identity);
     }
-    if provider == Some(ProviderName::GoogleCas) && domain.value.is_none() {
-        // The service takes the name from the caller, in a trust domain that nobody knows here.
+    let default = kind.map_or(IdentityDefault::Token, |kind| kind.identity);
+    if let IdentityDefault::Caller { trust_domain } = default
+        && domain.value.is_none()
+    {
         for part in [&namespace, &account].into_iter().filter(|part| part.level > Some(Level::Istio)) {
             r.mistake(format!(
-                "{} is not enough with --ca google-cas: add --trust-domain PROJECT.svc.id.goog, or drop it",
-                part.from
+                "{} is not enough with --ca {}: add --trust-domain {trust_domain}, or drop it",
+                part.from,
+                kind.map(|kind| kind.name).unwrap_or_default()
             ));
         }
         return IdentitySource::Unknown;
     }
     let trust_domain = domain.or("cluster.local");
     let (mut namespace, mut account) = (namespace.value, account.value);
-    if provider == Some(ProviderName::Embedded) {
-        namespace = namespace.or(Some("default".to_owned()));
-        account = account.or(Some("default".to_owned()));
+    if let IdentityDefault::Account { namespace: default, name } = default {
+        namespace = namespace.or(Some(default.to_owned()));
+        account = account.or(Some(name.to_owned()));
     }
-    // Said now, because later it would only show as a certificate that nobody asked for.
+    // Checked now: later it would only show as a certificate for the wrong identity.
     let probe = ServiceAccount {
         namespace: namespace.clone().unwrap_or("namespace".to_owned()),
         name: account.clone().unwrap_or("account".to_owned()),

@@ -1,11 +1,11 @@
-//! The options for keys that the agent makes.
+//! The options for keys that the agent generates.
 
 use super::args::RunArgs;
-use super::reader::{Found, Level, Reader, parse_switch};
+use crate::options::{Level, Reader, Setting, parse_switch};
 use crate::pki::key::{KeyFormat, KeyType};
 
-/// What kind of key is made, and how it is written.
-pub(super) fn options(r: &mut Reader<'_>, args: &RunArgs, notes: &mut Vec<String>) -> (KeyType, KeyFormat) {
+/// The type of the keys, and the format in which they are written.
+pub(super) fn options(r: &mut Reader<'_>, args: &RunArgs) -> (KeyType, KeyFormat) {
     let mut key_type = r.parsed("key-type", &args.key_type, &[], str::parse::<KeyType>);
     let mut format = format(r, args);
     if key_type.value == Some(KeyType::Ed25519) && format.value == Some(KeyFormat::Traditional) {
@@ -13,34 +13,32 @@ pub(super) fn options(r: &mut Reader<'_>, args: &RunArgs, notes: &mut Vec<String
         let unused = |from: &str, stronger: &str| format!("{from} is not used: {why}, and {stronger} wins");
         if key_type.level == format.level {
             r.mistake(format!(
-                "{} and {} contradict each other: {why}; choose pkcs8, or another type of key",
+                "{} and {} contradict each other: {why}; choose pkcs8, or another key type",
                 key_type.from, format.from
             ));
         } else if key_type.level > format.level {
-            notes.push(unused(&format.from, &key_type.from));
+            r.note(unused(&format.from, &key_type.from));
             format.value = None;
         } else {
-            notes.push(unused(&key_type.from, &format.from));
+            r.note(unused(&key_type.from, &format.from));
             key_type.value = None;
         }
     }
     let key_type = key_type.value.unwrap_or_else(|| istio_key_type(r));
     if key_type == KeyType::Ed25519 {
-        notes.push(
-            "an Envoy refuses peers with Ed25519 certificates, unless signature_algorithms in its tls_params names \
-             ed25519 (see docs/keys.md)"
-                .to_owned(),
+        r.note(
+            "an Envoy rejects peers with Ed25519 certificates, unless signature_algorithms in its tls_params names \
+             ed25519 (see docs/keys.md)",
         );
     }
     (key_type, format.or(KeyFormat::default()))
 }
 
-/// Istio's variable says the same in other words.
-fn format(r: &mut Reader<'_>, args: &RunArgs) -> Found<KeyFormat> {
+/// Istio's variable is a switch: true is pkcs8.
+fn format(r: &mut Reader<'_>, args: &RunArgs) -> Setting<KeyFormat> {
     const ISTIOS: &str = "PKCS8_KEY";
     let mut format = r.parsed("key-format", &args.key_format, &[], str::parse::<KeyFormat>);
-    if format.value.is_none()
-        && !format.was_wrong
+    if format.is_missing()
         && let Some(text) = r.variable(ISTIOS)
     {
         format.level = Some(Level::Istio);

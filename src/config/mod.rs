@@ -1,89 +1,77 @@
-//! What was typed and what the environment says, made into a [`Config`] that holds only valid values.
+//! Flags and environment, made into a [`Config`] that holds only valid values.
 //!
-//! Every option is looked for on three levels: the flag, `ATTACHE_<FLAG>`, and the variable that Istio's agent
-//! reads. The highest level that has it wins, and every mistake goes into one report.
+//! Each feature reads its own options, and each CA provider its own (`ca/*/options.rs`); contradictions across features
+//! are judged here. All mistakes go into one report.
 
 mod args;
-mod cfssl;
-mod choice;
-mod exec;
-mod google_cas;
+mod certificate;
+mod files;
 mod identity;
 mod key;
-mod kubernetes;
-mod provider;
-mod reader;
+mod operation;
+mod output;
+mod selection;
+mod shared;
 mod token;
-mod vault;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tracing_subscriber::filter::Targets;
-
 pub use self::args::RunArgs;
-use self::choice::{Chosen, Credentials, ProviderName, Wishes};
-use self::identity::identity;
-use self::provider::providers;
-pub use self::provider::{Provider, ProviderFile};
-pub use self::reader::{ConfigErrors, Environment, parse_duration};
-use self::reader::{Found, Level, Reader};
-use crate::export::output::{Hook, OutputSettings};
+use self::certificate::CertificateOptions;
+use self::files::{FileOptions, OwnDir, resolved};
+use self::selection::ProviderOptions;
+use self::shared::Credentials;
+use crate::ca::provider::{Choice, Selection, SharedOptions};
+pub use crate::ca::providers::Provider;
+use crate::export::output as export;
 use crate::fs::generation::Place;
-use crate::ops::telemetry::{LogConfig, parse_filter};
+use crate::ops::telemetry::LogConfig;
+use crate::options::Reader;
+pub use crate::options::{ConfigErrors, Environment, parse_duration};
 use crate::serve::listener::ListenError;
-use crate::serve::peers::Allowed;
+use crate::serve::peer::Allowed;
 use crate::source::crl::CrlFile;
-use crate::source::files;
-use crate::source::issuer::{Grace, Settings, StateFolder};
+use crate::source::files as mounted;
+use crate::source::issuer::{self, StateDir};
 
-/// Where Istio's proxies look for a socket that is not their agent's.
+/// Where Istio's proxies look for the socket of another agent than their own.
 pub const DEFAULT_SOCKET: &str = "/var/run/secrets/workload-spiffe-uds/socket";
 /// The admin socket's name, beside the SDS socket.
 pub const ADMIN_SOCKET: &str = "admin.sock";
-/// Where mounted files are, unless somebody says otherwise.
-const CERT_DIR: &str = "/etc/certs";
-/// Where Istio mounts the CRLs of its CAs.
-const ISTIO_CRL: &str = "/var/run/secrets/istio/crl/ca-crl.pem";
-const SERVICE_ACCOUNT_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// A valid configuration of `attache run`.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where Envoy connects.
+    /// The socket that Envoy connects to.
     pub socket: PathBuf,
-    /// The socket file's permissions.
     pub socket_mode: u32,
-    /// Who may connect.
+    /// The users and groups that may connect.
     pub allowed: Allowed,
-    /// Who signs: several stand in for each other, in this order; none where mounted files are all there is.
+    /// The CAs, which stand in for each other in this order; none with mounted files alone.
     pub providers: Vec<Provider>,
-    /// What decided that, for people.
+    /// The option that selected them, for logs.
     pub provider_reason: String,
-    /// What is asked of it.
-    pub workload: Settings,
-    /// Which files are served.
-    pub files: files::Settings,
+    pub workload: issuer::IssuerSettings,
+    pub files: mounted::FileSettings,
     /// The CRLs for the trust bundle.
     pub crl: CrlFile,
-    /// The files for other programs, if there are to be any.
-    pub output: Option<OutputSettings>,
-    /// Where people's commands come in; none to have none.
+    /// The files for other programs.
+    pub output: Option<export::OutputSettings>,
     pub admin_socket: Option<AdminSocket>,
-    /// Where the status page is; none to have none.
+    /// The address of the status page.
     pub admin_address: Option<SocketAddr>,
-    /// Where probes and metrics are; none to have none.
+    /// The address of probes and metrics.
     pub status_address: Option<SocketAddr>,
-    /// The file that is there while the agent is ready, if there is to be one.
+    /// The file that exists while the agent is ready.
     pub ready_file: Option<PathBuf>,
-    /// Whether the kernel is to keep the agent in its folders.
+    /// Whether the kernel confines the agent to its directories.
     pub landlock: bool,
     /// How long open calls may take to end after SIGTERM.
     pub drain_timeout: Duration,
-    /// What is logged.
     pub log: LogConfig,
-    /// What a person should know about the options, though they are valid.
+    /// Warnings about options that are valid.
     pub notes: Vec<String>,
 }
 
@@ -92,150 +80,169 @@ pub fn is_in_pod(environment: &Environment) -> bool {
     environment.contains_key("KUBERNETES_SERVICE_HOST")
 }
 
-/// Where people's commands come in.
+/// The socket of admin commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminSocket {
-    /// The socket's path.
     pub path: PathBuf,
-    /// Somebody named it: without it the agent does not start.
+    /// Whether an option names it: the agent does not start without it then.
     pub is_named: bool,
 }
 
 impl Config {
-    /// Puts flags and environment together.
+    /// Reads all options from flags and environment.
     pub fn new(args: &RunArgs, environment: &Environment) -> Result<Self, ConfigErrors> {
         let mut reader = Reader::new(environment);
         let r = &mut reader;
-        let mut notes = Vec::new();
-
-        let socket = PathBuf::from(r.text("socket", &args.socket, &[]).or(DEFAULT_SOCKET));
-        if let Err(error) = ListenError::check_path(&socket, "--socket") {
-            r.mistake(error.to_string());
-        }
+        let socket = socket(r, args);
         let socket_mode = r.parsed("socket-mode", &args.socket_mode, &[], parse_mode).or(0o660_u32);
-
         let allowed = Allowed {
             uids: numbers(r, "allow-uid", &args.allow_uid),
             gids: numbers(r, "allow-gid", &args.allow_gid),
         };
+        let files = FileOptions::new(r, args);
+        let crl = files::crl(r, args);
+        let output = output::output(r, args);
+        let state = output::state(r, args);
 
-        let prefixes = file_prefixes(r, args);
-        let system_roots = r.variable("SSL_CERT_FILE").map(PathBuf::from);
-        let file_debounce =
-            r.duration("file-debounce", &args.file_debounce, &["FILE_DEBOUNCE_DURATION"], Duration::ZERO);
-        let file_debounce = file_debounce.or(Duration::from_millis(100));
-        let crl = r.text("crl", &args.crl, &[]);
-        let crl = CrlFile { is_named: crl.value.is_some(), path: crl.or(ISTIO_CRL).into() };
-        let output = output(r, args);
-        let state = state(r, args);
-        let wishes = Wishes::new(r, args);
-        let cert_dir = r.text("cert-dir", &args.cert_dir, &[]);
-        let mut own = Vec::new();
-        if let Some(output) = &output {
-            own.push((output.directory.as_path(), "that is where the agent writes its own"));
-        }
-        if let Some(state) = &state {
-            own.push((state.path(), "that is where the agent keeps its state"));
-        }
-        // Without a CA, no folder is that of a client certificate for it.
-        let without_ca = mounted(&cert_dir, &own, &mut Vec::new());
-        let (name, provider_reason) = wishes.choose(r, &without_ca).unzip();
-        let chosen = Chosen { name, level: wishes.ca.level };
-        let client_cert = &wishes.client_cert;
-        if let Some(folder) = client_cert.value.as_deref().filter(|_| name == Some(ProviderName::Citadel)) {
-            own.push((Path::new(folder), "they are the client certificate for calls to the CA"));
-        }
-        let mounted = mounted(&cert_dir, &own, &mut notes);
-        if let Some(output) = &output
-            && name == Some(ProviderName::None)
-            && resolved(Path::new(cert_dir.value.as_deref().unwrap_or(CERT_DIR)))
-                == resolved(&output.directory)
-            && !mounted.iter().any(Place::holds_key_pair)
-        {
-            r.mistake(format!(
-                "--output-dir and --cert-dir are both {}, and no CA is used: nothing is left that could be written \
-                 there; name two folders, or choose a CA with --ca",
-                output.directory.display()
-            ));
-        }
-        let credentials = Credentials::new(r, args, &wishes, name, &mut notes);
+        let options = ProviderOptions::new(r, args);
+        let mut own = own_dirs(output.as_ref(), state.as_ref());
+        let selection = options.select(r, &files.places(&own).0);
+        let mounted = mounted_files(r, &files, &mut own, &options, &selection);
+        check_output(r, &files, output.as_ref(), &selection, &mounted);
+        let (workload, providers) = workload_and_providers(r, args, options, &selection, state);
 
-        let identity = identity(r, args, &credentials, name);
-
-        let (key_type, key_format) = key::options(r, args, &mut notes);
-        let second = Duration::from_secs(1);
-        let ttl = r.duration("cert-ttl", &args.cert_ttl, &["SECRET_TTL"], second);
-        if name == Some(ProviderName::Cfssl) && ttl.level > Some(Level::Istio) {
-            notes.push(format!("{} is not used: the profile of cfssl decides on lifetimes", ttl.from));
-        }
-        let timeout = r.duration("ca-timeout", &args.ca_timeout, &[], Duration::from_millis(100));
-        let ratio = r.parsed("grace-ratio", &args.grace_ratio, &["SECRET_GRACE_PERIOD_RATIO"], parse_ratio);
-        let jitter =
-            r.parsed("grace-jitter", &args.grace_jitter, &["SECRET_GRACE_PERIOD_RATIO_JITTER"], parse_jitter);
-        let grace = grace(r, ratio, jitter);
-        let timeout = timeout.or(Duration::from_secs(10));
-        let workload = Settings {
-            identity,
-            key_type,
-            key_format,
-            ttl: ttl.or(Duration::from_secs(24 * 3600)),
-            grace,
-            timeout,
-            drops_old_roots: r.switch("drop-old-roots", args.drop_old_roots, &[]).or(false),
-            state,
-        };
-
-        let providers = providers(r, args, chosen, wishes, &credentials, &workload, &mut notes);
-        if let Some(state) = workload.state.as_ref().filter(|_| name == Some(ProviderName::None)) {
-            let folder = state.path().display();
-            notes.push(format!("--state-dir {folder} is not used: without a CA there is nothing to keep"));
-        }
-
-        let admin_socket = admin_socket(r, args, &socket);
-        let status_address = r
-            .parsed("status-address", &args.status_address, &[], |text| {
-                parse_address(text, "127.0.0.1:15055")
-            })
-            .or(Some(SocketAddr::from(([127, 0, 0, 1], 15055))));
-        let admin_address = admin_address(r, args, status_address, &mut notes);
-        let landlock = landlock(r, args, &providers, output.as_ref());
-        let ready_file = r.text("ready-file", &args.ready_file, &[]).value.map(PathBuf::from);
-        let drain_timeout =
-            r.duration("drain-timeout", &args.drain_timeout, &[], Duration::ZERO).or(Duration::from_secs(5));
-        let filter = r.parsed("log-level", &args.log_level, &["ATTACHE_LOG"], parse_filter);
-        let json = r.parsed("log-format", &args.log_format, &[], parse_format).or(false);
-        let info = Targets::new().with_default(tracing::Level::INFO);
-        let log = LogConfig { filter: filter.or(info), json };
-
-        let own_folders = output.iter().map(|output| output.directory.as_path());
-        let own_folders = own_folders.chain(workload.state.iter().map(StateFolder::path));
-        let files = files::Settings {
-            mounted,
-            own: own_folders.map(Path::to_owned).collect(),
-            is_alone: providers.is_empty(),
-            debounce: file_debounce,
-            prefixes,
-            system_roots,
-        };
-        reader.finish(Self {
+        let admin_socket = operation::admin_socket(r, args, &socket);
+        let status_address = operation::status_address(r, args);
+        let admin_address = operation::admin_address(r, args, status_address);
+        let landlock = operation::landlock(r, args, &providers, output.as_ref());
+        let drain_timeout = r.duration("drain-timeout", &args.drain_timeout, &[], Duration::ZERO);
+        let own = own_dirs(output.as_ref(), workload.state.as_ref());
+        let own = own.into_iter().map(|(path, _)| path.to_owned()).collect();
+        let config = Self {
             socket,
             socket_mode,
             allowed,
+            files: files.into_settings(mounted, own, providers.is_empty()),
             providers,
-            provider_reason: provider_reason.unwrap_or_default(),
+            provider_reason: selection.reason,
             workload,
-            files,
             crl,
             output,
             admin_socket,
             admin_address,
             status_address,
-            ready_file,
+            ready_file: r.text("ready-file", &args.ready_file, &[]).value.map(PathBuf::from),
             landlock,
-            drain_timeout,
-            log,
-            notes,
-        })
+            drain_timeout: drain_timeout.or(Duration::from_secs(5)),
+            log: operation::log(r, args),
+            notes: r.take_notes(),
+        };
+        reader.finish(config)
+    }
+}
+
+fn socket(r: &mut Reader<'_>, args: &RunArgs) -> PathBuf {
+    let socket = PathBuf::from(r.text("socket", &args.socket, &[]).or(DEFAULT_SOCKET));
+    if let Err(error) = ListenError::check_path(&socket, "--socket") {
+        r.mistake(error.to_string());
+    }
+    socket
+}
+
+/// The directories that the agent writes to, which are no source of mounted files.
+fn own_dirs<'a>(output: Option<&'a export::OutputSettings>, state: Option<&'a StateDir>) -> Vec<OwnDir<'a>> {
+    let output = output.map(|output| (output.directory.as_path(), "the agent writes its own files there"));
+    let state = state.map(|state| (state.path(), "the agent keeps its state there"));
+    output.into_iter().chain(state).collect()
+}
+
+/// The places of mounted files, now that the CA is known: its client certificate's directory is none of them.
+fn mounted_files<'a>(
+    r: &mut Reader<'_>,
+    files: &FileOptions,
+    own: &mut Vec<OwnDir<'a>>,
+    options: &'a ProviderOptions,
+    selection: &Selection,
+) -> Vec<Place> {
+    if selection.ca().is_some_and(|kind| kind.takes_client_cert) {
+        let directory = options.client_cert.value.as_deref().map(Path::new);
+        own.extend(directory.map(|path| (path, "they are the client certificate for calls to the CA")));
+    }
+    let (places, notes) = files.places(own);
+    for note in notes {
+        r.note(note);
+    }
+    places
+}
+
+/// With mounted files alone, output into their own directory would have no source.
+fn check_output(
+    r: &mut Reader<'_>,
+    files: &FileOptions,
+    output: Option<&export::OutputSettings>,
+    selection: &Selection,
+    mounted: &[Place],
+) {
+    let Some(output) = output.filter(|_| selection.choice == Some(Choice::Files)) else { return };
+    let is_same = resolved(files.cert_dir()) == resolved(&output.directory);
+    if is_same && !mounted.iter().any(Place::holds_key_pair) {
+        r.mistake(format!(
+            "--output-dir and --cert-dir are both {}, and no CA is used: there are no other files to write; name two \
+             directories, or choose a CA with --ca",
+            output.directory.display()
+        ));
+    }
+}
+
+/// The settings of the certificate's source, and the CAs that it calls.
+fn workload_and_providers(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    options: ProviderOptions,
+    selection: &Selection,
+    state: Option<StateDir>,
+) -> (issuer::IssuerSettings, Vec<Provider>) {
+    let credentials = Credentials::new(r, args, &options, selection);
+    let identity = identity::identity(r, args, &credentials, selection.ca());
+    let certificate = CertificateOptions::new(r, args);
+    let drops_old_roots = r.switch("drop-old-roots", args.drop_old_roots, &[]).or(false);
+    let shared = shared_options(r, args, options, selection, credentials, &certificate);
+    let providers = args.providers.read(r, &shared);
+    if let Some(state) = state.as_ref().filter(|_| selection.choice == Some(Choice::Files)) {
+        let directory = state.path().display();
+        r.note(format!("--state-dir {directory} is not used: without a CA there is nothing to keep"));
+    }
+    let CertificateOptions { key_type, key_format, ttl, timeout, grace, .. } = certificate;
+    let workload =
+        issuer::IssuerSettings { identity, key_type, key_format, ttl, grace, timeout, drops_old_roots, state };
+    (workload, providers)
+}
+
+fn shared_options(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    options: ProviderOptions,
+    selection: &Selection,
+    credentials: Credentials,
+    certificate: &CertificateOptions,
+) -> SharedOptions {
+    let kind = selection.ca();
+    SharedOptions {
+        selection: selection.clone(),
+        addresses: options.addresses.value.unwrap_or_default(),
+        token: token::source(r, args, selection, &credentials, certificate.timeout),
+        roots: shared::roots(r, args, credentials.client_cert.as_ref(), kind),
+        server_name: {
+            let istios = selection::istios(kind, &["ISTIOD_SAN"]);
+            r.text("ca-server-name", &args.ca_server_name, istios).value
+        },
+        headers: shared::headers(r, args),
+        token_file: credentials.token,
+        client_cert: credentials.client_cert,
+        timeout: certificate.timeout,
+        key_type: certificate.key_type,
+        ttl: certificate.ttl,
+        ttl_option: certificate.ttl_option.clone(),
     }
 }
 
@@ -245,198 +252,9 @@ fn numbers(r: &mut Reader<'_>, flag: &str, typed: &[String]) -> Vec<u32> {
     r.list(flag, typed, &[], ',', number).value.unwrap_or_default()
 }
 
-/// The folder for what is kept across restarts.
-fn state(r: &mut Reader<'_>, args: &RunArgs) -> Option<StateFolder> {
-    let folder = r.text("state-dir", &args.state_dir, &[]).value?;
-    Some(StateFolder::new(std::path::absolute(&folder).unwrap_or_else(|_| folder.into())))
-}
-
-/// Beside the SDS socket, unless it is somewhere else.
-fn admin_socket(r: &mut Reader<'_>, args: &RunArgs, socket: &Path) -> Option<AdminSocket> {
-    let path = r.text("admin-socket", &args.admin_socket, &[]);
-    let is_named = path.value.is_some();
-    let path = match path.value {
-        Some(text) if text == "none" => return None,
-        Some(path) => PathBuf::from(path),
-        None => socket.with_file_name(ADMIN_SOCKET),
-    };
-    if path == socket {
-        r.mistake(format!(
-            "{} is the SDS socket, too: give the admin socket a path of its own",
-            path.display()
-        ));
-    }
-    match ListenError::check_path(&path, "--admin-socket") {
-        Err(error) if is_named => r.mistake(error.to_string()),
-        Err(_) => return None,
-        Ok(()) => {}
-    }
-    Some(AdminSocket { path, is_named })
-}
-
-/// Where the status page is.
-fn admin_address(
-    r: &mut Reader<'_>,
-    args: &RunArgs,
-    status: Option<SocketAddr>,
-    notes: &mut Vec<String>,
-) -> Option<SocketAddr> {
-    let found = r.parsed("admin-address", &args.admin_address, &[], |text| match text.parse() {
-        Ok(port) => Ok(Some(SocketAddr::from(([127, 0, 0, 1], port)))),
-        Err(_) => parse_address(text, "127.0.0.1:15056, 15056"),
-    });
-    let address = found.value??;
-    // With port 0 each gets a free one. Who listens on all addresses leaves none of them.
-    let clashes = |status: SocketAddr| {
-        let is_same = status.ip() == address.ip();
-        status.port() == address.port()
-            && (is_same || status.ip().is_unspecified() || address.ip().is_unspecified())
-    };
-    if address.port() != 0 && status.is_some_and(clashes) {
-        r.mistake(format!(
-            "{}: --status-address is the same; give the status page a port of its own",
-            found.from
-        ));
-    }
-    if !address.ip().is_loopback() {
-        notes.push(format!(
-            "{}: whoever can reach it sees the names of secrets, identities, and when they end; 127.0.0.1 keeps it to \
-             this machine",
-            found.from
-        ));
-    }
-    Some(address)
-}
-
-/// Whether to confine the agent; not where it is to start commands.
-fn landlock(
-    r: &mut Reader<'_>,
-    args: &RunArgs,
-    providers: &[Provider],
-    output: Option<&OutputSettings>,
-) -> bool {
-    let landlock = r.switch("landlock", args.landlock, &[]);
-    let hook = output.and_then(|output| output.hook.as_ref()).map(|_| "--output-hook");
-    let exec =
-        providers.iter().any(|provider| matches!(provider, Provider::Exec { .. })).then_some("--ca exec");
-    let is_wanted = landlock.value == Some(true);
-    for command in hook.into_iter().chain(exec).filter(|_| is_wanted) {
-        r.mistake(format!(
-            "{} and {command} contradict each other: with the first no command can be run; drop one of them",
-            landlock.from
-        ));
-    }
-    is_wanted
-}
-
-/// What is written for other programs.
-fn output(r: &mut Reader<'_>, args: &RunArgs) -> Option<OutputSettings> {
-    let folder = r.text("output-dir", &args.output_dir, &["OUTPUT_CERTS"]);
-    let key_mode = r.parsed("output-key-mode", &args.output_key_mode, &[], parse_mode);
-    let cert_mode = r.parsed("output-cert-mode", &args.output_cert_mode, &[], parse_mode);
-    let command = r.text("output-hook", &args.output_hook, &[]);
-    let least = Duration::from_millis(100);
-    let timeout = r.duration("output-hook-timeout", &args.output_hook_timeout, &[], least);
-    let Some(folder) = folder.value else {
-        if command.value.is_some() && !folder.was_wrong {
-            r.mistake(format!("{} needs a folder to be written: --output-dir DIR", command.from));
-        }
-        return None;
-    };
-    let timeout = timeout.or(Duration::from_secs(30));
-    Some(OutputSettings {
-        // The hook may look from elsewhere.
-        directory: std::path::absolute(&folder).unwrap_or_else(|_| folder.into()),
-        key_mode: key_mode.or(0o600_u32),
-        cert_mode: cert_mode.or(0o644_u32),
-        hook: command.value.map(|command| Hook { command: command.into(), timeout }),
-    })
-}
-
-/// `path` with its links resolved, as far as it exists.
-fn resolved(path: &Path) -> PathBuf {
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    match (path.canonicalize(), path.parent(), path.file_name()) {
-        (Ok(path), ..) => path,
-        (Err(_), Some(parent), Some(name)) => resolved(parent).join(name),
-        _ => path,
-    }
-}
-
-fn grace(r: &mut Reader<'_>, ratio: Found<f64>, jitter: Found<f64>) -> Grace {
-    let from = jitter.from.clone();
-    let ratio = ratio.or(0.5);
-    match jitter.value {
-        // More would renew some certificates when they have ended, or as soon as they have come.
-        Some(jitter) if jitter >= ratio.min(1.0 - ratio) => {
-            r.mistake(format!("{from} is too much for a grace ratio of {ratio}: it must be less than the ratio, and than what the ratio leaves"));
-            Grace { ratio, jitter: 0.0 }
-        }
-        Some(jitter) => Grace { ratio, jitter },
-        None => Grace { ratio, jitter: 0.01_f64.min(ratio / 2.0).min((1.0 - ratio) / 2.0) },
-    }
-}
-
-/// Where mounted files are looked for. A folder of the agent's own files, links resolved, is none of these places: what
-/// it writes must not come back as what it reads.
-fn mounted(cert_dir: &Found<String>, own: &[(&Path, &str)], notes: &mut Vec<String>) -> Vec<Place> {
-    let typed = cert_dir.value.as_deref().map(Path::new);
-    let mut places = Vec::new();
-    for folder in [typed.unwrap_or(Path::new(CERT_DIR)), Path::new(files::PLATFORM_FOLDER)] {
-        match own.iter().find(|(own, _)| resolved(own) == resolved(folder)) {
-            None => places.extend(files::places(folder)),
-            Some((_, why)) if typed == Some(folder) => {
-                notes.push(format!("the files in {} are not served: {why}", folder.display()));
-            }
-            Some(_) => {}
-        }
-    }
-    places
-}
-
-/// Folders in which named files must lie; in the environment with ":" between them, as in PATH.
-fn file_prefixes(r: &mut Reader<'_>, args: &RunArgs) -> Vec<PathBuf> {
-    // An empty one would not limit anything, and that is not what somebody wants who sets it.
-    let folder = |text: &str| match text {
-        "" => Err("it is empty: name a folder, or leave it out to allow every path"),
-        folder => Ok(PathBuf::from(folder)),
-    };
-    r.list("file-prefix", &args.file_prefix, &[], ':', folder).value.unwrap_or_default()
-}
-
 fn parse_mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| format!("{text:?} is not a file mode; the shape is octal, like 0660"))
-}
-
-fn parse_ratio(text: &str) -> Result<f64, String> {
-    let ratio = text.parse().ok().filter(|ratio| *ratio > 0.0 && *ratio < 1.0);
-    ratio.ok_or_else(|| format!("{text:?} is not between 0 and 1; 0.2 renews with 20 % of the lifetime left"))
-}
-
-fn parse_jitter(text: &str) -> Result<f64, String> {
-    let jitter = text.parse().ok().filter(|jitter| (0.0..1.0).contains(jitter));
-    jitter.ok_or_else(|| {
-        format!("{text:?} is not from 0 to below 1; 0.01 spreads renewals by ±1 % of the lifetime")
-    })
-}
-
-/// `shapes` are examples of it.
-fn parse_address(text: &str, shapes: &str) -> Result<Option<SocketAddr>, String> {
-    if text == "none" {
-        return Ok(None);
-    }
-    let address = text.parse().map(Some);
-    address.map_err(|_| format!("{text:?} is not an address; the shape is {shapes}, or none"))
-}
-
-/// True for JSON.
-fn parse_format(text: &str) -> Result<bool, String> {
-    match text {
-        "text" => Ok(false),
-        "json" => Ok(true),
-        _ => Err(format!("{text:?} is not a log format; choose text or json")),
-    }
 }
 
 #[cfg(test)]

@@ -2,10 +2,15 @@ mod tokens;
 
 use clap::Parser;
 
-use super::provider::DEFAULT_ROOTS;
+use super::shared::ISTIO_ROOTS;
 use super::*;
 use crate::auth::token_file::TokenFile;
+use crate::ca::cfssl::options::CfsslProvider;
+use crate::ca::citadel::options::CitadelProvider;
 use crate::ca::kubernetes::SignerRoots;
+use crate::ca::kubernetes::options::KubernetesProvider;
+use crate::ca::vault::options::VaultProvider;
+use crate::export::output::Hook;
 use crate::net::endpoint::Roots;
 use crate::pki::key::{KeyFormat, KeyType};
 use crate::source::issuer::IdentitySource;
@@ -26,14 +31,14 @@ fn mistakes(line: &str, environment: &[(&str, &str)]) -> Vec<String> {
     config(line, environment).map(|_| Vec::new()).unwrap_or_else(|ConfigErrors(all)| all)
 }
 
-/// Where there is one CA.
+/// The only CA.
 fn only(config: &Config) -> Provider {
     let [one] = config.providers.as_slice() else { panic!("not one CA: {:?}", config.providers) };
     one.clone()
 }
 
 #[test]
-fn a_flag_wins_over_our_variable_and_that_over_istios() {
+fn a_flag_wins_over_attaches_variable_and_attaches_over_istios() {
     let environment = [("CA_PROVIDER", "none"), ("SECRET_TTL", "1h0m0s"), ("ATTACHE_CERT_TTL", "2h")];
     let ttl =
         |line: &str, environment: &[_]| config(line, environment).unwrap().workload.ttl.as_secs() / 3600;
@@ -44,7 +49,7 @@ fn a_flag_wins_over_our_variable_and_that_over_istios() {
 }
 
 #[test]
-fn every_mistake_is_in_the_report_with_its_own_name() {
+fn the_report_names_every_mistake_once() {
     let line = "--ca nobody --cert-ttl 5x --grace-ratio 2 --socket-mode 999 --status-address here --key-type dsa \
                 --log-level loud --spiffe-id web --ca-header x";
     let all = mistakes(line, &[("FILE_DEBOUNCE_DURATION", "soon"), ("FILE_MOUNTED_CERTS", "maybe")]);
@@ -68,7 +73,7 @@ fn every_mistake_is_in_the_report_with_its_own_name() {
 }
 
 #[test]
-fn durations_in_our_notation_and_in_gos() {
+fn durations_are_read_in_attaches_and_in_gos_notation() {
     let cases = [
         ("24h", Some(86_400_000)),
         ("24h0m0s", Some(86_400_000)),
@@ -91,7 +96,7 @@ fn durations_in_our_notation_and_in_gos() {
 }
 
 #[test]
-fn no_ca_at_all_lists_the_choices() {
+fn without_a_ca_the_error_lists_the_choices() {
     let all = mistakes("--cert-dir /nowhere", &[]);
     let [one] = all.as_slice() else { panic!("{all:?}") };
     for word in ["no CA is configured", "/nowhere", "--ca", "citadel", "embedded", "none"] {
@@ -117,14 +122,14 @@ fn contradictions_are_judged_within_one_level() {
         ("--ca embedded --ca-address ca:1", &[], Some("the first has no address")),
         ("--ca none --ca-address ca:1", &[], Some("the first has no address")),
         ("--ca embedded", &[("CA_ADDR", "ca:1")], None),
-        ("--ca citadel --ca-address ca:1 --ca-dir x", &[], Some("only embedded has a folder")),
+        ("--ca citadel --ca-address ca:1 --ca-dir x", &[], Some("only embedded has a directory")),
         ("--ca citadel --ca-address ca:1", &[("ATTACHE_CA_DIR", "x")], None),
         ("--ca citadel", &[], Some("needs the CA's address")),
         ("--ca embedded --ca-client-cert-dir x", &[], Some("only citadel takes a client certificate")),
         ("--ca none --ca-client-cert-dir x", &[], Some("only citadel takes a client certificate")),
         ("--ca embedded", &[("PROV_CERT", "x")], None),
         ("--ca-client-cert-dir x", &[], Some("--ca-client-cert-dir needs the CA's address")),
-        ("--ca-address http://ca:1 --ca-client-cert-dir x", &[], Some("without TLS")),
+        ("--ca-address http://ca:1 --ca-client-cert-dir x", &[], Some("needs TLS")),
         ("--ca-address http://ca:1", &[("PROV_CERT", "x")], None),
         ("", &[("PROV_CERT", "x"), mounted], None),
         ("--ca embedded --file-mounted-certs", &[], Some("no CA is used")),
@@ -143,10 +148,12 @@ fn contradictions_are_judged_within_one_level() {
 }
 
 #[test]
-fn cfssl_and_what_it_needs() {
+fn cfssl_needs_only_an_address() {
     let found = |line: &str| {
         let config = config(&format!("--ca cfssl {line}"), &[("SECRET_TTL", "1h")]).unwrap();
-        let Provider::Cfssl { endpoint, profile, .. } = only(&config) else { panic!("{line}") };
+        let Provider::Cfssl(CfsslProvider { endpoint, profile, .. }) = only(&config) else {
+            panic!("{line}")
+        };
         (endpoint.address.to_string(), profile, config.notes)
     };
     let (address, profile, notes) = found("--ca-address ca --cfssl-profile mesh");
@@ -161,16 +168,16 @@ fn cfssl_and_what_it_needs() {
 }
 
 #[test]
-fn the_provider_follows_from_what_is_there() {
+fn the_provider_follows_from_addresses_and_mounted_files() {
     let provider =
         |line: &str, environment: &[_]| match config(line, environment).unwrap().providers.as_slice() {
-            [Provider::Citadel { .. }] => "citadel",
-            [Provider::GoogleCas { .. }] => "google-cas",
-            [Provider::Vault { .. }] => "vault",
-            [Provider::Kubernetes { .. }] => "kubernetes",
-            [Provider::Embedded { .. }] => "embedded",
-            [Provider::Cfssl { .. }] => "cfssl",
-            [Provider::Exec { .. }] => "exec",
+            [Provider::Citadel(_)] => "citadel",
+            [Provider::GoogleCas(_)] => "google-cas",
+            [Provider::Vault(_)] => "vault",
+            [Provider::Kubernetes(_)] => "kubernetes",
+            [Provider::Embedded(_)] => "embedded",
+            [Provider::Cfssl(_)] => "cfssl",
+            [Provider::Exec(_)] => "exec",
             [] => "none",
             several => panic!("{several:?}"),
         };
@@ -188,18 +195,18 @@ fn the_provider_follows_from_what_is_there() {
 }
 
 #[test]
-fn in_a_cluster_kubernetes_needs_no_more_than_signer_and_roots() {
+fn in_a_cluster_kubernetes_needs_only_signer_and_roots() {
     let pod = [
         ("KUBERNETES_SERVICE_HOST", "fd00::1"),
         ("KUBERNETES_SERVICE_PORT", "6443"),
-        // What an injector for Istio leaves tells of another CA.
+        // Variables that an injector for Istio leaves describe another CA.
         ("CA_ADDR", "istiod:15012"),
         ("CA_ROOT_CA", "/istio.pem"),
         ("ISTIOD_SAN", "istiod"),
     ];
     let fixed = "--ca kubernetes --kubernetes-signer example.com/spiffe --kubernetes-root";
     let found = config(&format!("{fixed} /root.pem"), &pod).unwrap();
-    let Provider::Kubernetes { endpoint, token, signer, roots, .. } = only(&found) else {
+    let Provider::Kubernetes(KubernetesProvider { endpoint, token, signer, roots, .. }) = only(&found) else {
         panic!("another CA")
     };
     let folder = Path::new("/var/run/secrets/kubernetes.io/serviceaccount");
@@ -213,13 +220,15 @@ fn in_a_cluster_kubernetes_needs_no_more_than_signer_and_roots() {
     let line =
         format!("{fixed} cluster --ca-address api.example --ca-root system --token-file t --cert-ttl 5m");
     let found = config(&line, &pod).unwrap();
-    let Provider::Kubernetes { endpoint, token, roots, .. } = only(&found) else { panic!("another CA") };
+    let Provider::Kubernetes(KubernetesProvider { endpoint, token, roots, .. }) = only(&found) else {
+        panic!("another CA")
+    };
     assert_eq!(
         (endpoint.address.to_string().as_str(), endpoint.roots),
         ("https://api.example:443", Roots::System)
     );
     assert_eq!((token.path(), roots), (Path::new("t"), SignerRoots::Cluster));
-    assert!(found.notes.len() == 1 && found.notes[0].contains("asked for as 600s"), "{:?}", found.notes);
+    assert!(found.notes.len() == 1 && found.notes[0].contains("requested as 600s"), "{:?}", found.notes);
 
     let all = mistakes("--ca kubernetes", &[("CA_ADDR", "istiod:15012")]);
     for word in ["--ca-address", "--kubernetes-signer", "--kubernetes-root"] {
@@ -232,7 +241,7 @@ fn in_a_cluster_kubernetes_needs_no_more_than_signer_and_roots() {
 }
 
 #[test]
-fn identities() {
+fn identities_follow_from_options_and_provider() {
     let fixed = |line: &str, environment: &[_]| match config(line, environment).unwrap().workload.identity {
         IdentitySource::Fixed(identity) => identity.to_string(),
         IdentitySource::Unknown => "unknown".to_owned(),
@@ -248,7 +257,7 @@ fn identities() {
 }
 
 #[test]
-fn keys_and_istios_variables_for_them() {
+fn key_types_follow_from_flags_and_istios_variables() {
     use KeyFormat::{Pkcs8, Traditional};
     use KeyType::{EcdsaP256, EcdsaP384, Ed25519, Rsa2048, Rsa3072, Rsa4096};
     type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], KeyType, KeyFormat, bool);
@@ -271,7 +280,7 @@ fn keys_and_istios_variables_for_them() {
         ("", &[("PKCS8_KEY", "false"), ("ATTACHE_KEY_FORMAT", "pkcs8")], EcdsaP256, Pkcs8, false),
         ("--key-format traditional", &[("PKCS8_KEY", "true")], EcdsaP256, Traditional, false),
         ("--key-format pkcs8", &[("ATTACHE_KEY_FORMAT", "traditional")], EcdsaP256, Pkcs8, false),
-        // Of two that contradict each other the stronger one counts.
+        // Of two contradictory settings the stronger one counts.
         ("--key-type ed25519", &[("PKCS8_KEY", "false")], Ed25519, Pkcs8, true),
         ("--key-type ed25519", &[("ATTACHE_KEY_FORMAT", "traditional")], Ed25519, Pkcs8, true),
         ("--key-format traditional", &[("ATTACHE_KEY_TYPE", "ed25519")], EcdsaP256, Traditional, true),
@@ -282,10 +291,10 @@ fn keys_and_istios_variables_for_them() {
         let config = config(line, &with_ca).unwrap();
         let found = (config.workload.key_type, config.workload.key_format);
         assert_eq!(found, (key_type, key_format), "{line} {environment:?}");
-        let told = config.notes.iter().filter(|note| note.contains("signature_algorithms")).count();
-        assert_eq!(told, usize::from(key_type == Ed25519), "{:?}", config.notes);
-        let told = config.notes.iter().any(|note| note.contains("is not used: Ed25519 keys have no"));
-        assert_eq!(told, is_unused, "{line} {environment:?}: {:?}", config.notes);
+        let warnings = config.notes.iter().filter(|note| note.contains("signature_algorithms")).count();
+        assert_eq!(warnings, usize::from(key_type == Ed25519), "{:?}", config.notes);
+        let is_ignored = config.notes.iter().any(|note| note.contains("is not used: Ed25519 keys have no"));
+        assert_eq!(is_ignored, is_unused, "{line} {environment:?}: {:?}", config.notes);
     }
 
     type Wrong<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str);
@@ -300,7 +309,7 @@ fn keys_and_istios_variables_for_them() {
         (
             "",
             &[("ATTACHE_KEY_TYPE", "ed25519"), ("ATTACHE_KEY_FORMAT", "traditional")],
-            "choose pkcs8, or another",
+            "choose pkcs8, or another key type",
         ),
     ];
     for (line, environment, words) in cases {
@@ -311,7 +320,7 @@ fn keys_and_istios_variables_for_them() {
 }
 
 #[test]
-fn a_crl_file_is_odd_if_it_is_not_there_only_where_somebody_named_it() {
+fn the_default_crl_file_may_be_missing() {
     let crl = |line: &str, environment: &[_]| config(line, environment).unwrap().crl;
     let default = crl("--ca embedded", &[]);
     assert_eq!(default.path.to_str(), Some("/var/run/secrets/istio/crl/ca-crl.pem"));
@@ -326,17 +335,17 @@ fn a_crl_file_is_odd_if_it_is_not_there_only_where_somebody_named_it() {
 fn headers_come_from_flags_and_variables() {
     let environment = [("CA_HEADER_X_TENANT", "inherited"), ("CA_HEADER_OTHER", "b")];
     let config = config("--ca-address ca:1 --ca-header X_Tenant=typed", &environment).unwrap();
-    let Provider::Citadel { headers, .. } = only(&config) else { panic!("not citadel") };
+    let Provider::Citadel(CitadelProvider { headers, .. }) = only(&config) else { panic!("not citadel") };
     let headers: Vec<_> =
         headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
     assert_eq!(headers, [("x_tenant", "typed"), ("other", "b")]);
 }
 
 #[test]
-fn a_signer_is_for_istios_ca_whatever_istio_sets_for_the_others() {
+fn a_cert_signer_is_for_citadel_and_istios_variable_is_ignored_elsewhere() {
     let signer = |line: &str, environment: &[_]| match config(line, environment).unwrap().providers.as_slice()
     {
-        [Provider::Citadel { cert_signer, .. }] => cert_signer.clone(),
+        [Provider::Citadel(CitadelProvider { cert_signer, .. })] => cert_signer.clone(),
         _ => None,
     };
     let istio = [("ISTIO_META_CERT_SIGNER", "blue")];
@@ -350,16 +359,18 @@ fn a_signer_is_for_istios_ca_whatever_istio_sets_for_the_others() {
 }
 
 /// The `--cert-dir`, if it is one of the places where mounted files are looked for.
-fn cert_dir(files: &files::Settings) -> Option<PathBuf> {
+fn cert_dir(files: &mounted::FileSettings) -> Option<PathBuf> {
     let homes = files.mounted.iter().filter_map(Place::home);
-    homes.map(Path::to_owned).find(|home| home != Path::new(files::PLATFORM_FOLDER))
+    homes.map(Path::to_owned).find(|home| home != Path::new(mounted::PLATFORM_DIRECTORY))
 }
 
 #[test]
-fn the_client_certificate_and_the_places_that_follow_from_it() {
+fn the_client_certificate_decides_on_roots_and_mounted_files() {
     let found = |line: &str, environment: &[_]| {
         let config = config(line, environment).unwrap();
-        let Provider::Citadel { endpoint, client_cert, .. } = only(&config) else { panic!("not citadel") };
+        let Provider::Citadel(CitadelProvider { endpoint, client_cert, .. }) = only(&config) else {
+            panic!("not citadel")
+        };
         let Roots::FirstOf(roots) = endpoint.roots else { panic!("not a list of places") };
         (
             client_cert.map(|folder| folder.path().to_owned()),
@@ -368,7 +379,7 @@ fn the_client_certificate_and_the_places_that_follow_from_it() {
             config.notes,
         )
     };
-    let defaults = DEFAULT_ROOTS.map(PathBuf::from);
+    let defaults = ISTIO_ROOTS.map(PathBuf::from);
     let certs = || Some(PathBuf::from("/etc/certs"));
     assert_eq!(found("--ca-address ca:1", &[]), (None, defaults.to_vec(), certs(), vec![]));
 
@@ -376,7 +387,7 @@ fn the_client_certificate_and_the_places_that_follow_from_it() {
     assert_eq!((client, cert_dir, notes), (Some("/prov".into()), certs(), vec![]));
     assert_eq!(roots, [&[PathBuf::from("/prov/root-cert.pem")], &defaults[..]].concat());
 
-    // The same folder: for the CA, not for Envoy.
+    // The same directory: for the CA, not for Envoy.
     let (client, _, cert_dir, notes) = found("--ca-address ca:1", &[("PROV_CERT", "/etc/./certs/")]);
     assert_eq!((client, cert_dir, notes), (Some("/etc/./certs/".into()), None, vec![]));
     let folder = tempfile::tempdir().unwrap();
@@ -392,16 +403,16 @@ fn the_client_certificate_and_the_places_that_follow_from_it() {
     assert_eq!((client, roots), (None, defaults.to_vec()));
     assert!(notes.iter().any(|note| note.contains("PROV_CERT is not used")), "{notes:?}");
     let served = config("", &[("FILE_MOUNTED_CERTS", "true"), ("PROV_CERT", "/etc/certs")]).unwrap();
-    assert_eq!(self::cert_dir(&served.files), certs(), "without a CA they can be for Envoy alone");
+    assert_eq!(self::cert_dir(&served.files), certs(), "without a CA they can only be for Envoy");
     let served = config("--ca embedded", &[("PROV_CERT", "/etc/certs")]).unwrap();
-    assert_eq!(self::cert_dir(&served.files), certs(), "this CA is not called with them");
+    assert_eq!(self::cert_dir(&served.files), certs(), "this CA takes no client certificate");
     let environment = [("FILE_MOUNTED_CERTS", "true"), ("PROV_CERT", "/etc/certs")];
     let (client, _, cert_dir, _) = found("--ca citadel --ca-address ca:1", &environment);
     assert_eq!((client, cert_dir), (Some("/etc/certs".into()), None), "flags outrank variables");
 }
 
 #[test]
-fn the_output_and_what_it_needs() {
+fn output_options_need_an_output_directory() {
     let output = |line: &str, environment: &[_]| config(line, environment).unwrap().output;
     assert!(output("--ca none", &[]).is_none());
     let istio = [("CA_PROVIDER", "none"), ("OUTPUT_CERTS", "/out")];
@@ -423,14 +434,14 @@ fn the_output_and_what_it_needs() {
     assert_eq!(settings.hook, Some(Hook { command: "true".into(), timeout }));
     let all = mistakes("--ca none --output-hook x --output-key-mode 9 --output-hook-timeout 1ms", &[]);
     for words in
-        ["--output-hook needs a folder to be written: --output-dir", "--output-key-mode: \"9\"", "100ms"]
+        ["--output-hook needs a directory to write: --output-dir", "--output-key-mode: \"9\"", "100ms"]
     {
         assert_eq!(all.iter().filter(|mistake| mistake.contains(words)).count(), 1, "{words}: {all:?}");
     }
 }
 
 #[test]
-fn what_is_written_is_no_source() {
+fn the_output_directory_is_no_source_of_mounted_files() {
     let folder = tempfile::tempdir().unwrap();
     let certs = folder.path().join("certs");
     std::os::unix::fs::symlink(&certs, folder.path().join("link")).unwrap();
@@ -446,12 +457,12 @@ fn what_is_written_is_no_source() {
         }
         let same = config(&format!("--ca-address ca:1 {}", line("certs/")), &[]).unwrap();
         assert_eq!(cert_dir(&same.files), None);
-        assert!(same.notes[0].contains("that is where the agent writes its own"), "{:?}", same.notes);
+        assert!(same.notes[0].contains("the agent writes its own files there"), "{:?}", same.notes);
         assert!(mistakes(&line("certs"), &[])[0].starts_with("no CA is configured, and"));
         for none in ["--ca none", "--file-mounted-certs"] {
             let same = if is_there { "link" } else { "certs" };
-            let told = &mistakes(&format!("{none} {}", line(same)), &[])[0];
-            assert!(told.contains("nothing is left that could be written"), "{told}");
+            let mistake = &mistakes(&format!("{none} {}", line(same)), &[])[0];
+            assert!(mistake.contains("there are no other files to write"), "{mistake}");
             assert!(config(&format!("{none} {}", line("other")), &[]).is_ok());
         }
         let other = config(&format!("--ca-address ca:1 {}", line("other")), &[]).unwrap();
@@ -462,12 +473,12 @@ fn what_is_written_is_no_source() {
 }
 
 #[test]
-fn vaults_options_and_what_is_missing_among_them() {
+fn vault_reports_missing_and_contradictory_options() {
     use crate::ca::vault::Access;
     let vault = |line: &str, environment: &[_]| match only(
         &config(&format!("--ca vault {line}"), environment).unwrap(),
     ) {
-        Provider::Vault { endpoint, settings, .. } => (endpoint.address.to_string(), settings),
+        Provider::Vault(VaultProvider { endpoint, settings, .. }) => (endpoint.address.to_string(), settings),
         other => panic!("not vault: {other:?}"),
     };
     let (address, settings) =
@@ -522,17 +533,24 @@ fn vaults_options_and_what_is_missing_among_them() {
             assert!(all.iter().any(|mistake| mistake.contains(word)), "{word}: {all:#?}");
         }
     }
-    assert!(mistakes("--ca embedded", &[("ATTACHE_VAULT_ROLE", "a")]).is_empty(), "of another level");
+    assert!(
+        mistakes("--ca embedded", &[("ATTACHE_VAULT_ROLE", "a")]).is_empty(),
+        "a lower level is silenced"
+    );
 }
 
 #[test]
-fn several_cas_stand_in_for_each_other() {
+fn several_addresses_are_several_cas_in_order() {
     let names = |line: &str, environment: &[_]| -> Vec<String> {
-        config(line, environment).unwrap().providers.iter().map(Provider::name).collect()
+        config(line, environment).unwrap().providers.iter().map(|provider| provider.name()).collect()
     };
     assert_eq!(names("--ca-address b --ca-address a:1", &[]), ["https://b:15012", "https://a:1"]);
     assert_eq!(names("", &[("CA_ADDR", "b, a:1")]), ["https://b:15012", "https://a:1"]);
-    assert_eq!(names("--ca-address c", &[("CA_ADDR", "a,b")]), ["https://c:15012"], "a higher level is all");
+    assert_eq!(
+        names("--ca-address c", &[("CA_ADDR", "a,b")]),
+        ["https://c:15012"],
+        "a higher level replaces the whole list"
+    );
     for (line, word) in [("--ca-address a --ca-address a:15012", "twice"), ("--ca-address a,", "address")] {
         let report = config(line, &[]).unwrap_err().to_string();
         assert!(report.contains(word) && report.contains("--ca-address"), "{report}");
@@ -540,10 +558,10 @@ fn several_cas_stand_in_for_each_other() {
 }
 
 #[test]
-fn the_state_is_no_source_and_of_no_use_without_a_ca() {
+fn the_state_directory_is_no_source_and_unused_without_a_ca() {
     let with_ca =
         config("--ca-address ca --state-dir /state --cert-dir /state --drop-old-roots", &[]).unwrap();
-    assert_eq!(with_ca.workload.state, Some(StateFolder::new("/state")));
+    assert_eq!(with_ca.workload.state, Some(StateDir::new("/state")));
     assert!(with_ca.workload.drops_old_roots);
     assert_eq!((cert_dir(&with_ca.files), with_ca.notes.len()), (None, 1), "{:?}", with_ca.notes);
     assert_eq!(with_ca.files.own, [Path::new("/state")]);
@@ -556,7 +574,7 @@ fn the_state_is_no_source_and_of_no_use_without_a_ca() {
 }
 
 #[test]
-fn peers_are_numbers() {
+fn allowed_peers_are_numbers() {
     let found =
         config("--ca embedded --allow-uid 1337 --allow-uid 0", &[("ATTACHE_ALLOW_GID", "5, 6")]).unwrap();
     assert_eq!(found.allowed, Allowed { uids: vec![1337, 0], gids: vec![5, 6] });
@@ -565,7 +583,7 @@ fn peers_are_numbers() {
 }
 
 #[test]
-fn the_status_page_is_on_loopback_unless_somebody_says_otherwise() {
+fn the_status_page_is_on_loopback_unless_an_option_says_otherwise() {
     let found = |line: &str| {
         let config = config(&format!("--ca embedded {line}"), &[]).unwrap();
         (config.admin_address.map(|address| address.to_string()), config.notes)

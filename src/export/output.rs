@@ -25,7 +25,7 @@ use crate::fs::watch::{Watch, Watcher};
 use crate::metrics::{ByResult, Metrics};
 use crate::pki::pem;
 use crate::secret::{Secret, SecretName, Version};
-use crate::store::health::Output as OutputHealth;
+use crate::store::health::{Components, OutputHealth};
 use crate::store::{Cache, Entry, Good, Key, Workload};
 
 /// How often the files are inspected where inotify is unavailable.
@@ -56,6 +56,7 @@ pub struct Output {
     roots: watch::Receiver<Entry>,
     clock: Clock,
     metrics: Metrics,
+    components: Components,
 }
 
 /// A key pair and roots that are valid together.
@@ -95,7 +96,8 @@ impl Output {
         let watch = Some(watcher.watch(directory.names()));
         let directory = Arc::new(Mutex::new(directory));
         let (pair, roots) = (follow(SecretName::Workload), follow(SecretName::Roots));
-        Self { settings, directory, watch, pair, roots, clock, metrics }
+        let components = cache.components(workload);
+        Self { settings, directory, watch, pair, roots, clock, metrics, components }
     }
 
     /// Follows every change until `stop`. A swap or a hook that is under way is finished.
@@ -341,7 +343,7 @@ impl Output {
 
     /// The one place where the output's health is written, for readiness and status.
     fn update_health(&self, change: impl FnOnce(&mut OutputHealth)) {
-        self.metrics.output.send_modify(|health| change(health.get_or_insert_default()));
+        self.components.report_output(change);
     }
 
     /// Does `work` on a thread where a slow disk delays nothing else.

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::base::backoff::{Backoff, FailureLog};
-use crate::fs::file::{self, folder_of};
-use crate::store::health::Standing;
+use crate::base::backoff::Backoff;
+use crate::base::failure_log::FailureLog;
+use crate::fs::file::{self, directory_of};
+use crate::store::health::Health;
 
 /// The beginning of the file's content. A file that begins differently is not the agent's, and is left alone.
 const MARK: &[u8] = b"attache is ready";
@@ -45,7 +46,7 @@ pub enum ReadyFileError {
     Taken { path: PathBuf, owner: String },
     #[error(
         "removing the stale ready file {path} failed: {source}; {}choose another path with --ready-file",
-        file::way_out(source)
+        file::remedy(source)
     )]
     Stale { path: PathBuf, source: io::Error },
 }
@@ -64,7 +65,7 @@ impl ReadyFile {
     /// Whether a killed agent has left its file at `path`. Any other file there is an error.
     pub fn is_stale(path: &Path) -> Result<bool, ReadyFileError> {
         let path_buf = || path.to_owned();
-        if let Err(source) = fs::read_dir(folder_of(path)) {
+        if let Err(source) = fs::read_dir(directory_of(path)) {
             return Err(ReadyFileError::Directory { path: path_buf(), source });
         }
         match file::read(path, LIMIT) {
@@ -82,11 +83,11 @@ impl ReadyFile {
     }
 
     pub fn directory(&self) -> &Path {
-        folder_of(&self.path)
+        directory_of(&self.path)
     }
 
     /// Keeps the file in line with `health`, until its sender is dropped.
-    pub async fn run(mut self, mut health: watch::Receiver<Standing>) {
+    pub async fn run(mut self, mut health: watch::Receiver<Health>) {
         let mut failures = 0;
         loop {
             let is_ready = health.borrow_and_update().is_ready();
@@ -119,7 +120,7 @@ impl ReadyFile {
             }
             Err(error) if self.failures.is_new(&error.to_string()) => {
                 let action = if is_ready { "written" } else { "removed" };
-                let remedy = file::way_out(&error);
+                let remedy = file::remedy(&error);
                 tracing::warn!(
                     %path,
                     %error,

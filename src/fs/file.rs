@@ -1,4 +1,4 @@
-//! Files and folders that others put there: nothing here waits for ever, or takes in without a bound.
+//! Files and directories that other programs control: no operation here blocks without limit, or reads without bound.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
@@ -10,62 +10,53 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
-/// The content of the plain file at `path`, of `limit` bytes at most, in memory that is wiped.
+/// The content of the regular file at `path`, of `limit` bytes at most, in memory that is wiped.
 ///
-/// A FIFO, a device or a folder in its place is refused at once: opening one could stop the agent for ever.
+/// A FIFO, a device or a directory in its place is refused at once: opening one could block the agent without limit.
 pub fn read(path: &Path, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
     content(open(path)?, limit)
 }
 
-/// Whether the file at `path` lies in one of `folders`, after all links.
-pub fn lies_in(path: &Path, folders: &[PathBuf]) -> bool {
-    let real = |path: &Path| path.canonicalize().ok();
-    // Most often there is none, and nothing to look up.
-    !folders.is_empty()
-        && real(path).is_some_and(|path| {
-            folders.iter().filter_map(|folder| real(folder)).any(|it| path.starts_with(it))
-        })
+/// Whether the file at `path` lies in one of `directories`, after all links.
+pub fn is_within(path: &Path, directories: &[PathBuf]) -> bool {
+    // Usually there are none, and nothing to look up.
+    !directories.is_empty() && path.canonicalize().is_ok_and(|real| starts_with_any(&real, directories))
 }
 
-/// The same, if the file lies in one of the folders `inside`, after all links. Where none is named, anywhere.
+fn starts_with_any(real: &Path, directories: &[PathBuf]) -> bool {
+    directories.iter().filter_map(|directory| directory.canonicalize().ok()).any(|it| real.starts_with(it))
+}
+
+/// Like [`read`], for a file that must lie in one of `directories` after all links; anywhere if there are none.
 ///
-/// What lies elsewhere gets the same error whether or not it is there.
-pub fn read_inside(path: &Path, limit: u64, inside: &[PathBuf]) -> io::Result<Zeroizing<Vec<u8>>> {
-    if inside.is_empty() {
+/// A path that leads elsewhere gets the same error whether or not the file exists.
+pub fn read_within(path: &Path, limit: u64, directories: &[PathBuf]) -> io::Result<Zeroizing<Vec<u8>>> {
+    if directories.is_empty() {
         return read(path, limit);
     }
-    let is_inside = |real: &Path| {
-        inside.iter().any(|folder| {
-            let folder = folder.canonicalize();
-            folder.is_ok_and(|folder| real.starts_with(folder))
-        })
-    };
     let outside = || {
-        io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            "it is outside of the folders that --file-prefix allows",
-        )
+        io::Error::new(io::ErrorKind::PermissionDenied, "outside the directories that --file-prefix allows")
     };
-    // Before anything is opened: opening a device does something.
+    // Before anything is opened: opening a device has effects.
     let absolute = std::path::absolute(path)?;
-    let there = absolute.ancestors().find_map(|ancestor| ancestor.canonicalize().ok());
-    if !there.is_some_and(|there| is_inside(&there)) {
+    let existing = absolute.ancestors().find_map(|ancestor| ancestor.canonicalize().ok());
+    if !existing.is_some_and(|existing| starts_with_any(&existing, directories)) {
         return Err(outside());
     }
     let file = open(path)?;
-    // Where the open file really lies; a path may have been swapped in between.
+    // Where the open file really lies: the path may have been swapped in between.
     let real = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-    if is_inside(&real) { content(file, limit) } else { Err(outside()) }
+    if starts_with_any(&real, directories) { content(file, limit) } else { Err(outside()) }
 }
 
-/// The folder in which `path` is a name.
-pub fn folder_of(path: &Path) -> &Path {
+/// The directory of `path`: `.` for a bare name.
+pub fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Opens the plain file at `path` to read it; anything else is refused, as by [`read`].
+/// Opens the regular file at `path` to read it; anything else is refused, as by [`read`].
 pub fn open(path: &Path) -> io::Result<File> {
-    // The kubelet swaps the link on the way (`..data`) and deletes what it led to: a look in between finds nothing.
+    // The kubelet swaps the link on the way (`..data`) and deletes its old target: a look in between finds nothing.
     let is_swapped = |error: &io::Error| error.kind() == io::ErrorKind::NotFound && path.is_symlink();
     open_once(path).or_else(|error| if is_swapped(&error) { open_once(path) } else { Err(error) })
 }
@@ -73,9 +64,9 @@ pub fn open(path: &Path) -> io::Result<File> {
 fn open_once(path: &Path) -> io::Result<File> {
     let check = |metadata: Metadata| match metadata.is_file() {
         true => Ok(()),
-        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a plain file")),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
     };
-    // Looked at before it is opened, because to open some devices is to use them, and again afterwards.
+    // Checked before it is opened, because opening some devices has effects, and again afterwards.
     check(std::fs::metadata(path)?)?;
     let file = File::options().read(true).custom_flags(bits(OFlags::NONBLOCK)).open(path)?;
     check(file.metadata()?)?;
@@ -88,12 +79,11 @@ fn bits(flags: OFlags) -> i32 {
 
 fn content(file: File, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
     let metadata = file.metadata()?;
-    let too_large =
-        || io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {}", size(limit)));
+    let too_large = || io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {}", size(limit)));
     if metadata.len() > limit {
         return Err(too_large());
     }
-    // Sized beforehand: a buffer that grows leaves copies of a key behind.
+    // Sized beforehand: a buffer that grows leaves copies of a key in memory.
     let size = usize::try_from(metadata.len()).unwrap_or_default();
     let mut content = Zeroizing::new(Vec::with_capacity(size + 1));
     file.take(limit + 1).read_to_end(&mut content)?;
@@ -107,48 +97,48 @@ fn size(bytes: u64) -> String {
     if bytes >= 1 << 20 { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
 }
 
-/// What tells two states of a file or a link apart: device and inode, size, and the times of the last changes. None where
-/// there is nothing.
+/// Distinguishes two states of a file or a link: device and inode, size, and the times of the last changes (mtime and
+/// ctime). None if nothing exists.
 pub type Stamp = Option<((u64, u64), u64, (i64, i64), (i64, i64))>;
 
-/// The stamp of what was found.
-pub fn stamp(found: io::Result<Metadata>) -> Stamp {
-    let found = found.ok()?;
-    let (modified, changed) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
-    Some(((found.dev(), found.ino()), found.size(), modified, changed))
+pub fn stamp(metadata: io::Result<Metadata>) -> Stamp {
+    let metadata = metadata.ok()?;
+    let modified = (metadata.mtime(), metadata.mtime_nsec());
+    let changed = (metadata.ctime(), metadata.ctime_nsec());
+    Some(((metadata.dev(), metadata.ino()), metadata.size(), modified, changed))
 }
 
-/// Locks the folder at `path` against others that do the same, as long as the file lives.
+/// Locks the directory at `path` against other callers of this function, until the file is dropped.
 ///
-/// Whoever can read a folder can lock it, so this gives up after 5 s. It is for the start, when nothing is served yet,
-/// and for threads on which nothing else waits.
-pub fn lock_folder(path: &Path) -> io::Result<File> {
+/// Any process that can read a directory can lock it, so this gives up after 5 s. It blocks: call it at the start, when
+/// nothing is served yet, or on a thread on which nothing else waits.
+pub fn lock_directory(path: &Path) -> io::Result<File> {
     const STEP: Duration = Duration::from_millis(20);
-    // Anything else in its place is refused at once: to open a FIFO could take for ever.
+    // Anything else in its place is refused at once: opening a FIFO could block without limit.
     let flags = OFlags::DIRECTORY | OFlags::NONBLOCK;
-    let folder = File::options().read(true).custom_flags(bits(flags)).open(path)?;
+    let directory = File::options().read(true).custom_flags(bits(flags)).open(path)?;
     for _ in 0..250 {
-        match folder.try_lock() {
-            Ok(()) => return Ok(folder),
+        match directory.try_lock() {
+            Ok(()) => return Ok(directory),
             Err(std::fs::TryLockError::Error(error)) => return Err(error),
             Err(std::fs::TryLockError::WouldBlock) => {}
         }
         #[expect(clippy::disallowed_methods, reason = "nothing is served yet, or not by this thread")]
         std::thread::sleep(STEP);
     }
-    Err(io::Error::new(io::ErrorKind::WouldBlock, "somebody holds a lock on it (flock) and does not let go"))
+    Err(io::Error::new(io::ErrorKind::WouldBlock, "another process holds its lock (flock)"))
 }
 
-/// What somebody can do about a disk that does not take what is to be written, to go before another way out.
-pub fn way_out(error: &io::Error) -> &'static str {
+/// The remedy for a failed write, to be followed by another remedy.
+pub fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room there, or ",
-        io::ErrorKind::PermissionDenied => "let this agent's user write there, or ",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space there, or ",
+        io::ErrorKind::PermissionDenied => "give the agent's user write permission there, or ",
         io::ErrorKind::ReadOnlyFilesystem => "mount it writable, or ",
-        io::ErrorKind::ResourceBusy => "stop what uses it, or ",
-        // Nothing can be made there at all: in /proc, say.
+        io::ErrorKind::ResourceBusy => "stop the process that uses it, or ",
+        // Nothing can be created there at all: in /proc, for example.
         io::ErrorKind::NotFound => "",
-        _ => "see what is wrong with that disk, or ",
+        _ => "check that disk, or ",
     }
 }
 
@@ -157,16 +147,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_plain_files_of_a_bounded_size_are_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("file");
+    fn only_regular_files_of_a_bounded_size_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
         std::fs::write(&file, "0123456789").unwrap();
         assert_eq!(*read(&file, 10).unwrap(), b"0123456789");
-        let fifo = folder.path().join("fifo");
+        let fifo = directory.path().join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let cases = [
             (file.as_path(), io::ErrorKind::FileTooLarge),
-            (folder.path(), io::ErrorKind::InvalidInput),
+            (directory.path(), io::ErrorKind::InvalidInput),
             (&fifo, io::ErrorKind::InvalidInput),
             (Path::new("/dev/zero"), io::ErrorKind::InvalidInput),
             (Path::new("/proc/self/maps"), io::ErrorKind::FileTooLarge),
@@ -178,19 +168,19 @@ mod tests {
     }
 
     #[test]
-    fn only_a_folder_is_locked() {
-        let place = tempfile::tempdir().unwrap();
-        let fifo = place.path().join("fifo");
+    fn only_a_directory_is_locked() {
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        assert_eq!(lock_folder(&fifo).unwrap_err().kind(), io::ErrorKind::NotADirectory);
-        lock_folder(place.path()).unwrap();
+        assert_eq!(lock_directory(&fifo).unwrap_err().kind(), io::ErrorKind::NotADirectory);
+        lock_directory(directory.path()).unwrap();
     }
 
     #[test]
-    fn a_prefix_holds_whatever_the_links_say() {
+    fn links_do_not_lead_out_of_a_prefix() {
         use std::os::unix::fs::symlink;
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
         for name in ["inside/..data", "outside/secret", "inside-too"] {
             std::fs::create_dir_all(path(name)).unwrap();
             std::fs::write(path(name).join("file"), name).unwrap();
@@ -201,7 +191,7 @@ mod tests {
         symlink("inside", path("prefix")).unwrap();
         // The prefix itself may be a link.
         let allowed = [path("prefix"), path("nowhere")];
-        let read = |name: &str| read_inside(&path(name), 1 << 10, &allowed);
+        let read = |name: &str| read_within(&path(name), 1 << 10, &allowed);
         for name in ["inside/file", "link-in/file", "inside/../inside/..data/file"] {
             assert_eq!(*read(name).unwrap(), b"inside/..data", "{name}");
         }
@@ -211,13 +201,13 @@ mod tests {
             "outside/nowhere/missing",
             "inside/escape",
             "inside/../outside/secret/file",
-            // A prefix is a folder, not the beginning of a name.
+            // A prefix is a directory, not the beginning of a name.
             "inside-too/file",
         ] {
             let error = read(name).unwrap_err();
             assert!(error.to_string().contains("--file-prefix"), "{name}: {error}");
         }
         assert_eq!(read("inside/missing").unwrap_err().kind(), io::ErrorKind::NotFound);
-        assert_eq!(*read_inside(&path("inside/escape"), 1 << 10, &[]).unwrap(), b"outside/secret");
+        assert_eq!(*read_within(&path("inside/escape"), 1 << 10, &[]).unwrap(), b"outside/secret");
     }
 }

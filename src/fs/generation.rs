@@ -1,4 +1,4 @@
-//! One look at files that belong together: read until they stand still, and checked as exactly these bytes.
+//! One look at files that belong together: read until they no longer change, and checked as exactly these bytes.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,12 @@ use crate::pki::key::{NotAKey, PrivateKey};
 use crate::pki::pem::{self, NotPem};
 use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle};
 
-/// The file of a certificate chain, wherever files lie together.
+/// File name of a certificate chain.
 pub const CHAIN_FILE: &str = "cert-chain.pem";
-/// The file of its private key.
+/// File name of its private key.
 pub const KEY_FILE: &str = "key.pem";
-/// The file of the trust roots.
+/// File name of the trust roots.
 pub const ROOT_FILE: &str = "root-cert.pem";
-/// All three.
 pub const NAMES: [&str; 3] = [CHAIN_FILE, KEY_FILE, ROOT_FILE];
 
 /// How often files are read again when they change while they are being read.
@@ -33,7 +32,7 @@ pub enum FileError {
     Unreadable { path: PathBuf, source: io::Error },
     #[error("{}", absent(paths))]
     Missing { paths: Vec<PathBuf> },
-    #[error("{present} is there, but {absent} is not")]
+    #[error("{present} exists, but {absent} does not")]
     Half { present: PathBuf, absent: PathBuf },
     #[error("{path}: {source}")]
     Certificates { path: PathBuf, source: NotPem },
@@ -43,17 +42,17 @@ pub enum FileError {
     Pair { chain: PathBuf, key: PathBuf, source: NotAKeyPair },
     #[error("{path}: {source}")]
     Bundle { path: PathBuf, source: NotATrustBundle },
-    #[error("{path}: it expired at {}", show(*at))]
+    #[error("{path}: expired at {}", show(*at))]
     Expired { path: PathBuf, at: SystemTime },
-    #[error("{path}: it is valid only from {}; is this machine's clock right?", show(*from))]
+    #[error("{path}: valid only from {}; check this machine's clock", show(*from))]
     NotYetValid { path: PathBuf, from: SystemTime },
     #[error("{} change faster than they can be read", display(paths))]
     Restless { paths: Vec<PathBuf> },
 }
 
 impl FileError {
-    /// Whether it may be half of a change that somebody is making.
-    pub fn may_pass(&self) -> bool {
+    /// Whether the files may be in the middle of a change.
+    pub fn may_be_transient(&self) -> bool {
         match self {
             Self::Half { .. }
             | Self::Certificates { .. }
@@ -68,7 +67,7 @@ impl FileError {
         }
     }
 
-    /// The one word for it in metrics.
+    /// The metric label.
     pub fn label(&self) -> &'static str {
         match self {
             Self::Unreadable { .. } => "unreadable",
@@ -88,32 +87,32 @@ fn display(paths: &[PathBuf]) -> String {
 
 fn absent(paths: &[PathBuf]) -> String {
     match paths {
-        [path] => format!("{} is not there", path.display()),
-        several => format!("there is none of {}", display(several)),
+        [path] => format!("{} does not exist", path.display()),
+        several => format!("none of {} exists", display(several)),
     }
 }
 
-/// Files that give a key pair, a trust bundle, or both. They need not exist.
+/// Files that hold a key pair, a trust bundle, or both. They need not exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// The files of the chain and of the key.
+    /// The files of the chain and of its key.
     pub key_pair: Option<(PathBuf, PathBuf)>,
-    /// The file of the roots.
     pub roots: Option<PathBuf>,
 }
 
 impl Place {
-    /// `folder` with files of these names.
-    pub fn folder(folder: &Path, [chain, key, roots]: [&str; 3]) -> Self {
-        Self { key_pair: Some((folder.join(chain), folder.join(key))), roots: Some(folder.join(roots)) }
+    /// Files of these names in `directory`.
+    pub fn in_directory(directory: &Path, [chain, key, roots]: [&str; 3]) -> Self {
+        let key_pair = Some((directory.join(chain), directory.join(key)));
+        Self { key_pair, roots: Some(directory.join(roots)) }
     }
 
-    /// Whether the files of a key pair are there, good or not.
+    /// Whether the files of a key pair exist, good or not.
     pub fn holds_key_pair(&self) -> bool {
         self.key_pair.as_ref().is_some_and(|(chain, key)| chain.exists() && key.exists())
     }
 
-    /// The folder of its first file.
+    /// The directory of its first file.
     pub fn home(&self) -> Option<&Path> {
         self.paths().next().and_then(|path| path.parent())
     }
@@ -123,44 +122,40 @@ impl Place {
     }
 }
 
-/// Places in the order of their rank: each secret is served from the first that has its files.
+/// Places in the order of their rank: each secret is served from the first place that has its files.
 #[derive(Debug)]
 pub struct Places {
-    /// The places, the first in rank first.
     pub ranked: Vec<Place>,
-    /// Where files must lie, after all links; anywhere if empty.
+    /// The directories in which files must lie, after all links; anywhere if empty.
     pub inside: Vec<PathBuf>,
-    /// Where the agent itself writes: what lies there, after all links, is not there.
+    /// The directories to which the agent itself writes: files there, after all links, count as missing.
     pub own: Vec<PathBuf>,
-    /// A certificate among the roots that can't be read is left out. For those of operating systems, which hold odd ones.
+    /// Certificates among the roots that can't be parsed are left out: bundles of operating systems contain such ones.
     pub is_lenient: bool,
 }
 
 /// One look at all places.
 #[derive(Debug)]
 pub struct Generation {
-    /// The key pair.
     pub key_pair: Found<KeyPair>,
-    /// The trust bundle.
     pub roots: Found<TrustBundle>,
 }
 
-/// What there is of one secret.
+/// What was found of one secret.
 #[derive(Debug)]
 pub struct Found<T> {
-    /// It is there and good, or not there, or not good.
+    /// Good, or missing (`None`), or unusable.
     pub secret: Result<Option<T>, FileError>,
-    /// The place that has it, good or not.
+    /// The rank of the place that has it, good or not.
     pub rank: usize,
 }
 
 impl<T> Found<T> {
-    /// The same of what is made of it.
     pub fn map<U>(self, into: impl FnOnce(T) -> U) -> Found<U> {
         Found { secret: self.secret.map(|secret| secret.map(into)), rank: self.rank }
     }
 
-    /// When it will be good without any change.
+    /// When it becomes good without a change of the files.
     pub fn starts(&self) -> Option<SystemTime> {
         match &self.secret {
             Err(FileError::NotYetValid { from, .. }) => Some(*from),
@@ -168,7 +163,6 @@ impl<T> Found<T> {
         }
     }
 
-    /// What is there and good.
     pub fn good(&self) -> Option<&T> {
         self.secret.as_ref().ok().and_then(Option::as_ref)
     }
@@ -177,7 +171,7 @@ impl<T> Found<T> {
 type Content = Result<Option<Zeroizing<Vec<u8>>>, FileError>;
 
 impl Places {
-    /// Files that may lie anywhere.
+    /// Places without restrictions.
     pub fn new(ranked: Vec<Place>) -> Self {
         Self { ranked, inside: Vec::new(), own: Vec::new(), is_lenient: false }
     }
@@ -187,7 +181,7 @@ impl Places {
         self.ranked.iter().flat_map(Place::paths).cloned().collect()
     }
 
-    /// The place of this rank, for people: its folder, or the file if it is one file alone.
+    /// The place of this rank, for people: its directory, or the file if there is only one.
     pub fn shown(&self, rank: usize) -> String {
         let place = self.ranked.get(rank);
         let shown = place.and_then(|place| match place {
@@ -197,7 +191,7 @@ impl Places {
         shown.map(|path| path.display().to_string()).unwrap_or_default()
     }
 
-    /// That there is no key pair, or that there are no roots.
+    /// The error that the key pair is missing, or the roots.
     pub fn missing(&self, key_pairs: bool) -> FileError {
         let paths = self.ranked.iter().flat_map(|place| match key_pairs {
             true => place.key_pair.iter().flat_map(|(chain, key)| [chain, key]).cloned().collect::<Vec<_>>(),
@@ -206,7 +200,7 @@ impl Places {
         FileError::Missing { paths: paths.collect() }
     }
 
-    /// Reads all files together, and checks them as of `now`; again if any of them changed meanwhile.
+    /// Reads all files together and checks them as of `now`. Starts over if one of them changed meanwhile.
     pub fn look(&self, now: SystemTime) -> Generation {
         let stamps = |paths: &[PathBuf]| -> Vec<_> {
             paths.iter().map(|path| file::stamp(std::fs::metadata(path))).collect()
@@ -214,19 +208,9 @@ impl Places {
         let paths = self.paths();
         for _ in 0..READS {
             let before = stamps(&paths);
-            let mut contents: Vec<Content> = paths.iter().map(|path| self.read(path)).collect();
+            let contents = paths.iter().map(|path| self.read(path)).collect();
             if before == stamps(&paths) {
-                let mut next = contents.drain(..);
-                let mut next = || next.next().unwrap_or(Ok(None));
-                let (mut pairs, mut bundles) = (Vec::new(), Vec::new());
-                for place in &self.ranked {
-                    pairs.push(place.key_pair.as_ref().map(|(chain, key)| {
-                        let pair = parse_pair((chain, next()), (key, next()));
-                        pair.and_then(|pair| check_time(chain, pair, now))
-                    }));
-                    bundles.push(place.roots.as_ref().map(|path| self.parse_roots(path, next(), now)));
-                }
-                return Generation { key_pair: first(pairs), roots: first(bundles) };
+                return self.parse(contents, now);
             }
         }
         let restless = || FileError::Restless { paths: paths.clone() };
@@ -236,12 +220,27 @@ impl Places {
         }
     }
 
-    /// The content of a file; none where there is no file.
+    /// Parses the contents of [`Places::paths`].
+    fn parse(&self, contents: Vec<Content>, now: SystemTime) -> Generation {
+        let mut contents = contents.into_iter();
+        let mut next = || contents.next().unwrap_or(Ok(None));
+        let (mut pairs, mut bundles) = (Vec::new(), Vec::new());
+        for place in &self.ranked {
+            pairs.push(place.key_pair.as_ref().map(|(chain, key)| {
+                let pair = parse_pair((chain, next()), (key, next()));
+                pair.and_then(|pair| check_time(chain, pair, now))
+            }));
+            bundles.push(place.roots.as_ref().map(|path| self.parse_roots(path, next(), now)));
+        }
+        Generation { key_pair: first(pairs), roots: first(bundles) }
+    }
+
+    /// The content of a file, if it exists.
     fn read(&self, path: &Path) -> Content {
-        if file::lies_in(path, &self.own) {
+        if file::is_within(path, &self.own) {
             return Ok(None);
         }
-        match file::read_inside(path, limits::FILE_BYTES, &self.inside) {
+        match file::read_within(path, limits::FILE_BYTES, &self.inside) {
             Ok(content) => Ok(Some(content)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(FileError::Unreadable { path: path.to_owned(), source }),
@@ -256,8 +255,8 @@ impl Places {
     ) -> Result<Option<TrustBundle>, FileError> {
         let Some(content) = content? else { return Ok(None) };
         let path = || path.to_owned();
-        let read = if self.is_lenient { pem::readable_certificates } else { pem::certificates };
-        let mut roots = read(&content).map_err(|source| FileError::Certificates { path: path(), source })?;
+        let parse = if self.is_lenient { pem::readable_certificates } else { pem::certificates };
+        let mut roots = parse(&content).map_err(|source| FileError::Certificates { path: path(), source })?;
         if self.is_lenient {
             roots.retain(|root| Certificate::parse(root).is_ok());
         }
@@ -269,7 +268,7 @@ impl Places {
     }
 }
 
-/// What the first place has that has anything. One that has half of a pair is passed over for one that has a whole.
+/// What the first place with files has. A place with half of a pair is passed over for one with a whole pair.
 fn first<T>(places: Vec<Option<Result<Option<T>, FileError>>>) -> Found<T> {
     let mut half = None;
     let mut last = 0;
@@ -302,8 +301,10 @@ fn check_time(path: &Path, pair: Option<KeyPair>, now: SystemTime) -> Result<Opt
     Ok(Some(pair))
 }
 
-fn parse_pair(chain: (&Path, Content), key: (&Path, Content)) -> Result<Option<KeyPair>, FileError> {
-    let ((chain_path, chain), (key_path, key)) = (chain, key);
+fn parse_pair(
+    (chain_path, chain): (&Path, Content),
+    (key_path, key): (&Path, Content),
+) -> Result<Option<KeyPair>, FileError> {
     let half = |present: &Path, absent: &Path| FileError::Half {
         present: present.to_owned(),
         absent: absent.to_owned(),

@@ -1,4 +1,4 @@
-//! Every touch of a disk.
+//! Files: read with bounds, as generations that fit together, and watched for changes.
 
 pub mod file;
 pub mod generation;

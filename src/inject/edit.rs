@@ -1,11 +1,11 @@
-//! Changes of a text at the places of its nodes. All other bytes stay what they are.
+//! Changes to a text at the positions of its nodes. All other bytes stay.
 
 use std::ops::Range;
 
 use serde_json::Value;
 
-use super::document::{Kind, Node, Style};
 use super::render;
+use super::yaml::{Kind, Node, Style};
 
 /// Where a new item goes in its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,22 +14,23 @@ pub(super) enum At {
     End,
 }
 
-/// There is no place for a change that would leave the rest as it is: the line, and what is there.
+/// A node that can't be changed without changing something else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NoPlace {
     pub(super) line: usize,
-    pub(super) what: &'static str,
+    /// What the node is, for the error message.
+    pub(super) node: &'static str,
 }
 
 #[derive(Debug)]
 struct Change {
     at: Range<usize>,
-    /// A key with its list. It goes behind new items of the list above it.
+    /// A key with its list, which goes after new items of the list above it.
     is_entry: bool,
     new: String,
 }
 
-/// Changes to be made, all with positions in the text as it was.
+/// Pending changes, with positions in the original text.
 #[derive(Debug)]
 pub(super) struct Edits<'a> {
     text: &'a str,
@@ -47,7 +48,7 @@ impl<'a> Edits<'a> {
         self.changes.is_empty()
     }
 
-    /// The text with all changes. Those at one place stand in the order in which they were asked for.
+    /// The text with all changes. Changes at the same position keep the order in which they were added.
     pub(super) fn apply(mut self) -> String {
         self.changes.sort_by_key(|change| (change.at.start, change.is_entry, change.at.end));
         let mut out = String::with_capacity(self.text.len() + 4096);
@@ -61,15 +62,15 @@ impl<'a> Edits<'a> {
         out
     }
 
-    /// How far the list under `key` stands to the right of its key.
+    /// How far the list under `key` is indented from its key.
     pub(super) fn step(&self, mapping: &Node, key: &str) -> usize {
         let entry = mapping.entries().iter().find(|(known, _)| known.text() == Some(key));
         let first = entry.and_then(|(known, list)| Some((known, self.dash(list.items().first()?).ok()?)));
         first.map_or(0, |(known, dash)| self.column(dash).saturating_sub(self.column(known.start)))
     }
 
-    /// Adds items to the list under `key` of `mapping`, which is made where it isn't there: before `neighbour`, or
-    /// wherever there is room. `step` is how far lists stand to the right of their keys.
+    /// Adds items to the list under `key` of `mapping`. A missing list is created before `neighbour`, or wherever there
+    /// is room. `step` is how far lists are indented from their keys.
     pub(super) fn add(
         &mut self,
         mapping: &Node,
@@ -96,20 +97,20 @@ impl<'a> Edits<'a> {
             }
             Kind::Sequence(present, Style::Block) => {
                 let (Some(first), Some(last)) = (present.first(), present.last()) else {
-                    return Err(NoPlace { line: list.line, what: "this list" });
+                    return Err(NoPlace { line: list.line, node: "this list" });
                 };
                 let column = self.column(self.dash(first)?);
                 let lines = self.lines(items, column, step);
                 match at {
-                    // Before comments, which are about the item below them.
+                    // Above comments, which belong to the item below them.
                     At::Start => self.insert_lines(self.next_line(known.end), lines),
-                    At::End => self.insert_lines(self.behind(last)?, lines),
+                    At::End => self.insert_lines(self.line_after(last)?, lines),
                 }
                 Ok(())
             }
             _ if list.is_null() && list.start == list.end => {
                 if matches!(mapping.kind, Kind::Mapping(_, Style::Flow(_))) {
-                    return Err(NoPlace { line: list.line, what: "this empty value" });
+                    return Err(NoPlace { line: list.line, node: "this empty value" });
                 }
                 let lines = self.lines(items, self.column(known.start) + step, step);
                 self.insert_lines(self.next_line(known.end), lines);
@@ -120,11 +121,11 @@ impl<'a> Edits<'a> {
                 self.change(list.start..list.end, new);
                 Ok(())
             }
-            _ => Err(NoPlace { line: list.line, what: "what is not a list" }),
+            _ => Err(NoPlace { line: list.line, node: "a value that is not a list" }),
         }
     }
 
-    /// Adds an entry that is not there yet.
+    /// Adds an entry whose key is missing.
     pub(super) fn add_entry(
         &mut self,
         mapping: &Node,
@@ -134,20 +135,20 @@ impl<'a> Edits<'a> {
         step: usize,
     ) -> Result<(), NoPlace> {
         let Kind::Mapping(entries, style) = &mapping.kind else {
-            return Err(NoPlace { line: mapping.line, what: "what is not a mapping" });
+            return Err(NoPlace { line: mapping.line, node: "a value that is not a mapping" });
         };
         if let Style::Flow(open) = style {
             let comma = if entries.is_empty() { "" } else { ", " };
             self.insert(*open, format!("{}: {value}{comma}", Value::from(key)));
             return Ok(());
         }
-        let no_place = NoPlace { line: mapping.line, what: "this mapping" };
+        let no_place = NoPlace { line: mapping.line, node: "this mapping" };
         let (Some((first, _)), Some((_, last))) = (entries.first(), entries.last()) else {
             return Err(no_place);
         };
         let column = self.column(first.start);
         let lines = render::entry(key, value, column, step).replace('\n', self.end_of_line);
-        // Behind all others, or before its neighbour. A text block may have to keep what is behind it.
+        // After all others, or before its neighbour. The lines after a text block may belong to it.
         let is_block = matches!(&last_leaf(last).kind, Kind::Scalar(scalar) if scalar.is_block);
         let alone = |known: &&(Node, Node)| self.column(known.0.start) == self.indent(known.0.start);
         let before = match neighbour {
@@ -161,12 +162,12 @@ impl<'a> Edits<'a> {
             let at = self.above_comments(before.start);
             self.changes.push(Change { at: at..at, is_entry: true, new: lines });
         } else {
-            self.insert_lines(self.behind(last)?, lines);
+            self.insert_lines(self.line_after(last)?, lines);
         }
         Ok(())
     }
 
-    /// Puts another value in the place of an item.
+    /// Replaces an item of a list.
     pub(super) fn replace(
         &mut self,
         list: &Node,
@@ -182,14 +183,14 @@ impl<'a> Edits<'a> {
         let column = self.column(self.dash(item)?);
         let lines = self.lines(std::slice::from_ref(new), column, step);
         let range = self.whole_lines(item)?;
-        // A last line that has no end does not get one.
+        // A last line without a newline does not get one.
         let keeps_end = self.text.get(range.clone()).is_some_and(|old| old.ends_with('\n'));
         let lines = if keeps_end { lines } else { lines.trim_end().to_owned() };
         self.change(range, lines);
         Ok(())
     }
 
-    /// Takes items out of their list; `gone` are their places in it, in order.
+    /// Removes items from their list; `gone` holds their indexes, in order.
     pub(super) fn remove(&mut self, list: &Node, gone: &[usize]) -> Result<(), NoPlace> {
         let all = list.items().iter().enumerate();
         let gone_items = all.clone().filter(|(index, _)| gone.contains(index));
@@ -200,7 +201,7 @@ impl<'a> Edits<'a> {
             }
             return Ok(());
         };
-        // An item goes with the comma behind it; those behind the last one that stays, with the comma before them.
+        // An item is removed with the comma after it; those after the last one that stays, with the comma before them.
         let (Some(last), false) = (items.last(), gone.is_empty()) else { return Ok(()) };
         let kept = all.rev().find(|(index, _)| !gone.contains(index));
         for (index, item) in gone_items.filter(|(index, _)| kept.is_some_and(|(kept, _)| kept > *index)) {
@@ -220,7 +221,7 @@ impl<'a> Edits<'a> {
         self.change(at..at, new);
     }
 
-    /// Inserts whole lines at the start of a line, or behind a last line that has no end.
+    /// Inserts whole lines at the start of a line, or after a last line without a newline.
     fn insert_lines(&mut self, at: usize, lines: String) {
         let is_line_start = at == 0 || self.text.get(..at).is_some_and(|before| before.ends_with('\n'));
         if is_line_start {
@@ -231,48 +232,48 @@ impl<'a> Edits<'a> {
         }
     }
 
-    /// `items` as lines of a list whose dashes stand in `column`.
+    /// `items` as lines of a list with its dashes in `column`.
     fn lines(&self, items: &[Value], column: usize, step: usize) -> String {
         render::items(items, column, step).replace('\n', self.end_of_line)
     }
 
     /// The lines of an item of a block list.
     fn whole_lines(&self, item: &Node) -> Result<Range<usize>, NoPlace> {
-        Ok(self.line_start(self.dash(item)?)..self.behind(item)?)
+        Ok(self.line_start(self.dash(item)?)..self.line_after(item)?)
     }
 
-    /// The place of the dash before an item, which has to be the first on its line.
+    /// The position of the dash before an item, which has to be the first character on its line.
     fn dash(&self, item: &Node) -> Result<usize, NoPlace> {
         let before = self.text.get(..item.start).unwrap_or_default().trim_end();
         let dash = before.len().saturating_sub(1);
         if before.ends_with('-') && self.column(dash) == self.indent(dash) {
             Ok(dash)
         } else {
-            Err(NoPlace { line: item.line, what: "this list" })
+            Err(NoPlace { line: item.line, node: "this list" })
         }
     }
 
-    /// The start of the line behind all lines of `node`.
-    fn behind(&self, node: &Node) -> Result<usize, NoPlace> {
+    /// The start of the line after all lines of `node`.
+    fn line_after(&self, node: &Node) -> Result<usize, NoPlace> {
         let last = last_leaf(node);
         let Kind::Scalar(scalar) = &last.kind else { return Ok(self.next_line(last.end)) };
         if !scalar.is_block {
             return Ok(self.next_line(last.end));
         }
-        // It ends with its own text, with empty lines, or with the blanks before what comes next.
+        // It ends with its own text, with empty lines, or with the blanks before the next token.
         let start = self.line_start(last.end);
         let is_blank = self.text.get(start..last.end).is_some_and(|line| line.trim().is_empty());
         let next = if is_blank && start > last.start { start } else { self.next_line(last.end) };
         if next == self.text.len() && !self.text.ends_with('\n') {
             return Err(NoPlace {
                 line: last.line,
-                what: "a text block that ends the file without a newline",
+                node: "a text block that ends the file without a newline",
             });
         }
         Ok(next)
     }
 
-    /// The start of the first of the comment lines above `at` that stand in its column; else of its own.
+    /// The start of the comment lines above `at` in the same column; of the line of `at` if there are none.
     fn above_comments(&self, at: usize) -> usize {
         let column = self.column(at);
         let mut start = self.line_start(at);
@@ -293,16 +294,16 @@ impl<'a> Edits<'a> {
     }
 
     fn next_line(&self, at: usize) -> usize {
-        let newline = self.text.get(at..).and_then(|behind| behind.find('\n'));
+        let newline = self.text.get(at..).and_then(|rest| rest.find('\n'));
         newline.map_or(self.text.len(), |newline| at + newline + 1)
     }
 
-    /// How far `at` is from the start of its line. What is indented stands behind spaces and dashes, of one byte each.
+    /// The column of `at`, from 0. Only spaces and dashes, of one byte each, stand before indented nodes.
     fn column(&self, at: usize) -> usize {
         at - self.line_start(at)
     }
 
-    /// How many spaces the line of `at` begins with.
+    /// The number of spaces at the start of the line of `at`.
     fn indent(&self, at: usize) -> usize {
         let line = self.text.get(self.line_start(at)..).unwrap_or_default();
         line.len() - line.trim_start_matches(' ').len()

@@ -1,36 +1,35 @@
-//! Pods into which Istio puts its proxy when they are made.
+//! Pods that Istio injects its proxy into when they are created.
 //!
-//! Its template mounts the volume `workload-socket` into the proxy, and keeps one that is there. pilot-agent looks for a socket in
-//! it once, when it starts: the agent has to come first.
+//! Istio's template mounts the volume `workload-socket` into the proxy, and keeps an existing one. pilot-agent looks for a
+//! socket in that volume once, at its start, so the agent has to start first.
 
 use serde_json::{Value, json};
 
-use super::document::{Kind, Node};
 use super::edit::Edits;
-use super::pod::{Other, PodPlan};
-use super::{Problem, child};
+use super::pod::{Container, ISTIO_PROXY, Pod};
+use super::problem::Problem;
+use super::yaml::{Kind, Node};
 
-/// The proxy's container.
-pub(super) const PROXY: &str = "istio-proxy";
 /// The volume of the socket.
 pub(super) const VOLUME: &str = "workload-socket";
-/// Where it is mounted.
-const FOLDER: &str = "/var/run/secrets/workload-spiffe-uds";
-/// With "false" the proxy is an ordinary container. Native ones go before all others.
+/// Where the proxy mounts that volume.
+const SOCKET_DIR: &str = "/var/run/secrets/workload-spiffe-uds";
+/// "false" makes the proxy an ordinary container. A native proxy starts before all other containers.
 const NATIVE: &str = "sidecar.istio.io/nativeSidecar";
 const INJECT: &str = "sidecar.istio.io/inject";
 const REVISION: &str = "istio.io/rev";
 
-/// Whether the proxy is to come, and is not there yet.
-pub(super) fn is_injected_later(pod: &Node, others: &[Other<'_>], volumes: &[Node]) -> bool {
-    // What has no image, or this one, only changes what Istio will put there.
-    let is_whole = |other: &Other<'_>| other.container.text_of("image").is_some_and(|image| image != "auto");
-    if others.iter().any(|other| other.name == PROXY && is_whole(other)) {
+/// Whether Istio will inject its proxy later: the Pod asks for it, and does not contain it yet.
+pub(super) fn is_injected_later(object: &Node, containers: &[Container<'_>], volumes: &[Node]) -> bool {
+    // A container without an image, or with the image "auto", only changes the proxy that Istio injects.
+    let is_complete =
+        |container: &Container<'_>| container.node.text_of("image").is_some_and(|image| image != "auto");
+    if containers.iter().any(|container| container.name == ISTIO_PROXY && is_complete(container)) {
         return false;
     }
-    let mark = |kind, key| pod.get("metadata")?.get(kind)?.text_of(key);
+    let mark = |kind, key| object.get("metadata")?.get(kind)?.text_of(key);
     match mark("labels", INJECT).or_else(|| mark("annotations", INJECT)) {
-        Some(answer) => answer == "true",
+        Some(value) => value == "true",
         None => {
             mark("labels", REVISION).is_some()
                 || mark("annotations", NATIVE).is_some()
@@ -39,59 +38,58 @@ pub(super) fn is_injected_later(pod: &Node, others: &[Other<'_>], volumes: &[Nod
     }
 }
 
-/// The volume, as Istio has it.
+/// The volume as Istio defines it.
 pub(super) fn volume() -> Value {
     json!({ "name": VOLUME, "emptyDir": {} })
 }
 
-impl PodPlan<'_> {
-    /// Whether the options fit what the proxy will do.
-    pub(super) fn check_for_istio(&self) -> Result<(), Problem> {
-        let sidecar = self.sidecar;
-        let way_out = if sidecar.socket_folder.trim_end_matches('/') != FOLDER {
-            format!("looks for the socket in {FOLDER}: leave --socket out")
-        } else if !sidecar.is_native {
-            "looks for the socket once, when it starts: drop --native=false".to_owned()
-        } else if !sidecar.containers.is_empty() {
-            "gets the socket, and no other container: drop --container".to_owned()
-        } else {
-            return Ok(());
-        };
-        let what = format!("Istio puts its proxy into this Pod, which {way_out}");
-        Err(self.document.problem(self.spec.line, what))
-    }
-
-    /// Has Istio put the proxy behind the agent.
-    pub(super) fn have_order_kept(&self, edits: &mut Edits<'_>, step: usize) -> Result<(), Problem> {
-        let way_out = format!("Istio would start its proxy before the agent; have {NATIVE}: \"false\" there");
-        let Some(metadata) = self.document.get(self.pod, "metadata")? else {
-            let what = format!("this Pod has no metadata with annotations: {way_out}");
-            return Err(self.document.problem(self.pod.line, what));
-        };
-        let annotations = self.document.get(metadata, "annotations")?;
-        let added = match annotations {
-            Some(annotations) => match self.document.get(annotations, NATIVE)? {
-                Some(native) if native.text() == Some("false") => return Ok(()),
-                Some(native) => {
-                    let what = format!("{NATIVE} is not \"false\": {way_out}");
-                    return Err(self.document.problem(native.line, what));
-                }
-                None => edits.add_entry(annotations, NATIVE, &json!("false"), None, step),
-            },
-            None if metadata.get("annotations").is_some() => {
-                let what = format!("annotations is empty: {way_out}");
-                return Err(self.document.problem(metadata.line, what));
-            }
-            None => edits.add_entry(metadata, "annotations", &json!({ NATIVE: "false" }), None, step),
-        };
-        added.map_err(|no_place| self.no_place(no_place))
-    }
+/// Checks that the options suit the proxy that Istio injects.
+pub(super) fn check_options(pod: &Pod<'_>) -> Result<(), Problem> {
+    let sidecar = pod.sidecar;
+    let conflict = if sidecar.socket_dir.trim_end_matches('/') != SOCKET_DIR {
+        format!("which looks for the socket in {SOCKET_DIR}: leave --socket out")
+    } else if !sidecar.is_native {
+        "which looks for the socket once, at its start: drop --native=false".to_owned()
+    } else if !sidecar.containers.is_empty() {
+        "and only the proxy gets the socket: drop --container".to_owned()
+    } else {
+        return Ok(());
+    };
+    let message = format!("Istio injects its proxy into this Pod, {conflict}");
+    Err(pod.problem(pod.spec.line, message))
 }
 
-/// Takes the annotation out, and the mapping if it holds nothing else.
-pub(super) fn strip_annotation(pod: &mut Node) {
-    let Some(metadata) = child(pod, "metadata") else { return };
-    if let Some(Kind::Mapping(entries, _)) = child(metadata, "annotations").map(|node| &mut node.kind) {
+/// Adds the annotation that makes Istio's proxy start after the agent.
+pub(super) fn annotate(pod: &Pod<'_>, edits: &mut Edits<'_>, step: usize) -> Result<(), Problem> {
+    let remedy =
+        format!("Istio would start its proxy before the agent; set the annotation {NATIVE}: \"false\"");
+    let Some(metadata) = pod.document.get(pod.object, "metadata")? else {
+        let message = format!("this Pod has no metadata with annotations: {remedy}");
+        return Err(pod.problem(pod.object.line, message));
+    };
+    let annotations = pod.document.get(metadata, "annotations")?;
+    let added = match annotations {
+        Some(annotations) => match pod.document.get(annotations, NATIVE)? {
+            Some(native) if native.text() == Some("false") => return Ok(()),
+            Some(native) => {
+                let message = format!("{NATIVE} is not \"false\": {remedy}");
+                return Err(pod.problem(native.line, message));
+            }
+            None => edits.add_entry(annotations, NATIVE, &json!("false"), None, step),
+        },
+        None if metadata.get("annotations").is_some() => {
+            let message = format!("annotations is empty: {remedy}");
+            return Err(pod.problem(metadata.line, message));
+        }
+        None => edits.add_entry(metadata, "annotations", &json!({ NATIVE: "false" }), None, step),
+    };
+    added.map_err(|no_place| pod.no_place(no_place))
+}
+
+/// Removes the annotation, and then the mapping if it is empty.
+pub(super) fn strip_annotation(object: &mut Node) {
+    let Some(metadata) = object.get_mut("metadata") else { return };
+    if let Some(Kind::Mapping(entries, _)) = metadata.get_mut("annotations").map(|node| &mut node.kind) {
         entries.retain(|(key, value)| key.text() != Some(NATIVE) || value.text() != Some("false"));
     }
     if let Kind::Mapping(entries, _) = &mut metadata.kind {

@@ -1,8 +1,8 @@
-//! Values as YAML in blocks.
+//! Renders values as YAML in block style.
 
 use serde_json::Value;
 
-/// `items` as a list whose dashes stand in `column`; lists in it stand `step` to the right of their keys.
+/// `items` as a list with its dashes in `column`; nested lists are indented `step` from their keys.
 pub(super) fn items(items: &[Value], column: usize, step: usize) -> String {
     let mut out = String::new();
     for item in items {
@@ -11,7 +11,7 @@ pub(super) fn items(items: &[Value], column: usize, step: usize) -> String {
     out
 }
 
-/// An entry of a mapping whose keys stand in `column`.
+/// An entry of a mapping with its keys in `column`.
 pub(super) fn entry(key: &str, value: &Value, column: usize, step: usize) -> String {
     let mut out = String::new();
     write_block(&mut out, &Value::from_iter([(key, value.clone())]), column, step);
@@ -26,7 +26,7 @@ fn write_item(out: &mut String, item: &Value, column: usize, step: usize) {
     out.push_str(block.trim_start_matches(' '));
 }
 
-/// Whole lines, each behind `column` spaces.
+/// Whole lines, each indented by `column` spaces.
 fn write_block(out: &mut String, value: &Value, column: usize, step: usize) {
     let indent = " ".repeat(column);
     match value {
@@ -53,7 +53,7 @@ fn write_block(out: &mut String, value: &Value, column: usize, step: usize) {
     }
 }
 
-/// On one line: plain where nobody could take it for something else, else as JSON, which is YAML too.
+/// A scalar on one line: plain where that is unambiguous, else as JSON, which is YAML too.
 fn scalar(value: &Value) -> String {
     match value {
         Value::String(text) if is_plain(text) => text.clone(),

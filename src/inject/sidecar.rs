@@ -1,77 +1,76 @@
-//! The sidecar: its container, and the volumes that come with it.
+//! The sidecar: its container and its volumes.
 
 use serde_json::{Value, json};
 
-use super::document::Node;
+use super::yaml::Node;
 
-/// The agent's sidecar, as it goes into a Pod.
+/// The agent's sidecar for a Pod.
 #[derive(Clone, Debug)]
 pub struct Sidecar {
-    /// The container's name, and the beginning of its volumes' names.
+    /// The container's name, and the prefix of its volumes' names.
     pub name: String,
     /// The agent's image.
     pub image: String,
-    /// Its arguments, from `run` on.
+    /// The container's arguments, from `run` on.
     pub args: Vec<String>,
-    /// An init container that goes on running.
+    /// A native sidecar: an init container that keeps running.
     pub is_native: bool,
-    /// User and group; none where the platform gives them out.
+    /// User and group; none where the platform assigns them.
     pub run_as: Option<u32>,
-    /// The folder of the socket.
-    pub socket_folder: String,
-    /// The socket in it.
+    /// The socket's directory.
+    pub socket_dir: String,
+    /// The socket's path.
     pub socket: String,
-    /// Its mode lets every user in.
+    /// Whether the socket's mode lets every user connect.
     pub is_open: bool,
     /// The admin socket, if there is one.
     pub admin_socket: Option<String>,
     /// The port of the probes, if there are any.
     pub status_port: Option<u16>,
-    /// Which containers get the socket; where there are none, Envoys, and where there are none of these, all.
+    /// The containers that get the socket; if empty, the Envoys, and if there are none, all containers.
     pub containers: Vec<String>,
-    /// What the agent needs but its socket.
+    /// The volumes that the agent needs besides that of the socket.
     pub volumes: Vec<Volume>,
-    /// Volumes that the Pod has already, and where the agent finds them.
+    /// The Pod's own volumes, each with the path where the agent mounts it.
     pub mounts: Vec<(String, String)>,
 }
 
-/// A volume that comes with the sidecar.
+/// A volume that is added with the sidecar.
 #[derive(Clone, Debug)]
 pub struct Volume {
-    /// What it is for.
     pub purpose: Purpose,
-    /// Kubernetes' description of what is in it.
+    /// The volume's source, as in the Kubernetes API.
     pub source: Value,
-    /// Where the agent finds it.
+    /// Where the agent mounts it.
     pub path: String,
 }
 
-/// What a volume is for; its name ends with it.
+/// The purpose of a volume, which is the suffix of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// The folder of the socket.
+    /// The socket's directory.
     Socket,
     /// The token for the CA.
     Token,
-    /// The root of the CA's own certificate.
+    /// The root certificate of the CA's server.
     CaRoot,
-    /// What is kept across restarts of the container.
+    /// State that is kept across restarts of the container.
     State,
     /// The embedded CA's files.
     Ca,
-    /// Files for other programs: the containers that get the socket get these, too.
+    /// Files for other programs: the containers that get the socket get this volume, too.
     Output,
 }
 
 impl Purpose {
     const ALL: [Self; 6] = [Self::Socket, Self::Token, Self::CaRoot, Self::State, Self::Ca, Self::Output];
 
-    /// How its folder came about, for people.
-    pub fn words(self) -> &'static str {
+    /// The volume's directory, for error messages.
+    pub fn description(self) -> &'static str {
         match self {
-            Self::Socket => "the folder of --socket",
-            Self::Token => "the folder of the token",
-            Self::CaRoot => "the folder of the CA's root",
+            Self::Socket => "the directory of --socket",
+            Self::Token => "the directory of the token",
+            Self::CaRoot => "the directory of the CA's root",
             Self::State => "--state-dir",
             Self::Ca => "--ca-dir",
             Self::Output => "--output-dir",
@@ -89,7 +88,7 @@ impl Purpose {
         }
     }
 
-    /// What Kubernetes calls volumes like it.
+    /// The type of the volume's source in the Kubernetes API.
     pub(super) fn kind(self) -> &'static str {
         match self {
             Self::Token => "projected",
@@ -98,7 +97,7 @@ impl Purpose {
         }
     }
 
-    /// Whether the agent writes there.
+    /// Whether the agent writes into the volume.
     pub fn is_writable(self) -> bool {
         !matches!(self, Self::Token | Self::CaRoot)
     }
@@ -113,12 +112,12 @@ impl Sidecar {
         item.text_of("name") == Some(&self.name)
     }
 
-    /// What the volume of that name is for, if it is one of ours.
+    /// The purpose of the volume of that name, if it belongs to the sidecar.
     pub fn purpose(&self, volume: &str) -> Option<Purpose> {
         Purpose::ALL.into_iter().find(|purpose| volume == self.volume_name(*purpose))
     }
 
-    /// What a volume or a mount is for, if it is one of ours.
+    /// The purpose of a volume or a mount, if it belongs to the sidecar.
     pub(super) fn purpose_of(&self, item: &Node) -> Option<Purpose> {
         self.purpose(item.text_of("name")?)
     }
@@ -128,19 +127,19 @@ impl Sidecar {
             "name": self.volume_name(Purpose::Socket),
             "emptyDir": { "medium": "Memory", "sizeLimit": "1Mi" },
         });
-        let further = self.volumes.iter().map(|volume| {
+        let others = self.volumes.iter().map(|volume| {
             let mut described = json!({ "name": self.volume_name(volume.purpose) });
             if let (Some(described), Some(source)) = (described.as_object_mut(), volume.source.as_object()) {
                 described.extend(source.clone());
             }
             described
         });
-        Some(socket).filter(|_| !has_shared).into_iter().chain(further).collect()
+        Some(socket).filter(|_| !has_shared).into_iter().chain(others).collect()
     }
 
-    /// What the containers get that talk to the agent.
+    /// The mounts of the containers that use the agent.
     pub(super) fn target_mounts(&self, has_shared: bool) -> Vec<Value> {
-        let socket = (Purpose::Socket, self.socket_folder.as_str());
+        let socket = (Purpose::Socket, self.socket_dir.as_str());
         let outputs = self.volumes.iter().filter(|volume| volume.purpose == Purpose::Output);
         let outputs = outputs.map(|volume| (volume.purpose, volume.path.as_str()));
         let all = Some(socket).filter(|_| !has_shared).into_iter().chain(outputs);
@@ -149,19 +148,6 @@ impl Sidecar {
     }
 
     pub(super) fn container(&self, shared: Option<&str>, is_istio: bool) -> Value {
-        let socket = shared.map_or_else(|| self.volume_name(Purpose::Socket), str::to_owned);
-        let mut mounts = vec![json!({ "name": socket, "mountPath": self.socket_folder })];
-        for volume in &self.volumes {
-            let mut mount = json!({ "name": self.volume_name(volume.purpose), "mountPath": volume.path });
-            if !volume.purpose.is_writable() {
-                set(&mut mount, "readOnly", json!(true));
-            }
-            mounts.push(mount);
-        }
-        let further = self.mounts.iter();
-        mounts
-            .extend(further.map(|(name, path)| json!({ "name": name, "mountPath": path, "readOnly": true })));
-
         let mut container = json!({ "name": self.name, "image": self.image });
         if self.is_native {
             set(&mut container, "restartPolicy", json!("Always"));
@@ -171,6 +157,37 @@ impl Sidecar {
             let port = json!([{ "name": "attache-status", "containerPort": port }]);
             set(&mut container, "ports", port);
         }
+        set(&mut container, "securityContext", self.security_context());
+        // The agent uses 6 MB when idle and 16 kB for each stream. Its start takes 10 ms of CPU; the limit allows 20 ms
+        // of each 100.
+        let requests = json!({ "cpu": "5m", "memory": "16Mi" });
+        let limits = json!({ "cpu": "200m", "memory": "64Mi" });
+        set(&mut container, "resources", json!({ "requests": requests, "limits": limits }));
+        for (name, probe) in self.probes(is_istio) {
+            set(&mut container, name, probe);
+        }
+        set(&mut container, "volumeMounts", Value::Array(self.own_mounts(shared)));
+        container
+    }
+
+    fn own_mounts(&self, shared: Option<&str>) -> Vec<Value> {
+        let socket = shared.map_or_else(|| self.volume_name(Purpose::Socket), str::to_owned);
+        let mut mounts = vec![json!({ "name": socket, "mountPath": self.socket_dir })];
+        for volume in &self.volumes {
+            let mut mount = json!({ "name": self.volume_name(volume.purpose), "mountPath": volume.path });
+            if !volume.purpose.is_writable() {
+                set(&mut mount, "readOnly", json!(true));
+            }
+            mounts.push(mount);
+        }
+        let pods_own = self.mounts.iter();
+        mounts.extend(
+            pods_own.map(|(name, path)| json!({ "name": name, "mountPath": path, "readOnly": true })),
+        );
+        mounts
+    }
+
+    fn security_context(&self) -> Value {
         let mut context = json!({ "runAsNonRoot": true });
         if let Some(id) = self.run_as {
             set(&mut context, "runAsUser", json!(id));
@@ -180,25 +197,16 @@ impl Sidecar {
         set(&mut context, "readOnlyRootFilesystem", json!(true));
         set(&mut context, "capabilities", json!({ "drop": ["ALL"] }));
         set(&mut context, "seccompProfile", json!({ "type": "RuntimeDefault" }));
-        set(&mut container, "securityContext", context);
-        // 6 MB at rest, 16 kB for each stream; a start takes 10 ms of CPU, and there are 20 in each 100.
-        let (requests, limits) =
-            (json!({ "cpu": "5m", "memory": "16Mi" }), json!({ "cpu": "200m", "memory": "64Mi" }));
-        set(&mut container, "resources", json!({ "requests": requests, "limits": limits }));
-        for (name, probe) in self.probes(is_istio) {
-            set(&mut container, name, probe);
-        }
-        set(&mut container, "volumeMounts", Value::Array(mounts));
-        container
+        context
     }
 
-    /// For start, life and readiness.
+    /// The startup, liveness and readiness probes.
     fn probes(&self, is_istio: bool) -> Vec<(&'static str, Value)> {
         let (mut ready, alive) = if is_istio {
-            // The proxy takes what comes in by the network, and would want mutual TLS of it.
+            // The proxy intercepts connections from the network, and would require mutual TLS of the kubelet.
             let command = |words: &[&str]| json!({ "exec": { "command": words } });
             let socket = format!("--socket={}", self.socket);
-            // Who has no admin socket is not asked: that there are no secrets is no reason to restart.
+            // Without an admin socket there is no liveness probe: missing secrets are no reason to restart.
             let admin = self.admin_socket.as_ref().map(|path| format!("--admin-socket={path}"));
             let alive = admin.map(|admin| command(&["/attache", "log", &admin]));
             (command(&["/attache", "get", "--timeout=500ms", &socket]), alive)
@@ -217,7 +225,7 @@ impl Sidecar {
     }
 }
 
-pub(super) fn set(object: &mut Value, key: &str, value: Value) {
+fn set(object: &mut Value, key: &str, value: Value) {
     if let Some(object) = object.as_object_mut() {
         object.insert(key.to_owned(), value);
     }

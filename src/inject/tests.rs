@@ -1,5 +1,7 @@
 use serde_json::{Value, json};
 
+use super::workload::{CONTAINER_LISTS, path_of};
+use super::yaml::Node;
 use super::*;
 
 fn sidecar() -> Sidecar {
@@ -9,7 +11,7 @@ fn sidecar() -> Sidecar {
         args: vec!["run".to_owned(), "--ca-address=istiod.istio-system.svc:15012".to_owned()],
         is_native: true,
         run_as: Some(1337),
-        socket_folder: "/run/attache".to_owned(),
+        socket_dir: "/run/attache".to_owned(),
         socket: "/run/attache/sds.sock".to_owned(),
         is_open: false,
         admin_socket: Some("/run/attache/admin.sock".to_owned()),
@@ -36,7 +38,7 @@ fn pod(spec: &str) -> String {
     format!("apiVersion: v1\nkind: Pod\nspec: {spec}\n")
 }
 
-/// Manifests in which a sidecar has its place.
+/// Manifests that have a place for a sidecar.
 fn shapes() -> Vec<String> {
     let plain = deployment("containers:\n  - name: web\n    image: web:1\n  - name: envoy\n    image: envoy");
     let texts = [
@@ -46,7 +48,7 @@ fn shapes() -> Vec<String> {
         format!("\u{feff}# Ünïcödé, before all\n{plain}"),
         format!("---\n{plain}...\n# between\n---\n{plain}---\n"),
         format!("%YAML 1.2\n---\n{plain}"),
-        // Without indentation, with comments at every place, with blank lines.
+        // Without indentation, with comments everywhere, with blank lines.
         deployment(
             "# of containers\ncontainers: # here\n# of web\n- name: web # its name\n\n  # of image\n  image: web\n\n# end",
         ),
@@ -63,7 +65,7 @@ fn shapes() -> Vec<String> {
              containers:\n  - name: web\n    args:\n      - |\n        # no comment\n        text\n\n    volumeMounts:\n\
              \x20     - name: a\n        mountPath: |-\n          /a\n\n  # tail",
         ),
-        // Anchors, aliases and tags that are not in the way.
+        // Anchors, aliases and tags elsewhere.
         deployment(
             "x: &x {a: 1}\ny: *x\ncontainers: &all\n  - &web\n    name: !!str web\n    env: *x\n    command: [\"a\", 'b',\n      c]",
         ),
@@ -81,7 +83,7 @@ fn shapes() -> Vec<String> {
         "kind: List\napiVersion: v1\nitems:\n- apiVersion: v1\n  kind: Service\n- kind: Pod\n  apiVersion: v1\n  spec:\n    \
          containers:\n    - image: a\n      name: b\n- kind: Pod\n  apiVersion: v1\n  spec:\n    containers: [{name: b}]\n"
             .to_owned(),
-        // An Envoy that has a volume in the socket's place.
+        // An Envoy that mounts its own volume in the socket's directory.
         deployment(
             "volumes:\n- name: own\n  emptyDir: {}\ncontainers:\n- name: istio-proxy\n  volumeMounts:\n  - mountPath: /run/attache/\n\
              \x20   name: own",
@@ -101,7 +103,7 @@ fn injected(text: &str, sidecar: &Sidecar) -> String {
     }
 }
 
-/// Whether all of `text` is in `injected`, in order, with something in between.
+/// Whether `injected` is `text` with insertions.
 fn is_within(text: &str, injected: &str) -> bool {
     let mut rest = injected.chars();
     text.chars().all(|c| rest.any(|other| other == c))
@@ -115,12 +117,12 @@ fn specs(text: &str) -> Vec<Value> {
         }
     }
     let mut specs = Vec::new();
-    document::read(text).unwrap().iter().flatten().for_each(|object| collect(object, &mut specs));
+    yaml::read(text).unwrap().iter().flatten().for_each(|object| collect(object, &mut specs));
     specs
 }
 
 #[test]
-fn every_shape_gets_the_sidecar_and_keeps_the_rest() {
+fn every_shape_gets_the_sidecar_and_keeps_all_other_bytes() {
     for native in [true, false] {
         let sidecar = Sidecar { is_native: native, ..sidecar() };
         for text in shapes() {
@@ -131,7 +133,7 @@ fn every_shape_gets_the_sidecar_and_keeps_the_rest() {
             if text.starts_with('{') {
                 serde_json::from_str::<Value>(&out).unwrap_or_else(|error| panic!("{error}: {out}"));
             }
-            // A list takes the place of null.
+            // A list replaces null.
             let kept =
                 text.replace("volumes: ~", "volumes: ").replace("initContainers: null", "initContainers: ");
             assert!(is_within(&kept, &out), "{text}\n{out}");
@@ -157,7 +159,7 @@ fn every_shape_gets_the_sidecar_and_keeps_the_rest() {
     }
 }
 
-/// The specs, with volumes and mounts in some order, and without empty lists.
+/// The specs, with volumes and mounts sorted, and without empty lists.
 fn sorted(text: &str) -> Vec<Value> {
     fn sort(value: &mut Value) {
         if let Value::Object(fields) = value {
@@ -179,7 +181,7 @@ fn sorted(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_second_time_changes_nothing_and_other_options_change_the_sidecar_alone() {
+fn a_second_injection_changes_nothing_and_other_options_change_only_the_sidecar() {
     let ordinary = Sidecar { is_native: false, ..sidecar() };
     let other = Sidecar {
         image: "attache:2".to_owned(),
@@ -198,14 +200,14 @@ fn a_second_time_changes_nothing_and_other_options_change_the_sidecar_alone() {
         for then in all {
             let second = injected(&first, then);
             if text.starts_with('{') {
-                // From the most volumes to the least: several items go at once.
+                // From the most volumes to none: several items are removed at once.
                 let least = injected(&second, &bare);
                 for json in [&second, &least] {
                     serde_json::from_str::<Value>(json).unwrap_or_else(|error| panic!("{error}: {json}"));
                 }
             }
             assert_eq!(injected(&second, then), second);
-            // From nothing or from another sidecar: the same Pods.
+            // The result does not depend on an earlier sidecar.
             assert_eq!(sorted(&second), sorted(&injected(&text, then)), "{second}");
             let back = injected(&second, &sidecar());
             assert_eq!(sorted(&back), sorted(&first), "{back}");
@@ -214,7 +216,7 @@ fn a_second_time_changes_nothing_and_other_options_change_the_sidecar_alone() {
 }
 
 #[test]
-fn a_manifest_looks_as_if_somebody_had_written_it() {
+fn the_result_looks_written_by_hand() {
     let text = deployment(
         "# the Pod\ncontainers:\n  # the application\n  - name: envoy\n    image: envoy\n    ports:\n      - containerPort: 1",
     );
@@ -270,7 +272,7 @@ containers:
 }
 
 #[test]
-fn what_is_no_workload_stays_as_it_is() {
+fn objects_that_are_not_workloads_stay_unchanged() {
     for text in [
         "",
         "# nothing\n",
@@ -287,12 +289,13 @@ fn what_is_no_workload_stays_as_it_is() {
 }
 
 #[test]
-fn envoys_get_the_socket_else_those_that_are_named_else_all() {
+fn named_containers_get_the_socket_else_envoys_else_all() {
     let mounting = |text: &str, containers: &[&str]| {
         let containers = containers.iter().map(|name| (*name).to_owned()).collect();
         let out = injected(text, &Sidecar { containers, ..sidecar() });
         let spec = specs(&out).remove(0);
-        let all = LISTS.into_iter().flat_map(|list| spec[list].as_array().cloned().unwrap_or_default());
+        let all =
+            CONTAINER_LISTS.into_iter().flat_map(|list| spec[list].as_array().cloned().unwrap_or_default());
         let mounting = all.filter(|container| {
             container["name"] != "attache" && container["volumeMounts"][0]["name"] == "attache-socket"
         });
@@ -302,19 +305,19 @@ fn envoys_get_the_socket_else_those_that_are_named_else_all() {
     assert_eq!(mounting(&text, &[]), ["b"]);
     assert_eq!(mounting(&text, &["a", "c"]), ["c", "a"]);
     assert_eq!(mounting(&pod("{containers: [{name: a}, {name: b}]}"), &[]), ["a", "b"]);
-    // Those that are not meant any more lose it.
+    // A container that is no longer selected loses the socket.
     let once = injected(&text, &sidecar());
     assert_eq!(mounting(&once, &["a"]), ["a"]);
 }
 
 #[test]
-fn what_is_in_the_way_is_named_with_its_line() {
+fn an_obstacle_is_reported_with_its_line() {
     let named = Sidecar { containers: vec!["envoy".to_owned()], ..sidecar() };
     let mounts = Sidecar { mounts: vec![("root".to_owned(), "/root".to_owned())], ..sidecar() };
     let ordinary = Sidecar { is_native: false, ..sidecar() };
     let merge = "base: &b {volumeMounts: []}\ncontainers:\n- <<: *b\n  name: web";
     let double = "volumes: &v []\nmore: *v\ncontainers: [{name: a}]";
-    for (text, sidecar, line, words) in [
+    for (text, sidecar, line, expected) in [
         ("a: [".to_owned(), sidecar(), 2, "not YAML"),
         ("a: 1\n\tb: 2\n".to_owned(), sidecar(), 1, "not YAML"),
         ("a: {{ .Values.x }}\nb: {{- if }}\n".to_owned(), sidecar(), 2, "template"),
@@ -326,7 +329,7 @@ fn what_is_in_the_way_is_named_with_its_line() {
         (deployment(merge), sidecar(), 10, "merge"),
         (deployment(double), sidecar(), 8, "alias"),
         (format!("x: &s {{containers: []}}\n{}", pod("*s")), sidecar(), 4, "alias"),
-        (pod("{containers: [{name: a}], containers: [{name: a}]}"), sidecar(), 3, "second time"),
+        (pod("{containers: [{name: a}], containers: [{name: a}]}"), sidecar(), 3, "duplicate key"),
         (pod("{containers: [{name: web}]}"), named, 3, "are web"),
         (pod("{containers: [{name: web}]}"), mounts, 3, "no volume"),
         (pod("{restartPolicy: Never, containers: [{name: web}]}"), ordinary, 3, "--native=false"),
@@ -339,25 +342,25 @@ fn what_is_in_the_way_is_named_with_its_line() {
         ),
     ] {
         let problem = inject(&text, &sidecar).expect_err(&text);
-        assert!(problem.to_string().contains(words), "{problem}\n{text}");
+        assert!(problem.to_string().contains(expected), "{problem}\n{text}");
         assert_eq!(problem.line, line, "{problem}\n{text}");
     }
 }
 
-/// What is said against injecting into `text`.
+/// The error of an injection into `text`.
 #[track_caller]
 fn refusal(text: &str, sidecar: &Sidecar) -> String {
     inject(text, sidecar).expect_err(text).to_string()
 }
 
-fn at_istios_place() -> Sidecar {
-    let folder = "/var/run/secrets/workload-spiffe-uds";
-    Sidecar { socket_folder: folder.to_owned(), socket: format!("{folder}/socket"), ..sidecar() }
+fn at_istios_path() -> Sidecar {
+    let dir = "/var/run/secrets/workload-spiffe-uds";
+    Sidecar { socket_dir: dir.to_owned(), socket: format!("{dir}/socket"), ..sidecar() }
 }
 
 #[test]
-fn where_istio_puts_its_proxy_later_the_socket_is_in_the_volume_that_it_mounts() {
-    let sidecar = at_istios_place();
+fn if_istio_injects_its_proxy_later_the_socket_is_in_the_volume_that_the_proxy_mounts() {
+    let sidecar = at_istios_path();
     let pod = |metadata: &str, spec: &str| {
         format!(
             "kind: Pod\napiVersion: v1\nmetadata: # here\n{metadata}spec:\n  containers:\n  - name: web\n{spec}"
@@ -378,7 +381,7 @@ fn where_istio_puts_its_proxy_later_the_socket_is_in_the_volume_that_it_mounts()
         let out = injected(&text, &sidecar);
         assert!(is_within(&text, &out), "{out}");
         assert_eq!(injected(&out, &sidecar), out);
-        let object = document::read(&out).unwrap().remove(0).unwrap().value();
+        let object = yaml::read(&out).unwrap().remove(0).unwrap().value();
         assert_eq!(object["metadata"]["annotations"]["sidecar.istio.io/nativeSidecar"], "false", "{out}");
         let names = |list: &Value| -> Vec<String> {
             list.as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap().to_owned()).collect()
@@ -391,7 +394,7 @@ fn where_istio_puts_its_proxy_later_the_socket_is_in_the_volume_that_it_mounts()
         }
         assert_eq!(object["spec"]["containers"][0].get("volumeMounts"), None, "{out}");
     }
-    // No mark of Istio's, or one that keeps it away.
+    // No mark of Istio's, or one that prevents its injection.
     let own = "  labels: {sidecar.istio.io/inject: \"false\", istio.io/rev: canary}\n";
     for metadata in ["  name: web\n", own] {
         assert!(injected(&pod(metadata, ""), &sidecar).contains("attache-socket"));
@@ -400,7 +403,7 @@ fn where_istio_puts_its_proxy_later_the_socket_is_in_the_volume_that_it_mounts()
     let text = pod(label, "");
     let native =
         "  annotations: {sidecar.istio.io/nativeSidecar: \"true\", sidecar.istio.io/inject: \"true\"}\n";
-    for (text, sidecar, words) in [
+    for (text, sidecar, expected) in [
         (text.clone(), self::sidecar(), "leave --socket out"),
         (text.clone(), Sidecar { is_native: false, ..sidecar.clone() }, "drop --native=false"),
         (text.clone(), Sidecar { containers: vec!["web".to_owned()], ..sidecar.clone() }, "drop --container"),
@@ -409,12 +412,12 @@ fn where_istio_puts_its_proxy_later_the_socket_is_in_the_volume_that_it_mounts()
         (text.replace("metadata: # here\n", "").replace(label, "") + volume, sidecar.clone(), "no metadata"),
     ] {
         let refusal = refusal(&text, &sidecar);
-        assert!(refusal.contains(words), "{refusal}");
+        assert!(refusal.contains(expected), "{refusal}");
     }
 }
 
 #[test]
-fn a_native_sidecar_is_before_the_proxy_that_needs_it() {
+fn a_native_sidecar_stands_before_the_proxy_that_needs_it() {
     let sidecar = sidecar();
     for text in [
         deployment(
@@ -437,7 +440,7 @@ fn a_native_sidecar_is_before_the_proxy_that_needs_it() {
 }
 
 #[test]
-fn volumes_and_mounts_of_the_users_own_stay() {
+fn the_users_own_volumes_and_mounts_stay() {
     let output =
         Volume { purpose: Purpose::Output, source: json!({ "emptyDir": {} }), path: "/out".to_owned() };
     let sidecar = Sidecar { volumes: vec![output], ..sidecar() };
@@ -451,7 +454,7 @@ fn volumes_and_mounts_of_the_users_own_stay() {
         let refusal = refusal(&text, &sidecar);
         assert!(refusal.contains("of its own; rename it, or give the sidecar another --name"), "{refusal}");
     }
-    // Who reads the output is a container that somebody has given it to.
+    // A mount of the output that was written by hand stays.
     let text = deployment(
         "containers:\n- name: envoy\n- name: web\n  volumeMounts:\n  - name: attache-output\n    mountPath: /here\n  - name: \
          attache-ca\n    mountPath: /ca",
@@ -464,18 +467,18 @@ fn volumes_and_mounts_of_the_users_own_stay() {
 }
 
 #[test]
-fn two_agents_do_not_serve_at_one_socket() {
+fn two_agents_do_not_serve_on_one_socket() {
     let second = Sidecar { name: "second".to_owned(), ..sidecar() };
     for text in [pod("{containers: [{name: web}]}"), pod("{containers: [{name: envoy}, {name: web}]}")] {
         let refusal = refusal(&injected(&text, &sidecar()), &second);
         assert!(refusal.contains("give --name attache"), "{refusal}");
-        let elsewhere = Sidecar { socket_folder: "/run/second".to_owned(), ..second.clone() };
+        let elsewhere = Sidecar { socket_dir: "/run/second".to_owned(), ..second.clone() };
         injected(&injected(&text, &sidecar()), &elsewhere);
     }
 }
 
 #[test]
-fn a_liveness_probe_finds_the_admin_socket_or_there_is_none() {
+fn the_liveness_probe_calls_the_admin_socket_or_is_omitted() {
     let text = pod("{containers: [{name: istio-proxy}]}");
     let probes = |sidecar: &Sidecar| {
         let container = specs(&injected(&text, sidecar)).remove(0)["initContainers"][0].clone();
@@ -484,24 +487,24 @@ fn a_liveness_probe_finds_the_admin_socket_or_there_is_none() {
     let get = json!(["/attache", "get", "--timeout=500ms", "--socket=/run/attache/sds.sock"]);
     let log = json!(["/attache", "log", "--admin-socket=/run/attache/admin.sock"]);
     assert_eq!(probes(&sidecar()), [get.clone(), log.clone()]);
-    // The proxy starts after the agent, whether there is a port or not.
+    // The proxy starts after the agent, with or without a status port.
     assert_eq!(probes(&Sidecar { status_port: None, ..sidecar() }), [get.clone(), log]);
     assert_eq!(probes(&Sidecar { admin_socket: None, ..sidecar() }), [get, Value::Null]);
 }
 
 #[test]
-fn what_is_likely_to_go_wrong_is_told() {
+fn likely_failures_are_warnings() {
     let warnings = |spec: &str, sidecar: &Sidecar| {
         let warnings = inject(&pod(spec), sidecar).unwrap().warnings;
         warnings.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     };
     let sidecar = sidecar();
     let envoy = "containers: [{name: envoy, securityContext: {runAsUser: 101}}]";
-    let words = "document 1, line 3: container envoy runs as user 101 and can't open the socket of 1337: give --run-as 101";
-    assert_eq!(warnings(&format!("{{{envoy}}}"), &sidecar), words);
+    let expected = "document 1, line 3: container envoy runs as user 101 and can't open the socket of user 1337: give --run-as 101";
+    assert_eq!(warnings(&format!("{{{envoy}}}"), &sidecar), expected);
     assert_eq!(
         warnings("{securityContext: {runAsUser: 101, runAsGroup: 5}, containers: [{name: envoy}]}", &sidecar),
-        words
+        expected
     );
     for spec in [
         "{containers: [{name: envoy}]}",
@@ -519,11 +522,11 @@ fn what_is_likely_to_go_wrong_is_told() {
         assert_eq!(warnings(&format!("{{{envoy}}}"), &other), "");
     }
     let node = warnings("{hostNetwork: true, containers: [{name: web}]}", &sidecar);
-    assert!(node.contains("port 15055 is taken on the node"), "{node}");
+    assert!(node.contains("the agent takes port 15055 on the node"), "{node}");
 }
 
 #[test]
-fn the_document_is_named_that_leaves_no_place() {
+fn a_document_without_a_place_is_named() {
     let sidecar = Sidecar { is_native: false, ..sidecar() };
     let text =
         format!("{}---\n{}", pod("{containers: [{name: a}]}"), pod("{containers: [\n  a: b # behind\n]}"));

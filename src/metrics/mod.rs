@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use self::process::Process;
 use self::secrets::Secrets;
 pub use self::text::Format;
+use crate::fs::watch::WatchCount;
 use crate::store::{Cache, Key};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -193,23 +194,14 @@ pub struct Agent {
     pub started: SystemTime,
     pub now: SystemTime,
     /// How it notices that files change.
-    pub watched: Watched,
-}
-
-/// How changes of files are noticed: in how many folders, and files that have several names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Watched {
-    /// The kernel tells.
-    pub by_kernel: usize,
-    /// What is looked up there is compared regularly.
-    pub by_polling: usize,
+    pub watched: WatchCount,
 }
 
 /// The counters. Each metric is described even before its first sample.
 #[derive(Debug)]
 struct Counted {
     metrics: Metrics,
-    watched: Watched,
+    watched: WatchCount,
 }
 
 impl Collector for Counted {
@@ -248,7 +240,7 @@ impl Collector for Counted {
         }
         let help = "Watched directories, by how changes are noticed";
         let mut family = encoder.encode_descriptor("watched_folders", help, None, MetricType::Gauge)?;
-        for (mode, folders) in [("inotify", watched.by_kernel), ("polling", watched.by_polling)] {
+        for (mode, folders) in [("inotify", watched.inotify), ("polling", watched.polling)] {
             ConstGauge::new(whole(folders)).encode(family.encode_family(&[("mode", mode)])?)?;
         }
         Ok(())

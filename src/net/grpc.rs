@@ -1,5 +1,4 @@
-//! What the clients of CAs that speak gRPC share: connections that are kept while calls follow each other closely, and
-//! what a failed call means.
+//! gRPC as a client: connections that are kept while calls follow each other closely, and the meaning of failed calls.
 
 use std::error::Error;
 use std::future::Future;
@@ -21,51 +20,49 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tower_service::Service;
 
-use crate::auth::client_cert::ClientCertificate;
 use crate::base::limits;
-use crate::ca::{CaError, InvalidResponse};
-use crate::net::endpoint::{Connected, Endpoint, Protocol, Trusted};
+use crate::net::endpoint::{Connected, Endpoint, Protocol};
+use crate::net::error::{TlsError, TransportError, retry_after, with_causes};
 use crate::net::http2;
-use crate::net::rest::{retry_after, with_causes};
-use crate::net::tls::Alert;
+use crate::net::tls::{Alert, Trusted};
 use crate::proto::google::rpc::{RetryInfo, Status as Details};
+use crate::secret::KeyPair;
 
-/// Calls that come within this time of each other share a connection; one that waits for longer is closed.
+/// Calls within this time of each other share a connection; one that is idle for longer is closed.
 const NEAR: Duration = Duration::from_secs(30);
-/// A connection is not used for longer, however busy: the CA's name may stand for another server by now.
+/// The maximum age of a connection, however busy: the server's name may resolve to another server by now.
 const OLDEST: Duration = Duration::from_secs(300);
-/// How often a server that says nothing is asked within a call whether it is there. gRPC servers in Go end a connection
-/// at the fourth time.
+/// HTTP/2 pings to a silent server within one call. gRPC servers in Go close a connection at the fourth.
 const PINGS: u32 = 3;
 
-/// The header, or trailer, with a call's outcome.
+/// The header, or trailer, with the outcome of a call.
 const GRPC_STATUS: &str = "grpc-status";
 
-/// The connection that waits for the next call, if there is one.
+/// Holds the idle connection for the next call, if there is one.
 #[derive(Debug)]
 pub struct Connections {
-    waiting: Arc<Mutex<Option<Waiting>>>,
-    /// When a call succeeded last.
+    idle: Arc<Mutex<Option<Idle>>>,
+    /// The time of the last call that succeeded.
     succeeded: Mutex<Option<Instant>>,
-    /// How long a call may take.
+    /// The timeout of a call.
     timeout: Duration,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct Idle {
     channel: Channel,
     _closer: AbortOnDropHandle<()>,
 }
 
-/// A connection to a CA, for one call at a time.
+/// A connection to a server, for one call at a time.
 #[derive(Debug)]
 pub struct Channel {
     kept: http2::Kept,
-    /// Whether the CA asked for the client certificate, and got it.
+    /// Whether the server asked for the client certificate, and got it.
     pub has_presented: bool,
-    /// Why the CA ended it.
-    pub alert: Alert,
-    /// Whether calls were made on it before.
+    /// Why the server ended the connection.
+    alert: Alert,
+    /// Whether it has carried calls before.
     pub is_reused: bool,
     opened: Instant,
     trusted: Option<Trusted>,
@@ -76,19 +73,19 @@ pub struct Channel {
 impl Connections {
     /// For calls that take `timeout` at most.
     pub fn new(timeout: Duration) -> Self {
-        Self { waiting: Arc::default(), succeeded: Mutex::default(), timeout }
+        Self { idle: Arc::default(), succeeded: Mutex::default(), timeout }
     }
 
-    /// The connection that waits, if it is still as a new one would be; else a new one.
+    /// The idle connection, if a new one would be the same; else a new one. `client` is the client certificate.
     pub async fn channel(
         &self,
         endpoint: &Endpoint,
-        client: Option<&ClientCertificate>,
-    ) -> Result<Channel, CaError> {
-        let waiting = self.waiting.lock().ok().and_then(|mut waiting| waiting.take());
+        client: Option<&KeyPair>,
+    ) -> Result<Channel, TransportError> {
+        let idle = self.idle.lock().ok().and_then(|mut idle| idle.take());
         let trusted = endpoint.trusted()?;
-        let client_leaf = client.and_then(ClientCertificate::leaf).cloned();
-        if let Some(Waiting { channel, .. }) = waiting
+        let client_leaf = client.and_then(|pair| pair.chain().first()).cloned();
+        if let Some(Idle { channel, .. }) = idle
             && !channel.kept.is_closed()
             && channel.opened.elapsed() < OLDEST
             && channel.trusted == trusted
@@ -96,20 +93,15 @@ impl Connections {
         {
             return Ok(Channel { is_reused: true, ..channel });
         }
-        // Within the call's time, so that it is told what hangs.
+        // Less than the call's timeout, so that the error names what hangs.
         let patience = self.timeout * 4 / 5;
         let connected =
             endpoint.connect_trusting(trusted.as_ref(), client, Protocol::Http2, patience).await?;
         let Connected { io, has_presented, alert } = connected;
         let patience = (self.timeout / PINGS).max(Duration::from_secs(1));
-        let kept = http2::Kept::open(io, patience).await.map_err(|error| {
-            let address = endpoint.address.to_string();
-            let presented = client.filter(|_| has_presented);
-            let broken = || CaError::Unreachable {
-                address: address.clone(),
-                source: std::io::Error::other(words(&error)),
-            };
-            alert.explain(&address, presented).unwrap_or_else(broken)
+        let kept = http2::Kept::open(io, patience).await.map_err(|error| match alert.received() {
+            Some(alert) => TlsError::of_alert(alert, has_presented).into(),
+            None => TransportError::Unreachable(std::io::Error::other(describe(&error))),
         })?;
         Ok(Channel {
             kept,
@@ -123,23 +115,22 @@ impl Connections {
         })
     }
 
-    /// Takes a connection back after a call that succeeded. It waits for the next one where the last two came close
-    /// upon each other: the next will as well. After a failure it is not given back: another server may do better.
+    /// Takes a connection back after a call that succeeded. It stays open for the next call if the last two were close to
+    /// each other: the next one probably is, too. After a failure a connection is not reused: another server may do better.
     pub fn keep(&self, channel: Channel) {
         let now = Instant::now();
         let before = self.succeeded.lock().ok().and_then(|mut succeeded| succeeded.replace(now));
         if before.is_none_or(|before| now.duration_since(before) >= NEAR) || channel.kept.is_closed() {
             return;
         }
-        let place = Arc::downgrade(&self.waiting);
-        let is_over = tokio::time::sleep(NEAR);
+        let slot = Arc::downgrade(&self.idle);
+        let idle_time = tokio::time::sleep(NEAR);
         let closer = tokio::spawn(async move {
-            is_over.await;
-            let place = place.upgrade();
-            drop(place.and_then(|place| place.lock().ok()?.take()));
+            idle_time.await;
+            drop(slot.upgrade().and_then(|slot| slot.lock().ok()?.take()));
         });
-        if let Ok(mut waiting) = self.waiting.lock() {
-            *waiting = Some(Waiting { channel, _closer: AbortOnDropHandle::new(closer) });
+        if let Ok(mut idle) = self.idle.lock() {
+            *idle = Some(Idle { channel, _closer: AbortOnDropHandle::new(closer) });
         }
     }
 }
@@ -151,83 +142,80 @@ impl Channel {
         Calls { connection: self.kept.connection(), is_refused: Arc::clone(&self.is_refused) }
     }
 
-    /// True if the CA has not begun with the call that failed so: it can be made again elsewhere.
-    pub fn is_untouched(&self, status: &Status) -> bool {
-        cause(status).is_some_and(http2::is_untouched)
+    /// True if the server has not processed the call that failed with `status`: it can be repeated elsewhere.
+    pub fn is_unprocessed(&self, status: &Status) -> bool {
+        cause(status).is_some_and(http2::is_unprocessed)
     }
 
-    /// What `status`, the outcome of the last call, means: what the CA has said, or that it has said nothing of use.
-    pub fn explain(&self, endpoint: &Endpoint, status: &Status) -> CaError {
-        let address = endpoint.address.to_string();
-        let broken = |words: String| CaError::Broken {
-            address: address.clone(),
-            source: std::io::Error::other(words),
-        };
+    /// The meaning of `status`, with which the last call failed: a refusal, or no usable answer.
+    pub fn explain(&self, status: &Status) -> TransportError {
+        if let Some(alert) = self.alert.received() {
+            return TlsError::of_alert(alert, self.has_presented).into();
+        }
         let source = Error::source(status);
-        if let Some(CallError::Foreign(Foreign { status, words, retry_after })) =
-            source.and_then(|source| source.downcast_ref())
-        {
-            let (status, message, retry_after) = (*status, words.clone(), *retry_after);
-            return CaError::Status { address, status, message, retry_after };
+        if let Some(CallError::NotGrpc(answer)) = source.and_then(|source| source.downcast_ref()) {
+            let NotGrpc { status, content_type, retry_after } = answer.clone();
+            return TransportError::NotGrpc { status, content_type, retry_after };
         }
         if let Some(error) = cause(status) {
             let cause = if error.is_canceled() || error.is_closed() { self.kept.error() } else { None };
-            return broken(words(cause.unwrap_or(error)));
+            return TransportError::broken(describe(cause.unwrap_or(error)));
         }
         if let Some(source) = source {
-            return broken(with_causes(source));
+            return TransportError::broken(with_causes(source));
         }
+        let message = limits::sanitize_for_log(status.message());
         if self.is_refused.load(Ordering::Relaxed) {
-            let (code, message) = (status.code(), limits::sanitize_for_log(status.message()));
-            return CaError::Refused { address, code, message, retry_after: asked_delay(status) };
+            return TransportError::Refused {
+                code: status.code(),
+                message,
+                retry_after: requested_delay(status),
+            };
         }
         match status.code() {
-            Code::Unknown => broken("the answer has no end: a proxy may have cut it off".to_owned()),
-            Code::OutOfRange => {
-                InvalidResponse::Unreadable(format!("it is longer than {} bytes", limits::CA_ANSWER_BYTES))
-                    .into()
-            }
-            _ => InvalidResponse::Unreadable(limits::sanitize_for_log(status.message())).into(),
+            Code::Unknown => TransportError::broken("the answer is incomplete: a proxy may have cut it off"),
+            Code::OutOfRange => TransportError::TooLong { limit: limits::ANSWER_BYTES },
+            _ => TransportError::Unreadable(message),
         }
     }
 }
 
-/// What failed beneath gRPC, if that is what failed.
+/// The failure of the connection, if that is why the call failed.
 fn cause(status: &Status) -> Option<&hyper::Error> {
     let source = Error::source(status)?;
     match source.downcast_ref() {
         Some(CallError::Connection(error)) => Some(error),
-        Some(CallError::Foreign(_)) => None,
+        Some(CallError::NotGrpc(_)) => None,
         None => source.downcast_ref(),
     }
 }
 
-/// What a broken connection means, for people.
-fn words(error: &hyper::Error) -> String {
+/// Describes why a connection broke.
+fn describe(error: &hyper::Error) -> String {
     if error.is_timeout() {
         return "it has stopped answering, HTTP/2 pings too".to_owned();
     }
-    let Some(said) = error.source().and_then(|source| source.downcast_ref::<h2::Error>()) else {
+    let Some(h2) = error.source().and_then(|source| source.downcast_ref::<h2::Error>()) else {
         return with_causes(error);
     };
-    if said.is_io() {
+    if h2.is_io() {
         return "it closed the connection".to_owned();
     }
-    match (said.is_remote(), said.is_go_away()) {
-        (true, true) if said.reason() == Some(h2::Reason::NO_ERROR) => {
-            "it is about to stop (GOAWAY)".to_owned()
+    match (h2.is_remote(), h2.is_go_away()) {
+        (true, true) if h2.reason() == Some(h2::Reason::NO_ERROR) => {
+            "it is shutting down (GOAWAY)".to_owned()
         }
         (true, true) => format!(
-            "it takes no more calls on this connection (GOAWAY: {})",
-            limits::sanitize_for_log(&said.to_string())
+            "it accepts no more calls on this connection (GOAWAY: {})",
+            limits::sanitize_for_log(&h2.to_string())
         ),
-        (true, false) => format!("it gave the call up (RST_STREAM: {said})"),
-        (false, _) => format!("what it says is against the rules of HTTP/2 ({said}); is this its gRPC port?"),
+        (true, false) => format!("it reset the call (RST_STREAM: {h2})"),
+        (false, _) => format!("it violates HTTP/2 ({h2}); is this its gRPC port?"),
     }
 }
 
-/// How long the CA asks to be left alone: gRPC has two ways to say it.
-fn asked_delay(status: &Status) -> Option<Duration> {
+/// The delay before a retry that the server asks for: gRPC has two ways to say it.
+fn requested_delay(status: &Status) -> Option<Duration> {
     const TYPE: &str = "type.googleapis.com/google.rpc.RetryInfo";
     let pushback = status.metadata().get("grpc-retry-pushback-ms");
     let pushback = pushback.and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_millis);
@@ -242,43 +230,41 @@ fn asked_delay(status: &Status) -> Option<Duration> {
 }
 
 /// An answer that is not gRPC.
-#[derive(Debug)]
-struct Foreign {
+#[derive(Clone, Debug)]
+struct NotGrpc {
     status: StatusCode,
-    words: String,
+    content_type: String,
     retry_after: Option<Duration>,
 }
 
-impl Foreign {
-    /// None where gRPC may be in it.
+impl NotGrpc {
+    /// None where the answer may be gRPC.
     fn new(status: StatusCode, headers: &HeaderMap) -> Option<Self> {
         let kind = headers.get(CONTENT_TYPE).map(|kind| String::from_utf8_lossy(kind.as_bytes()));
         let is_grpc = kind.as_ref().is_some_and(|kind| kind.starts_with("application/grpc"));
         if is_grpc || headers.contains_key(GRPC_STATUS) {
             return None;
         }
-        let kind = kind.map_or("without a content type".into(), |kind| limits::sanitize_for_log(&kind));
-        let words = format!(
-            "this is not gRPC ({kind}): does a proxy answer for it, or is --ca-address another server's?"
-        );
-        Some(Self { status, words, retry_after: retry_after(headers) })
+        let content_type =
+            kind.map_or("without a content type".into(), |kind| limits::sanitize_for_log(&kind));
+        Some(Self { status, content_type, retry_after: retry_after(headers) })
     }
 }
 
-/// Why a call has no answer in gRPC.
+/// Why a call has no gRPC answer.
 #[derive(Debug, thiserror::Error)]
 enum CallError {
     #[error(transparent)]
     Connection(#[from] hyper::Error),
-    #[error("{}", .0.words)]
-    Foreign(Foreign),
+    #[error("the answer is not gRPC ({})", .0.content_type)]
+    NotGrpc(NotGrpc),
 }
 
-/// Makes calls on a connection, and looks at the answers before they are read as gRPC.
+/// Makes calls on a connection, and checks the answers before they are read as gRPC.
 #[derive(Clone, Debug)]
 pub struct Calls {
     connection: http2::Connection,
-    /// Whether the server says itself that the call has failed.
+    /// Whether the server itself reports that the call failed.
     is_refused: Arc<AtomicBool>,
 }
 
@@ -296,8 +282,8 @@ impl Service<http::Request<Body>> for Calls {
         let answered = self.connection.call(request);
         Box::pin(async move {
             let answer: http::Response<Incoming> = answered.await.map_err(CallError::from)?;
-            if let Some(foreign) = Foreign::new(answer.status(), answer.headers()) {
-                return Err(CallError::Foreign(foreign).into());
+            if let Some(answer) = NotGrpc::new(answer.status(), answer.headers()) {
+                return Err(CallError::NotGrpc(answer).into());
             }
             let note = move |headers: &HeaderMap| {
                 if headers.get(GRPC_STATUS).is_some_and(|status| status != "0") {

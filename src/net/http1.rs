@@ -1,4 +1,4 @@
-//! HTTP/1.1 for people and probes: one loop for each connection, and its answers.
+//! HTTP/1.1 as a server, for people and probes.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -13,13 +13,13 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
-/// How long a client may take to say what it wants.
+/// The time in which a client must send its request's headers.
 const HEADER_TIME: Duration = Duration::from_secs(5);
 
-/// An answer that is known as a whole.
+/// A complete answer.
 pub type Answer = Response<Full<Bytes>>;
 
-/// Serves `io` until the client goes or `stop` is cancelled.
+/// Serves `io` until the client disconnects or `stop` is cancelled.
 pub async fn serve<IO, F>(io: IO, answer: impl Fn(Request<Incoming>) -> F, stop: CancellationToken)
 where
     IO: AsyncRead + AsyncWrite + Unpin,
@@ -30,7 +30,7 @@ where
         async { Ok::<_, Infallible>(answer.await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
-        // Whoever connects and says nothing is shown the door.
+        // Disconnects clients that send nothing.
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)
         .max_buf_size(16 << 10)
@@ -44,21 +44,19 @@ where
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "an HTTP connection broke");
+        tracing::debug!(%error, "HTTP connection broken");
     }
 }
 
-/// Words for people.
 pub fn text(status: StatusCode, body: &str) -> Answer {
     answer(status, "text/plain; charset=utf-8", body.to_owned())
 }
 
-/// A value for programs, that people can read.
+/// Pretty-printed JSON.
 pub fn json(status: StatusCode, body: &Value) -> Answer {
     answer(status, "application/json", format!("{body:#}\n"))
 }
 
-/// An answer of any kind.
 pub fn answer(status: StatusCode, content_type: &'static str, body: String) -> Answer {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;

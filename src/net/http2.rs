@@ -1,4 +1,4 @@
-//! HTTP/2 connections, both sides: gRPC without a framework around it.
+//! HTTP/2 connections, client and server: gRPC without a framework around it.
 
 use std::error::Error as _;
 use std::future::Future;
@@ -18,10 +18,10 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::body::Body;
 use tower_service::Service;
 
-/// Bytes that one stream may send before they are taken in: a first request of Envoy's at once.
+/// Bytes that one stream may send before they are read: one whole first request of Envoy.
 const STREAM_WINDOW: u32 = 128 << 10;
-/// Bytes that all streams of a connection together may. h2 takes half of it for its budget of small frames: a frame
-/// of 100 bytes that waits to be read costs 156 of it, and when it is used up the connection is ended. With 5,000
+/// Bytes that all streams of a connection together may send before they are read. h2 takes half of it as the budget for
+/// small frames: an unread frame of 100 bytes costs 156 of it, and h2 closes a connection that exceeds it. With 5,000
 /// streams on a connection a push brings 5,000 acknowledgements at once. It is a bound, and costs nothing by itself.
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
@@ -43,7 +43,7 @@ impl Service<http::Request<Body>> for Connection {
     }
 }
 
-/// Opens HTTP/2 on `io` and runs `talk` on it; the connection ends with it.
+/// Opens HTTP/2 on `io` and runs `talk` on it; the connection closes when `talk` returns.
 pub async fn with_connection<IO, T>(
     io: IO,
     talk: impl AsyncFnOnce(Connection) -> T,
@@ -54,7 +54,7 @@ where
     let executor = TokioExecutor::new();
     let (sender, connection) = hyper::client::conn::http2::handshake(executor, TokioIo::new(io)).await?;
     let driver = async {
-        // However the connection ends, `talk` hears of it through its own calls.
+        // However the connection ends, the calls of `talk` fail with it.
         let _ = connection.await;
         std::future::pending().await
     };
@@ -64,7 +64,7 @@ where
     }
 }
 
-/// A connection that can wait for its next call. It ends when this is dropped.
+/// A connection that stays open between calls, until this is dropped.
 #[derive(Debug)]
 pub struct Kept {
     connection: Connection,
@@ -73,8 +73,8 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Opens HTTP/2 on `io`. While a call is open, a server that says nothing for `patience` is asked whether it is
-    /// there, and the call fails when it does not answer that for as long.
+    /// Opens HTTP/2 on `io`. During a call, a server that is silent for `patience` gets a ping, and the call fails when
+    /// the server does not answer the ping within the same time.
     pub async fn open<IO>(io: IO, patience: Duration) -> Result<Self, hyper::Error>
     where
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -97,34 +97,32 @@ impl Kept {
         Ok(Self { connection: Connection(sender), ended, _driver: AbortOnDropHandle::new(driver) })
     }
 
-    /// For a call.
     pub fn connection(&self) -> Connection {
         self.connection.clone()
     }
 
-    /// Why it broke, if it did. Of calls that had not left yet it is told only that they are cancelled.
+    /// Why it broke, if it did. Calls that were not sent yet report only that they are cancelled.
     pub fn error(&self) -> Option<&hyper::Error> {
         self.ended.get()
     }
 
-    /// Whether it is known to have ended, or to be about to.
+    /// Whether it is known to be closed or closing.
     pub fn is_closed(&self) -> bool {
         self.connection.0.is_closed()
     }
 }
 
-/// True if the server has not begun with the request that failed so: it never left, or the server says that it did
-/// not look at it.
-pub fn is_untouched(error: &hyper::Error) -> bool {
-    let said = error.source().and_then(|source| source.downcast_ref::<h2::Error>());
-    // A GOAWAY fails the calls alone that it says were not begun.
-    let is_refused = said.is_some_and(|said| {
-        said.is_remote() && (said.is_go_away() || said.reason() == Some(h2::Reason::REFUSED_STREAM))
+/// True if the server has not processed the request that failed with `error`: it was never sent, or the server says so.
+pub fn is_unprocessed(error: &hyper::Error) -> bool {
+    let h2 = error.source().and_then(|source| source.downcast_ref::<h2::Error>());
+    // A GOAWAY fails only the calls that the server has not processed.
+    let is_refused = h2.is_some_and(|h2| {
+        h2.is_remote() && (h2.is_go_away() || h2.reason() == Some(h2::Reason::REFUSED_STREAM))
     });
     is_refused || error.is_canceled() || error.is_closed()
 }
 
-/// Serves gRPC on `io` until the client goes, or `stop` is cancelled and the open calls have ended.
+/// Serves gRPC on `io` until the client disconnects, or `stop` is cancelled and the open calls are done.
 pub async fn serve<IO, S>(io: IO, service: S, stop: CancellationToken)
 where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -133,7 +131,7 @@ where
     S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
-        // Envoy opens a stream for each secret: the default of 200 would silently hold the rest back.
+        // Envoy opens a stream for each secret: the default of 200 would silently block the rest.
         .max_concurrent_streams(None)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
@@ -148,23 +146,24 @@ where
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "a connection broke");
+        tracing::debug!(%error, "HTTP/2 connection broken");
     }
 }
 
-/// Hands each connection that `poll_accept` gives to `connection`, until `stop` is cancelled.
+/// Passes each connection that `poll_accept` returns to `connection`, until `stop` is cancelled. `what` is the listener's
+/// name in log lines.
 pub async fn accept<IO, A>(
     what: &'static str,
     mut poll_accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<(IO, A)>>,
     mut connection: impl FnMut(IO),
     stop: &CancellationToken,
 ) {
-    /// Out of file descriptors, most likely: some connection has to end first.
+    /// The likely cause is a lack of file descriptors: another connection has to close first.
     const PAUSE: Duration = Duration::from_millis(100);
-    /// After this long without a failure the next one is news.
+    /// After this long without a failure the next one is logged as new.
     const QUIET: Duration = Duration::from_secs(60);
-    let mut failed = tokio::time::Instant::now();
-    let mut repeats = crate::base::backoff::FailureLog::default();
+    let mut failed_at = tokio::time::Instant::now();
+    let mut failures = crate::base::failure_log::FailureLog::default();
     loop {
         let accepted = tokio::select! {
             accepted = std::future::poll_fn(&mut poll_accept) => accepted,
@@ -172,15 +171,15 @@ pub async fn accept<IO, A>(
         };
         match accepted {
             Ok((io, _)) => {
-                if failed.elapsed() > QUIET {
-                    repeats.recovered();
+                if failed_at.elapsed() > QUIET {
+                    failures.recovered();
                 }
                 connection(io);
             }
             Err(error) => {
-                failed = tokio::time::Instant::now();
-                if repeats.is_new(&error.to_string()) {
-                    tracing::warn!(%error, "{what} can't accept a connection; it goes on trying");
+                failed_at = tokio::time::Instant::now();
+                if failures.is_new(&error.to_string()) {
+                    tracing::warn!(%error, "{what} can't accept a connection; retrying");
                 }
                 tokio::time::sleep(PAUSE).await;
             }

@@ -1,8 +1,16 @@
-//! Every touch of a network.
+//! Every touch of a network. A transport knows no CA and no flag: its errors are [`error::TransportError`]s, to which the
+//! callers add the remedies.
 
+pub mod address;
+pub mod error;
+pub mod tls;
 pub mod endpoint;
-pub mod grpc;
 pub mod http1;
 pub mod http2;
 pub mod rest;
-pub mod tls;
+pub mod grpc;
+
+use http::{HeaderName, HeaderValue};
+
+/// A header that goes with every call of a client.
+pub type Header = (HeaderName, HeaderValue);

@@ -1,8 +1,8 @@
-//! The status page: what `attache status` shows, in a browser. There is nothing that can be asked of the agent here.
+//! The status page: the state that `attache status` prints, in a browser. It is read-only.
 //!
-//! | call | answer |
+//! | request | response |
 //! |---|---|
-//! | `GET /` | the page; `/page.css` and `/page.js` belong to it |
+//! | `GET /` | the page, which loads `/page.css` and `/page.js` |
 //! | `GET /v1/status` | the report (`docs/status.md`), as on the admin socket |
 
 use std::net::IpAddr;
@@ -20,21 +20,19 @@ const HTML: &str = include_str!("page/page.html");
 const CSS: &str = include_str!("page/page.css");
 const JS: &str = include_str!("page/page.js");
 
-/// What a browser may do with the page: run its script, which asks this agent, and nothing else.
+/// The browser may run the page's script, which calls this agent, and nothing else.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Answers browsers. Clones answer the same.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// What is told.
     pub reporter: Reporter,
-    /// It is to be reached from this machine alone: a name that leads here from elsewhere is a trick on a browser.
+    /// The page listens on loopback and refuses requests for other host names (DNS rebinding).
     pub is_local: bool,
 }
 
 impl Page {
-    /// Serves one connection until the client goes or the agent drains.
+    /// Serves one connection until the client closes it or the agent drains.
     pub async fn serve(self, io: TcpStream, stop: CancellationToken) {
         let answer = |request: Request<Incoming>| std::future::ready(self.answer(&request));
         http1::serve(io, answer, stop).await;
@@ -57,11 +55,11 @@ impl Page {
 
     fn call<B>(&self, request: &Request<B>) -> Answer {
         if self.is_local && !names_this_machine(request) {
-            let words = "this page is for this machine alone: ask for it as localhost, 127.0.0.1 or [::1]\n";
-            return text(StatusCode::FORBIDDEN, words);
+            let message = "this page is for this machine only; open it as localhost, 127.0.0.1 or [::1]\n";
+            return text(StatusCode::FORBIDDEN, message);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here\n");
+            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is allowed here\n");
         }
         let found = |content_type, body: &str| http1::answer(StatusCode::OK, content_type, body.to_owned());
         match request.uri().path() {
@@ -69,22 +67,22 @@ impl Page {
             "/page.css" => found("text/css; charset=utf-8", CSS),
             "/page.js" => found("text/javascript; charset=utf-8", JS),
             "/v1/status" => http1::json(StatusCode::OK, &self.reporter.report()),
-            _ => text(StatusCode::NOT_FOUND, "there are / and /v1/status\n"),
+            _ => text(StatusCode::NOT_FOUND, "not found; the paths are / and /v1/status\n"),
         }
     }
 }
 
-/// Whether a request that came over loopback was meant for it. The name in another site's address may lead here, too
-/// (DNS rebinding); a browser then takes this agent for that site, and lets its scripts read what the agent says.
+/// Whether a request over loopback names this machine. A website's name may resolve to loopback, too (DNS rebinding); a
+/// browser then takes this agent for that site, and lets the site's scripts read the agent's answers.
 fn names_this_machine<B>(request: &Request<B>) -> bool {
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
     let host = Authority::try_from(host.as_bytes());
-    // The request line may name one, too.
-    host.is_ok_and(|host| is_here(&host)) && request.uri().authority().is_none_or(is_here)
+    // The request line may name a host, too.
+    host.is_ok_and(|host| is_loopback(&host)) && request.uri().authority().is_none_or(is_loopback)
 }
 
-fn is_here(authority: &Authority) -> bool {
+fn is_loopback(authority: &Authority) -> bool {
     let host = authority.host();
     let address = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     host.eq_ignore_ascii_case("localhost")
@@ -97,7 +95,6 @@ mod tests {
 
     use super::*;
     use crate::base::clock::Clock;
-    use crate::metrics::Metrics;
     use crate::ops::report::About;
     use crate::store::Cache;
     use crate::store::history::History;
@@ -105,8 +102,8 @@ mod tests {
     fn page(is_local: bool) -> Page {
         let about =
             About { started: UNIX_EPOCH, socket: "/run/sds.sock".into(), provider: "none", cas: Vec::new() };
-        let (cache, metrics, history) = (Cache::default(), Metrics::default(), History::default());
-        let reporter = Reporter { cache, metrics, history, about, clock: Clock::starting_at(UNIX_EPOCH) };
+        let ((cache, workload), history) = (Cache::with_workload(""), History::default());
+        let reporter = Reporter { cache, workload, history, about, clock: Clock::starting_at(UNIX_EPOCH) };
         Page { reporter, is_local }
     }
 
@@ -119,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn on_loopback_only_the_names_of_this_machine_are_answered() {
+    async fn on_loopback_only_requests_for_this_machine_are_answered() {
         let good = [
             "localhost",
             "LocalHost:8080",
@@ -159,7 +156,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_answer_forbids_all_that_the_page_does_not_need() {
+    async fn every_response_forbids_what_the_page_does_not_need() {
         let page = page(true);
         let calls = [
             ("GET", "/", "localhost", 200),
@@ -192,15 +189,15 @@ mod tests {
     }
 
     #[test]
-    fn the_page_is_small_and_whole_in_itself() {
+    fn the_page_is_small_and_loads_nothing_from_elsewhere() {
         assert!(HTML.len() + CSS.len() + JS.len() < 16_000);
         for part in [HTML, CSS, JS] {
             let elsewhere = part.replace("http://www.w3.org/2000/svg", "");
-            assert!(!elsewhere.contains("://"), "something is not from this agent");
+            assert!(!elsewhere.contains("://"), "a part is not from this agent");
         }
-        // Names and reasons come from outside.
-        for way in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
-            assert!(!JS.contains(way), "{way}");
+        // Names and reasons are untrusted.
+        for unsafe_call in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
+            assert!(!JS.contains(unsafe_call), "{unsafe_call}");
         }
     }
 }

@@ -83,7 +83,7 @@ fn secret(snapshot: &Snapshot, now: SystemTime) -> Value {
         let holders = observed.acked_by.keys().filter(|(held, _)| held == version);
         let mut nodes: Vec<_> = holders.map(|(_, node)| &**node).collect();
         nodes.sort_unstable();
-        nodes.truncate(limits::NODES_TOLD);
+        nodes.truncate(limits::NODES_SHOWN);
         nodes
     };
     let holding = holding.iter().map(|(version, streams)| {

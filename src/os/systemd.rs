@@ -14,9 +14,10 @@ use tokio::net::UnixDatagram;
 use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 
-use crate::base::backoff::{Backoff, FailureLog};
+use crate::base::backoff::Backoff;
+use crate::base::failure_log::FailureLog;
 use crate::base::limits;
-use crate::store::health::{self, Standing};
+use crate::store::health::{self, Health};
 
 /// The name of the SDS socket among the passed ones.
 const SDS: &str = "sds";
@@ -135,7 +136,7 @@ impl Manager {
     /// Reports each change of `health`, and feeds the watchdog, until the sender is dropped: then the service is stopping.
     ///
     /// READY is sent once every secret is there, not when the socket is: services ordered after this one need a certificate.
-    pub async fn run(mut self, mut health: watch::Receiver<Standing>) {
+    pub async fn run(mut self, mut health: watch::Receiver<Health>) {
         // Twice per period, as systemd advises. On this thread, so that a blocked thread is noticed.
         let mut keep_alive = self.watchdog.map(|period| {
             let mut keep_alive = interval((period / 2).max(Duration::from_millis(1)));
@@ -209,11 +210,11 @@ async fn tick(keep_alive: &mut Option<Interval>) {
 }
 
 /// The status line that systemd shows.
-fn status(health: &Standing) -> String {
-    let Standing { missing, failing } = health;
+fn status(health: &Health) -> String {
+    let Health { missing, failing } = health;
     let text = match (missing.is_empty(), failing.is_empty()) {
-        (false, _) => format!("not ready: {}", health::told(missing)),
-        (true, false) => format!("ready; not renewed: {}", health::told(failing)),
+        (false, _) => format!("not ready: {}", health::listed(missing)),
+        (true, false) => format!("ready; not renewed: {}", health::listed(failing)),
         (true, true) => "ready".to_owned(),
     };
     format!("STATUS={}", limits::sanitize_for_log(&text))

@@ -1,4 +1,4 @@
-//! What one certificate says.
+//! Parsed certificates.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,18 +12,16 @@ use x509_parser::public_key::PublicKey;
 
 use crate::base::spiffe_id::SpiffeId;
 
-/// The facts of a certificate that people and checks ask for.
+/// The fields of a certificate that checks and messages use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// Subject, as one line.
+    /// On one line.
     pub subject: String,
-    /// Issuer, as one line.
+    /// On one line.
     pub issuer: String,
-    /// Serial number, lower-case hexadecimal.
+    /// Lower-case hexadecimal.
     pub serial: String,
-    /// Valid from.
     pub not_before: SystemTime,
-    /// Valid until.
     pub not_after: SystemTime,
     /// URI subject alternative names.
     pub uris: Vec<String>,
@@ -31,32 +29,31 @@ pub struct Certificate {
     pub dns_names: Vec<String>,
     /// IP subject alternative names.
     pub ip_addresses: Vec<IpAddr>,
-    /// Algorithm and size of its key, for people: `ECDSA P-256`.
+    /// Algorithm and size of its key, as shown in messages: `ECDSA P-256`.
     pub key_type: String,
     /// DER SubjectPublicKeyInfo.
     pub public_key: Vec<u8>,
-    /// Whether it may issue certificates.
     pub is_ca: bool,
-    /// Whether it is its own issuer, as a root is.
+    /// Whether it is its own issuer, like a root.
     pub is_self_issued: bool,
-    /// Whether its key may sign CRLs.
+    /// Whether its key usage allows signing CRLs.
     pub signs_crls: bool,
-    /// What issuers call its key.
+    /// Subject key identifier.
     pub key_id: Option<Vec<u8>>,
 }
 
-/// A certificate's DER that can't be parsed.
+/// Why DER is not a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an X.509 certificate: {0}")]
 pub struct NotACertificate(String);
 
 impl Certificate {
-    /// Reads a DER certificate.
+    /// Parses a DER certificate.
     pub fn parse(der: &CertificateDer<'_>) -> Result<Self, NotACertificate> {
         let (rest, parsed) =
             X509Certificate::from_der(der).map_err(|error| NotACertificate(error.to_string()))?;
         if !rest.is_empty() {
-            return Err(NotACertificate(format!("{} bytes behind it", rest.len())));
+            return Err(NotACertificate(format!("{} trailing bytes", rest.len())));
         }
         let mut facts = Self {
             subject: parsed.subject().to_string(),
@@ -93,7 +90,7 @@ impl Certificate {
         Ok(facts)
     }
 
-    /// The SPIFFE ID, where there is exactly one URI name and it is one (an X.509-SVID has exactly one).
+    /// The SPIFFE ID, if it is the only URI name (an X.509-SVID has exactly one).
     pub fn spiffe_id(&self) -> Option<SpiffeId> {
         match self.uris.as_slice() {
             [uri] => uri.parse().ok(),
@@ -101,7 +98,7 @@ impl Certificate {
         }
     }
 
-    /// Who it is for, in the fewest words: its names, else its subject.
+    /// Its subject alternative names, or its subject if it has none.
     pub fn names(&self) -> String {
         let names: Vec<_> = self
             .uris
@@ -114,18 +111,18 @@ impl Certificate {
     }
 }
 
-/// An intermediate may have its root's name, or none as its root has none: the signature decides, where it can be checked.
+/// An intermediate may have the same name as its root, or both may have none: if the signature can be checked, it decides.
 fn is_self_issued(certificate: &X509Certificate<'_>) -> bool {
     certificate.subject().as_raw() == certificate.issuer().as_raw()
         && !matches!(certificate.verify_signature(None), Err(X509Error::SignatureVerificationError))
 }
 
-/// A name as Envoy compares it: case and spaces don't count.
+/// A name in the form in which Envoy compares names: it ignores case and the number of spaces.
 pub fn folded(name: &str) -> String {
     name.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase()
 }
 
-/// A DER integer, as Envoy and openssl print serial numbers: without leading zero bytes.
+/// A DER integer in the form in which Envoy and OpenSSL print serial numbers: without leading zero bytes.
 pub(super) fn hexadecimal(integer: &[u8]) -> String {
     let start = integer.iter().position(|byte| *byte != 0).unwrap_or_default();
     integer.iter().skip(start).map(|byte| format!("{byte:02x}")).collect()

@@ -6,8 +6,8 @@ use super::key::SigningKey;
 use super::pem;
 use crate::base::spiffe_id::SpiffeId;
 
-/// A CSR for `key`, DER. It names `identity` as its only subject alternative name, critical, with an empty
-/// subject, as the X.509-SVID standard wants it; without an identity it names nobody and the CA decides.
+/// A CSR for `key`, DER. `identity` is its only subject alternative name, critical, with an empty subject, as the
+/// X.509-SVID standard requires; without an identity it has no names and the CA decides.
 pub fn request(key: &SigningKey, identity: Option<&SpiffeId>) -> Result<Vec<u8>, rcgen::Error> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -19,6 +19,6 @@ pub fn request(key: &SigningKey, identity: Option<&SpiffeId>) -> Result<Vec<u8>,
 
 /// A DER CSR as PEM.
 pub fn to_pem(der: &[u8]) -> String {
-    // Base64 and ASCII labels: always UTF-8.
+    // Base64 and ASCII labels are always UTF-8.
     String::from_utf8_lossy(&pem::encode("CERTIFICATE REQUEST", der)).into_owned()
 }

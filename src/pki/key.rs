@@ -1,4 +1,4 @@
-//! Private keys: made here or read from a file. Wiped when dropped, never shown.
+//! Private keys, generated or read from a file. They are wiped when dropped and never shown.
 
 mod format;
 
@@ -18,23 +18,17 @@ use super::pem::{damage, encode, looks_like_der};
 /// The algorithm and size of a new key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum KeyType {
-    /// ECDSA on NIST P-256.
     #[default]
     EcdsaP256,
-    /// ECDSA on NIST P-384.
     EcdsaP384,
-    /// RSA, 2048 bits.
     Rsa2048,
-    /// RSA, 3072 bits.
     Rsa3072,
-    /// RSA, 4096 bits.
     Rsa4096,
-    /// Ed25519.
     Ed25519,
 }
 
 impl KeyType {
-    /// Every key type with the name that `--key-type` takes.
+    /// Every key type with its `--key-type` name.
     pub const ALL: [(&'static str, Self); 6] = [
         ("ecdsa-p256", Self::EcdsaP256),
         ("ecdsa-p384", Self::EcdsaP384),
@@ -44,17 +38,16 @@ impl KeyType {
         ("ed25519", Self::Ed25519),
     ];
 
-    /// The name that `--key-type` takes.
+    /// Its `--key-type` name.
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(_, key_type)| *key_type == self).map_or("unknown", |(name, _)| name)
     }
 
-    /// True where making a key takes so long (50 ms and more) that the runtime's thread must not do it.
+    /// Whether generating a key takes so long (50 ms or more) that the runtime's thread must not do it.
     pub fn is_slow(self) -> bool {
         self.is_rsa()
     }
 
-    /// True for RSA of any size.
     pub fn is_rsa(self) -> bool {
         matches!(self, Self::Rsa2048 | Self::Rsa3072 | Self::Rsa4096)
     }
@@ -72,11 +65,11 @@ impl FromStr for KeyType {
     }
 }
 
-/// A fresh key that can sign.
+/// A private key that can sign, usually a new one.
 pub struct SigningKey(rcgen::KeyPair);
 
 impl SigningKey {
-    /// Makes a key. Takes some 20 µs, but for RSA 50 ms and more (see [`KeyType::is_slow`]).
+    /// Takes about 20 µs, and 50 ms or more for RSA (see [`KeyType::is_slow`]).
     pub fn generate(key_type: KeyType) -> Result<Self, rcgen::Error> {
         use rcgen::RsaKeySize::{_2048, _3072, _4096};
         let rsa = |size| rcgen::KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, size);
@@ -91,7 +84,7 @@ impl SigningKey {
         pair.map(Self)
     }
 
-    /// In the first version of PKCS#8. rcgen makes the second, with the public key in it, which neither Envoy nor OpenSSL
+    /// In version 1 of PKCS#8. rcgen generates version 2, which includes the public key and which neither Envoy nor OpenSSL
     /// reads.
     fn ed25519() -> Result<Self, rcgen::Error> {
         let unspecified = |_| rcgen::Error::RingUnspecified;
@@ -99,12 +92,11 @@ impl SigningKey {
         Self::from_pkcs8(&pkcs8.as_ref().into())
     }
 
-    /// Reads a PKCS#8 key.
     pub fn from_pkcs8(der: &PrivatePkcs8KeyDer<'_>) -> Result<Self, rcgen::Error> {
         rcgen::KeyPair::try_from(der).map(Self)
     }
 
-    /// The same key, to be published.
+    /// The same key in the form in which it is published.
     pub fn to_private_key(&self) -> PrivateKey {
         PrivateKey(PrivateKeyDer::Pkcs8(self.0.serialized_der().to_vec().into()))
     }
@@ -141,23 +133,18 @@ impl rcgen::SigningKey for SigningKey {
 /// A private key as bytes: PKCS#8, PKCS#1 (RSA) or SEC1 (EC).
 pub struct PrivateKey(PrivateKeyDer<'static>);
 
-/// Why a text is not a private key that can be used.
+/// Why a text is not a usable private key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAKey {
-    /// No key block.
     #[error("it holds no PEM private key (a \"-----BEGIN PRIVATE KEY-----\" block, or EC or RSA)")]
     NoKey,
-    /// The key needs a password.
     #[error("its private key is encrypted: store it without a password")]
     Encrypted,
-    /// The binary form.
     #[error("it is DER, not PEM: convert it with `openssl pkey -inform der -outform pem`")]
     Der,
-    /// A block is damaged.
     #[error("its PEM is damaged: {0}")]
     Damaged(&'static str),
-    /// The key itself can't be read.
-    #[error("its private key can't be read: RSA, ECDSA and Ed25519 keys are known")]
+    #[error("its private key can't be read: RSA, ECDSA and Ed25519 keys are supported")]
     Unknown,
 }
 
@@ -177,7 +164,7 @@ impl PrivateKey {
         }
     }
 
-    /// The key as a PEM block of its own format.
+    /// A PEM block in the format in which the key was read or generated.
     pub fn to_pem(&self) -> Zeroizing<Vec<u8>> {
         match &self.0 {
             PrivateKeyDer::Pkcs1(key) => encode("RSA PRIVATE KEY", key.secret_pkcs1_der()),
@@ -186,12 +173,11 @@ impl PrivateKey {
         }
     }
 
-    /// The DER bytes.
     pub fn der(&self) -> &PrivateKeyDer<'static> {
         &self.0
     }
 
-    /// The public half, as DER SubjectPublicKeyInfo: what a certificate for this key carries.
+    /// The public key as DER SubjectPublicKeyInfo, as in a certificate for this key.
     pub fn public_key(&self) -> Result<Vec<u8>, NotAKey> {
         let key =
             rustls::crypto::aws_lc_rs::sign::any_supported_type(&self.0).map_err(|_| NotAKey::Unknown)?;
@@ -216,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_type_is_made_written_and_read_back() {
+    fn every_key_type_can_be_generated_written_and_read_back() {
         for (name, key_type) in KeyType::ALL.into_iter().filter(|(name, _)| *name != "rsa-4096") {
             let key = SigningKey::generate(key_type).unwrap();
             let text = key.to_private_key().to_pem();
@@ -226,13 +212,13 @@ mod tests {
     }
 
     #[test]
-    fn a_key_type_that_does_not_exist_lists_those_that_do() {
+    fn the_error_for_an_unknown_key_type_lists_the_known_ones() {
         let error = "rsa-1024".parse::<KeyType>().unwrap_err();
         assert!(error.contains("rsa-1024") && error.contains("ecdsa-p256, ecdsa-p384, rsa-2048"), "{error}");
     }
 
     #[test]
-    fn what_is_not_a_key_is_named() {
+    fn the_error_says_why_a_text_is_not_a_key() {
         let cases: [(&[u8], NotAKey); 4] = [
             (b"", NotAKey::NoKey),
             (&[0x30, 0x82, 1, 1], NotAKey::Der),

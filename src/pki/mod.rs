@@ -1,4 +1,4 @@
-//! Keys, requests and certificates: what they say and whether they fit together.
+//! Keys, signing requests, certificates and CRLs.
 
 pub mod certificate;
 pub mod crl;

@@ -1,4 +1,4 @@
-//! PEM, read leniently and written one way.
+//! PEM: a lenient reader, and a writer.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,39 +8,35 @@ use zeroize::Zeroizing;
 
 use crate::base::limits;
 
-/// Why a text gives no certificates.
+/// Why a text has no usable certificates.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotPem {
-    /// Nothing between `-----BEGIN CERTIFICATE-----` lines.
     #[error("it holds no PEM certificate (a \"-----BEGIN CERTIFICATE-----\" block)")]
     NoCertificate,
-    /// The binary form.
     #[error("it is DER, not PEM: convert it with `openssl x509 -inform der -outform pem`")]
     Der,
-    /// A block is damaged.
     #[error("its PEM is damaged: {0}")]
     Damaged(&'static str),
-    /// More blocks than anybody needs.
     #[error(
-        "it holds more than {max} certificates: leave out those that are not needed",
+        "it holds more than {max} certificates: remove those that are not needed",
         max = limits::CERTIFICATES
     )]
     TooMany,
 }
 
-/// What is wrong with a PEM text, without a word of the text: it may be anybody's file.
+/// Describes a PEM error without quoting the text, which may be any file.
 pub fn damage(error: &pem::Error) -> &'static str {
     match error {
         pem::Error::MissingSectionEnd { .. } => "a BEGIN line without its END line; is it cut off?",
-        pem::Error::IllegalSectionStart { .. } => "a BEGIN line that is not as it must be",
-        pem::Error::Base64Decode(_) => "what stands between BEGIN and END is not base64",
+        pem::Error::IllegalSectionStart { .. } => "a malformed BEGIN line",
+        pem::Error::Base64Decode(_) => "the text between BEGIN and END is not base64",
         pem::Error::SectionTooLarge => "a block is too large",
-        pem::Error::NoItemsFound => "there is no block",
+        pem::Error::NoItemsFound => "it has no block",
         _ => "it can't be read",
     }
 }
 
-/// Every certificate of `text`, in order; other blocks and text between blocks are passed over.
+/// Every certificate of `text`, in order; other blocks and text between blocks are ignored.
 pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, NotPem> {
     let found = CertificateDer::pem_slice_iter(text)
         .take(limits::CERTIFICATES + 1)
@@ -53,7 +49,7 @@ pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, NotPem>
     }
 }
 
-/// Those certificates of `text` that can be read, if there are any: damaged blocks are passed over too.
+/// The readable certificates of `text`: damaged blocks are ignored too, unless there is nothing else.
 pub fn readable_certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, NotPem> {
     let readable = CertificateDer::pem_slice_iter(text).filter_map(Result::ok);
     let found: Vec<_> = readable.take(limits::CERTIFICATES + 1).collect();
@@ -64,7 +60,7 @@ fn bounded(found: Vec<CertificateDer<'static>>) -> Result<Vec<CertificateDer<'st
     if found.len() > limits::CERTIFICATES { Err(NotPem::TooMany) } else { Ok(found) }
 }
 
-/// True if `bytes` start as a DER certificate or key does: a SEQUENCE of more than 127 bytes.
+/// Whether `bytes` start like a DER certificate or key: a SEQUENCE of more than 127 bytes.
 pub fn looks_like_der(bytes: &[u8]) -> bool {
     matches!(bytes, [0x30, 0x81..=0x83, ..])
 }
@@ -74,11 +70,11 @@ pub fn of_certificates<'a>(certificates: impl IntoIterator<Item = &'a Certificat
     certificates.into_iter().flat_map(|certificate| encode("CERTIFICATE", certificate).to_vec()).collect()
 }
 
-/// `der` as one PEM block, in memory that is wiped.
+/// `der` as one PEM block, in memory that is wiped when dropped.
 pub fn encode(label: &str, der: &[u8]) -> Zeroizing<Vec<u8>> {
     const LINE: usize = 64;
     let base64 = Zeroizing::new(STANDARD.encode(der));
-    // Sized beforehand: a buffer that grows leaves copies of a key behind.
+    // Sized in advance: a buffer that grows leaves copies of a key in memory.
     let size = base64.len() + base64.len() / LINE + 2 * label.len() + 64;
     let mut out = Zeroizing::new(Vec::with_capacity(size));
     out.extend_from_slice(format!("-----BEGIN {label}-----\n").as_bytes());
@@ -95,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn written_certificates_are_read_back() {
         for length in [1, 47, 48, 49, 1000] {
             let der = CertificateDer::from(vec![7; length]);
             let text = of_certificates([&der, &der]);
@@ -104,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_crlf_are_no_obstacle() {
+    fn comments_and_crlf_are_accepted() {
         let der = CertificateDer::from(vec![1, 2, 3]);
         let text = String::from_utf8(of_certificates([&der])).unwrap().replace('\n', "\r\n");
         let text = format!("# the root\r\nsubject=x\r\n{text}\r\ntrailing words\r\n");
@@ -112,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_blocks_can_be_passed_over() {
+    fn damaged_blocks_can_be_ignored() {
         let [one, other] = [1, 2].map(|byte| CertificateDer::from(vec![byte; 9]));
         let damaged = b"-----BEGIN CERTIFICATE-----\n!!\n-----END CERTIFICATE-----\n".to_vec();
         let cut_off = b"-----BEGIN CERTIFICATE-----\nAAAA".to_vec();
@@ -134,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_pem_is_named() {
+    fn the_error_says_why_a_text_is_not_pem() {
         assert_eq!(certificates(b""), Err(NotPem::NoCertificate));
         assert_eq!(certificates(b"root:x:0:0"), Err(NotPem::NoCertificate));
         assert_eq!(certificates(&[0x30, 0x82, 1, 1]), Err(NotPem::Der));

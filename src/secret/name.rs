@@ -1,4 +1,4 @@
-//! Resource names, as they stand in requests.
+//! Resource names as Envoy requests them.
 
 use std::fmt;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::base::limits;
 
-/// The name of a secret that this agent can serve. Clones share the text.
+/// The resource name of a secret that this agent can serve. Clones share the text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SecretName {
     /// `default`: the workload's key pair.
@@ -29,29 +29,26 @@ pub enum NameKind {
     File,
 }
 
-/// A checked `file-cert:CHAIN~KEY`.
+/// A valid `file-cert:CHAIN~KEY`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PairName(Arc<str>);
 
-/// A checked `file-root:PATH`.
+/// A valid `file-root:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RootsName(Arc<str>);
 
-/// A name that this agent does not serve.
+/// Why this agent does not serve a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadName {
-    /// It stands for nothing here.
     #[error(
         "unknown resource name {0:?}: this agent serves \"default\" (key pair), \"ROOTCA\" (trust bundle), \
          file-cert:CHAIN~KEY, file-root:PATH and file-root:system"
     )]
     Unknown(String),
-    /// It names files, but not as it must.
     #[error("resource name {name:?}: {reason}")]
     Malformed {
-        /// The name, or its beginning.
+        /// May be truncated.
         name: String,
-        /// What is wrong with it.
         reason: &'static str,
     },
 }
@@ -59,16 +56,14 @@ pub enum BadName {
 const KEY_PAIR: &str = "file-cert:";
 const ROOTS: &str = "file-root:";
 const SYSTEM: &str = "file-root:system";
-/// Between the two files of a key pair.
+/// Separates the two files of a key pair.
 const SEPARATOR: char = '~';
 
 impl PairName {
-    /// The file of the chain.
     pub fn chain(&self) -> &Path {
         Path::new(self.files().0)
     }
 
-    /// The file of the key.
     pub fn key(&self) -> &Path {
         Path::new(self.files().1)
     }
@@ -79,17 +74,15 @@ impl PairName {
 }
 
 impl RootsName {
-    /// The file of the roots.
     pub fn path(&self) -> &Path {
         Path::new(self.0.strip_prefix(ROOTS).unwrap_or_default())
     }
 }
 
 impl SecretName {
-    /// The names that are served without being asked for.
+    /// The names that are served without demand.
     pub const OWN: [Self; 2] = [Self::Workload, Self::Roots];
 
-    /// The name on the wire.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Workload => "default",
@@ -124,7 +117,7 @@ impl FromStr for SecretName {
     type Err = BadName;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // Foreign text goes into logs: not more of it than a name needs.
+        // The text comes from a client and is logged: it is cut to the length of a usual name.
         let start = || text.chars().take(200).collect();
         let malformed = |reason| Err(BadName::Malformed { name: start(), reason });
         if let Some(own) = Self::OWN.into_iter().find(|name| name.as_str() == text) {
@@ -139,7 +132,7 @@ impl FromStr for SecretName {
             return match is_path(path) {
                 true => Ok(Self::FileRoots(RootsName(text.into()))),
                 false => malformed(
-                    "file-root: needs the path of a file, of at most 4095 bytes, without control characters",
+                    "file-root: must be followed by a path of at most 4095 bytes without control characters",
                 ),
             };
         }
@@ -149,7 +142,7 @@ impl FromStr for SecretName {
                 Ok(Self::FileKeyPair(PairName(text.into())))
             }
             _ => malformed(
-                "the shape is file-cert:CHAIN~KEY: two paths of at most 4095 bytes with one \"~\" between them, without \
+                "it must be file-cert:CHAIN~KEY: two paths of at most 4095 bytes with one \"~\" between them, without \
                  control characters",
             ),
         }
@@ -161,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_what_it_was_read_from() {
+    fn a_parsed_name_keeps_its_text() {
         let names = [
             "default",
             "ROOTCA",
@@ -183,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_none_is_told_apart_from_a_misshapen_one() {
+    fn unknown_and_malformed_names_are_distinguished() {
         for text in ["", "Default", "rootca", "kubernetes://x", "file-cert", "file:/etc/passwd"] {
             assert!(matches!(text.parse::<SecretName>(), Err(BadName::Unknown(_))), "{text}");
         }

@@ -1,7 +1,7 @@
-//! Which CRLs go into a trust bundle: those that refuse nobody but the revoked, or none.
+//! Chooses the CRLs of a trust bundle: either CRLs that reject only revoked certificates, or none.
 //!
-//! As soon as there is one CRL in a bundle, Envoy refuses every peer above whom, up to the root, it finds an issuer
-//! without one that is signed and in time (`tests/agent/crl.rs` shows it). So they are taken as a whole.
+//! As soon as a bundle has one CRL, Envoy rejects every peer that has an issuer, up to the root, without a signed and current
+//! CRL (`tests/agent/crl.rs` shows it). So the bundle gets a complete set of CRLs or none.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -11,68 +11,67 @@ use std::time::{Duration, SystemTime};
 
 use super::KeyPair;
 use crate::base::clock::rfc3339;
-use crate::base::limits;
+use crate::base::text;
 use crate::pki::certificate::{Certificate, folded};
 use crate::pki::crl::Crl;
 
-/// A CRL is out of use so long before its end: at the end Envoy must have the bundle without it already.
+/// How long before it expires a CRL is no longer used: by then Envoy must already have the bundle without it.
 const MARGIN: Duration = Duration::from_secs(2);
 
-/// CRLs, and the issuers that are known beside a bundle's roots.
+/// CRLs, and the known issuers other than a bundle's roots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revocation {
     crls: Vec<Arc<Crl>>,
-    /// The CAs of our own chain: peers hold chains like ours. None as long as there is no chain.
+    /// The CAs of the workload's own chain, because peers have similar chains. `None` until there is a chain.
     intermediates: Option<Vec<Certificate>>,
 }
 
-/// An issuer in use without a CRL that Envoy could use.
+/// Why an issuer in use has no CRL that Envoy can use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Gap {
-    #[error("there is no key pair yet, whose chain shows which CAs are in use")]
+    #[error("no key pair yet: its chain shows which CAs are in use")]
     NoKeyPair,
     #[error("there is no CRL of {issuer}: add it")]
     Missing { issuer: String },
     #[error(
-        "the CRL of {issuer} was to be replaced by {at}: put the next one there, or if that CA is no longer in use, leave its CRL out"
+        "the CRL of {issuer} is out of date (nextUpdate {at}): publish the next one, or if that CA is no longer in use, remove its CRL"
     )]
     Expired { issuer: String, at: String },
-    #[error("the CRL of {issuer} begins only at {at}: is this machine's clock right?")]
+    #[error("the CRL of {issuer} is not valid before {at}: check this machine's clock")]
     NotYetValid { issuer: String, at: String },
     #[error(
-        "a CRL that names {issuer} is not signed with its key: leave it out, or if it is of another CA of that name, make it with an authority key identifier"
+        "a CRL that names {issuer} is not signed with its key: remove it, or if it belongs to another CA of that name, create it with an authority key identifier"
     )]
     Unsigned { issuer: String },
     #[error(
-        "the certificate of {issuer} does not let it sign CRLs (cRLSign), so Envoy takes none of it: it needs another certificate"
+        "the certificate of {issuer} does not allow it to sign CRLs (cRLSign), so Envoy accepts none from it: it needs another certificate"
     )]
     MayNotSign { issuer: String },
     #[error(
-        "two CAs with different keys are named {name}, and Envoy can't tell whose a CRL is: they need different names"
+        "two CAs with different keys are named {name}, and Envoy can't tell which of them issued a CRL: they need different names"
     )]
     SameName { name: String },
-    #[error("{name} is trusted without being a root: put the root above it into the trust bundle too")]
+    #[error("{name} is trusted but is not a root: add the root above it to the trust bundle")]
     Rootless { name: String },
 }
 
-/// Everything that keeps CRLs out of a bundle.
+/// Why a bundle has no CRLs: every gap.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Uncovered(pub Vec<Gap>);
 
 impl fmt::Display for Uncovered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(gaps) = self;
-        f.write_str(&limits::listed(gaps, "; "))
+        f.write_str(&text::listed(gaps, "; "))
     }
 }
 
 impl Revocation {
-    /// These CRLs, instead of those before.
     pub fn set_crls(&mut self, crls: &[Arc<Crl>]) {
         self.crls = crls.to_vec();
     }
 
-    /// The CAs of this pair's chain, instead of those before. True if they are others.
+    /// Takes the intermediates from this pair's chain. True if they differ from those before.
     pub fn set_chain(&mut self, pair: &KeyPair) -> bool {
         let above = pair.chain().iter().skip(1).filter_map(|one| Certificate::parse(one).ok());
         let intermediates = Some(above.filter(|one| one.is_ca).collect());
@@ -81,13 +80,12 @@ impl Revocation {
         is_new
     }
 
-    /// Whether there are no CRLs.
     pub fn is_empty(&self) -> bool {
         self.crls.is_empty()
     }
 
-    /// What goes into a bundle of `roots` at `now`: of every issuer in use its newest CRL, and so of every other
-    /// issuer that has one here, because some peer may come from there.
+    /// The CRLs for a bundle of `roots` at `now`: the newest of every issuer in use, and of every other issuer that has one,
+    /// because peers may have certificates from it.
     pub fn cover(&self, roots: &[Certificate], now: SystemTime) -> Result<Vec<Arc<Crl>>, Uncovered> {
         if self.is_empty() {
             return Ok(Vec::new());
@@ -96,7 +94,7 @@ impl Revocation {
             return Err(Uncovered(vec![Gap::NoKeyPair]));
         };
         let mut by_name: BTreeMap<String, Namesakes<'_>> = BTreeMap::new();
-        // Nobody gets through by an expired root, whatever its CRL.
+        // No peer is accepted by an expired root, whether or not it has a CRL.
         let roots = || roots.iter().filter(|root| root.not_after > now);
         for one in roots().chain(intermediates) {
             by_name.entry(folded(&one.subject)).or_default().known.push(one);
@@ -104,16 +102,16 @@ impl Revocation {
         for crl in &self.crls {
             by_name.entry(folded(&crl.issuer)).or_default().crls.push(crl);
         }
-        let mut covered = Covered { now, chosen: Vec::new(), gaps: Vec::new() };
-        // Envoy looks for a CRL of every certificate's issuer: the chain must go on to one that is its own.
+        let mut coverage = Coverage { now, chosen: Vec::new(), gaps: Vec::new() };
+        // Envoy looks for a CRL of every certificate's issuer, so the chain must continue up to a self-issued one.
         for one in roots().filter(|one| !one.is_self_issued) {
             let above = by_name.get(&folded(&one.issuer));
             if !above.is_some_and(|above| above.known.iter().any(|root| root.is_self_issued)) {
-                covered.gaps.push(Gap::Rootless { name: one.subject.clone() });
+                coverage.gaps.push(Gap::Rootless { name: one.subject.clone() });
             }
         }
-        by_name.values().for_each(|namesakes| covered.judge(namesakes));
-        let Covered { mut chosen, mut gaps, .. } = covered;
+        by_name.values().for_each(|namesakes| coverage.add(namesakes));
+        let Coverage { mut chosen, mut gaps, .. } = coverage;
         if !gaps.is_empty() {
             gaps.dedup();
             return Err(Uncovered(gaps));
@@ -123,35 +121,35 @@ impl Revocation {
         Ok(chosen)
     }
 
-    /// The next moment at which a CRL comes into use or goes out of it, or one of `roots` needs none any more.
+    /// When next a CRL becomes valid or goes out of use, or one of `roots` expires and no longer needs a CRL.
     pub fn next_change(&self, roots: &[Certificate], now: SystemTime) -> Option<SystemTime> {
         if self.is_empty() {
             return None;
         }
-        let moments = self.crls.iter().flat_map(|crl| [Some(crl.this_update), end(crl)]).flatten();
+        let moments = self.crls.iter().flat_map(|crl| [Some(crl.this_update), end_of_use(crl)]).flatten();
         let ends = roots.iter().map(|root| root.not_after);
         moments.chain(ends).filter(|moment| *moment > now).min()
     }
 }
 
-/// The known CAs of one name, as Envoy compares names, and the CRLs that carry it.
+/// The known CAs of one name, as Envoy compares names, and the CRLs with this issuer name.
 #[derive(Debug, Default)]
 struct Namesakes<'a> {
     known: Vec<&'a Certificate>,
     crls: Vec<&'a Arc<Crl>>,
 }
 
-/// What there is for a bundle, and what is not.
+/// The chosen CRLs and the gaps so far.
 #[derive(Debug)]
-struct Covered {
+struct Coverage {
     now: SystemTime,
     chosen: Vec<Arc<Crl>>,
     gaps: Vec<Gap>,
 }
 
-impl Covered {
-    fn judge(&mut self, Namesakes { known, crls }: &Namesakes<'_>) {
-        // The same CA may have several certificates. Of several CAs no signature is looked at: it would not help.
+impl Coverage {
+    fn add(&mut self, Namesakes { known, crls }: &Namesakes<'_>) {
+        // One CA may have several certificates. With several CAs of one name, signatures would not help.
         let mut signed = Vec::new();
         if let Some((one, others)) = known.split_first() {
             if others.iter().any(|other| other.public_key != one.public_key) {
@@ -164,9 +162,13 @@ impl Covered {
                 self.gaps.push(Gap::MayNotSign { issuer: one.subject.clone() });
                 continue;
             }
-            let its = crls.iter().zip(&signed).filter(|(crl, is_signed)| **is_signed && crl.may_be_of(one));
-            let its: Vec<_> = its.map(|(crl, _)| *crl).collect();
-            self.choose(&its, || Some(Gap::Missing { issuer: one.subject.clone() }));
+            let its_crls: Vec<_> = crls
+                .iter()
+                .zip(&signed)
+                .filter(|(crl, is_signed)| **is_signed && crl.may_be_of(one))
+                .map(|(crl, _)| *crl)
+                .collect();
+            self.choose(&its_crls, || Some(Gap::Missing { issuer: one.subject.clone() }));
         }
         let mut others: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (index, crl) in crls.iter().enumerate() {
@@ -179,27 +181,27 @@ impl Covered {
         others.into_values().for_each(|crls| self.choose(&crls, || None));
     }
 
-    /// Takes the one of an issuer's CRLs that Envoy would use.
+    /// Adds the CRL that Envoy would use of one issuer's `crls`.
     fn choose(&mut self, crls: &[&Arc<Crl>], without: impl FnOnce() -> Option<Gap>) {
-        match newest_in_time(crls, self.now) {
+        match newest_valid(crls, self.now) {
             Ok(crl) => self.chosen.push(crl),
             Err(gap) => self.gaps.extend(gap.or_else(without)),
         }
     }
 }
 
-/// When `crl` goes out of use.
-fn end(crl: &Crl) -> Option<SystemTime> {
+/// When `crl` is no longer used.
+fn end_of_use(crl: &Crl) -> Option<SystemTime> {
     crl.next_update.and_then(|at| at.checked_sub(MARGIN))
 }
 
-/// The one of an issuer's CRLs that Envoy would use. The error says what is wrong with the newest, where there is one.
-fn newest_in_time(crls: &[&Arc<Crl>], now: SystemTime) -> Result<Arc<Crl>, Option<Gap>> {
+/// The CRL that Envoy would use of one issuer's `crls`. The error is the problem of the newest, if there is one.
+fn newest_valid(crls: &[&Arc<Crl>], now: SystemTime) -> Result<Arc<Crl>, Option<Gap>> {
     let mut crls: Vec<_> = crls.to_vec();
     crls.sort_by_key(|crl| Reverse(crl.age_rank()));
     let has_begun = |crl: &Crl| crl.this_update <= now;
-    let in_time = crls.iter().find(|crl| has_begun(crl) && end(crl).is_none_or(|end| now < end));
-    if let Some(crl) = in_time {
+    let valid = crls.iter().find(|crl| has_begun(crl) && end_of_use(crl).is_none_or(|end| now < end));
+    if let Some(crl) = valid {
         return Ok(Arc::clone(crl));
     }
     let show = |at| rfc3339(at).to_string();
@@ -212,215 +214,4 @@ fn newest_in_time(crls: &[&Arc<Crl>], now: SystemTime) -> Result<Arc<Crl>, Optio
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::UNIX_EPOCH;
-
-    use rcgen::KeyUsagePurpose;
-
-    use super::*;
-    use crate::pki::crl;
-    use crate::pki::crl::testing::Authority;
-
-    const HOUR: Duration = Duration::from_secs(3600);
-
-    fn now() -> SystemTime {
-        UNIX_EPOCH + 1000 * HOUR
-    }
-
-    fn parse(texts: &[String]) -> Vec<Arc<Crl>> {
-        let crls = texts.iter().flat_map(|text| crl::from_pem(text.as_bytes()).unwrap());
-        crls.map(Arc::new).collect()
-    }
-
-    fn revocation(crls: &[Arc<Crl>], below: Option<&Authority>) -> Revocation {
-        let mut revocation = Revocation::default();
-        revocation.set_crls(crls);
-        if let Some(issuer) = below {
-            revocation.set_chain(&issuer.key_pair());
-        }
-        revocation
-    }
-
-    fn facts(roots: &[&Authority]) -> Vec<Certificate> {
-        roots.iter().map(|root| Certificate::parse(&root.certificate).unwrap()).collect()
-    }
-
-    /// The issuers of what a bundle gets, or what is missing.
-    fn cover(
-        texts: &[String],
-        below: Option<&Authority>,
-        roots: &[&Authority],
-    ) -> Result<Vec<String>, String> {
-        let covered = revocation(&parse(texts), below).cover(&facts(roots), now());
-        let mut names = covered.map_err(|gaps| gaps.to_string())?;
-        names.sort_by(|a, b| a.issuer.cmp(&b.issuer));
-        Ok(names.iter().map(|crl| crl.issuer.rsplit("CN=").next().unwrap().to_owned()).collect())
-    }
-
-    fn good(ca: &Authority) -> String {
-        ca.crl(now() - HOUR, now() + HOUR, &[])
-    }
-
-    fn ended(ca: &Authority) -> String {
-        ca.crl(now() - 2 * HOUR, now() - HOUR, &[])
-    }
-
-    #[test]
-    fn every_issuer_in_use_needs_a_crl_that_envoy_would_use() {
-        let (root, other, fake) =
-            (Authority::root("root"), Authority::root("other"), Authority::root("root"));
-        let middle = Authority::new("middle", Some(&root), |_| {});
-        let elsewhere = Authority::new("elsewhere", Some(&root), |_| {});
-        let mute = Authority::new("mute", Some(&root), |params| {
-            params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        });
-        let gone = Authority::new("gone", None, |params| params.not_after = (now() - HOUR).into());
-        let later = |ca: &Authority| ca.crl(now() + HOUR, now() + 2 * HOUR, &[]);
-        let forged = |ca: &Authority| ca.old_crl(now() - HOUR, now() + HOUR);
-        let both = [good(&root), good(&middle)];
-        let with = |more: String| [both.as_slice(), &[more]].concat();
-        type Case<'a> =
-            (&'a str, Vec<String>, Option<&'a Authority>, Vec<&'a Authority>, Result<&'a str, &'a str>);
-        let cases: Vec<Case<'_>> = vec![
-            ("no file", vec![], Some(&middle), vec![&root], Ok("")),
-            ("all of it", both.to_vec(), Some(&middle), vec![&root], Ok("middle root")),
-            ("there is no intermediate", both.to_vec(), Some(&root), vec![&root], Ok("middle root")),
-            ("nobody knows yet", both.to_vec(), None, vec![&root], Err("there is no key pair yet")),
-            ("nothing to know", vec![], None, vec![&root], Ok("")),
-            ("the root's alone", vec![good(&root)], Some(&middle), vec![&root], Err("no CRL of CN=middle")),
-            (
-                "the intermediate's alone",
-                vec![good(&middle)],
-                Some(&middle),
-                vec![&root],
-                Err("no CRL of CN=root"),
-            ),
-            ("a root without", both.to_vec(), Some(&middle), vec![&root, &other], Err("no CRL of CN=other")),
-            ("an expired root without", both.to_vec(), Some(&middle), vec![&root, &gone], Ok("middle root")),
-            (
-                "one has expired",
-                vec![good(&root), ended(&middle)],
-                Some(&middle),
-                vec![&root],
-                Err("CN=middle was to be replaced by"),
-            ),
-            (
-                "one has expired, and is replaced",
-                with(ended(&middle)),
-                Some(&middle),
-                vec![&root],
-                Ok("middle root"),
-            ),
-            (
-                "one is to come",
-                vec![good(&root), later(&middle)],
-                Some(&middle),
-                vec![&root],
-                Err("CN=middle begins only at"),
-            ),
-            ("the next one is there", with(later(&middle)), Some(&middle), vec![&root], Ok("middle root")),
-            (
-                "another key",
-                vec![forged(&fake), good(&middle)],
-                Some(&middle),
-                vec![&root],
-                Err("names CN=root is not signed"),
-            ),
-            (
-                "another key too",
-                with(forged(&fake)),
-                Some(&middle),
-                vec![&root],
-                Err("names CN=root is not signed"),
-            ),
-            (
-                "another CA of that name",
-                with(good(&fake)),
-                Some(&middle),
-                vec![&root],
-                Ok("middle root root"),
-            ),
-            (
-                "two roots of one name",
-                with(good(&fake)),
-                Some(&middle),
-                vec![&root, &fake],
-                Err("different keys are named CN=root"),
-            ),
-            (
-                "a CA that may not",
-                both.to_vec(),
-                Some(&mute),
-                vec![&root],
-                Err("CN=mute does not let it sign CRLs"),
-            ),
-            ("a peer's CA", with(good(&elsewhere)), Some(&middle), vec![&root], Ok("elsewhere middle root")),
-            (
-                "a peer's has expired",
-                with(ended(&elsewhere)),
-                Some(&middle),
-                vec![&root],
-                Err("CN=elsewhere was to be replaced by"),
-            ),
-            (
-                "no root",
-                both.to_vec(),
-                Some(&root),
-                vec![&middle],
-                Err("CN=middle is trusted without being a root"),
-            ),
-            (
-                "the old form",
-                vec![forged(&root), forged(&middle)],
-                Some(&middle),
-                vec![&root],
-                Ok("middle root"),
-            ),
-        ];
-        for (case, texts, below, roots, expected) in cases {
-            let found = cover(&texts, below, &roots).map(|names| names.join(" "));
-            match (&found, expected) {
-                (Ok(names), Ok(expected)) => assert_eq!(names, expected, "{case}"),
-                (Err(reason), Err(words)) => assert!(reason.contains(words), "{case}: {reason}"),
-                _ => panic!("{case}: {found:?}"),
-            }
-        }
-    }
-
-    #[test]
-    fn the_newest_of_an_issuer_is_the_one() {
-        let root = Authority::root("root");
-        let old = root.crl(now() - 2 * HOUR, now() + HOUR, &[1]);
-        let new = root.crl(now() - HOUR, now() + HOUR, &[1, 2]);
-        for texts in [[old.clone(), new.clone()], [new, old]] {
-            let revocation = revocation(&parse(&texts), Some(&root));
-            let crls = revocation.cover(&facts(&[&root]), now()).unwrap();
-            assert_eq!(crls.iter().map(|crl| crl.revoked).collect::<Vec<_>>(), [2]);
-        }
-    }
-
-    #[test]
-    fn what_is_to_be_done_again_when_is_known() {
-        let root = Authority::root("root");
-        let crls = parse(&[ended(&root), good(&root), root.crl(now() + HOUR / 2, now() + 3 * HOUR, &[])]);
-        let revocation = revocation(&crls, Some(&root));
-        let mut moments = vec![now()];
-        let gone = Authority::new("gone", None, |params| params.not_after = (now() + 2 * HOUR).into());
-        let roots = &facts(&[&root, &gone])[..];
-        assert_eq!(Revocation::default().next_change(roots, now()), None);
-        // The root itself ends in the year 4096.
-        let soon = |moment: &SystemTime| *moment < now() + 1000 * HOUR;
-        let next = |last: &SystemTime| revocation.next_change(roots, *last).filter(soon);
-        while let Some(moment) = moments.last().and_then(next) {
-            moments.push(moment);
-        }
-        let ends = [now() + HOUR / 2, now() + HOUR - MARGIN, now() + 2 * HOUR, now() + 3 * HOUR - MARGIN];
-        assert_eq!(moments[1..], ends);
-        // Out of use at that moment, not after it.
-        assert!(revocation.cover(roots, ends[3] - Duration::from_millis(1)).is_ok());
-        assert!(revocation.cover(roots, ends[3]).is_err());
-        // Nobody comes from the other root when that has ended.
-        assert!(revocation.cover(roots, ends[2] - Duration::from_millis(1)).is_err());
-        assert!(revocation.cover(roots, ends[2]).is_ok());
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! A secret as Envoy's `Secret` message, encoded once and shared by every stream that sends it.
+//! Secrets encoded as Envoy's `Secret` message: once, for all streams that send them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,27 +14,25 @@ use crate::proto::envoy::config::core::v3::{DataSource, data_source::Specifier};
 use crate::proto::envoy::extensions::transport_sockets::tls::v3 as tls;
 use crate::proto::google::protobuf::Any;
 
-/// A hash of a secret's content: equal content has an equal version, also after a restart. Clones share the text.
+/// A hash of a secret's content: equal content has an equal version, even after a restart. Clones share the text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Version(Arc<str>);
 
 impl Version {
-    /// The version of `content`: the first half of its SHA-256, hexadecimal.
+    /// The first half of the SHA-256 of `content`, hexadecimal.
     pub fn of(content: &[u8]) -> Self {
         let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, content);
         let text: String = digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
         Self(text.into())
     }
 
-    /// The version that a client says it holds. It may be of nothing that ever was here; none where it can't be of
-    /// anything.
+    /// The version that a client says it holds. It may never have existed here; `None` if the text is not a version at all.
     pub fn claimed(text: String) -> Option<Self> {
         let is_digest =
             text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         is_digest.then_some(Self(text.into()))
     }
 
-    /// The text on the wire.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -46,17 +44,14 @@ impl fmt::Display for Version {
     }
 }
 
-/// An encoded `Secret` message with its version. Clones share the bytes, which are wiped with the last one.
+/// An encoded `Secret` message with its version. Clones share the bytes, which are wiped when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct Resource {
-    /// The version of the bytes.
     pub version: Version,
-    /// The message, ready to be put into a response.
     pub any: Any,
 }
 
 impl Resource {
-    /// Encodes `secret` under `name`.
     pub fn encode(name: &SecretName, secret: &Secret) -> Self {
         let inline = |pem: Bytes| Some(DataSource { specifier: Some(Specifier::InlineBytes(pem)) });
         let content = match secret {
@@ -67,7 +62,7 @@ impl Resource {
             Secret::TrustBundle(bundle) => {
                 tls::secret::Type::ValidationContext(tls::CertificateValidationContext {
                     trusted_ca: inline(pem::of_certificates(bundle.roots()).into()),
-                    // An empty one would count: every peer is refused then.
+                    // With an empty CRL list, Envoy would reject every peer.
                     crl: match bundle.crls() {
                         [] => None,
                         crls => inline(crl::to_pem(crls.iter().map(AsRef::as_ref)).into()),

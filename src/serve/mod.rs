@@ -1,5 +1,5 @@
-//! What Envoy connects to.
+//! The SDS socket, its peers and the secret discovery service.
 
 pub mod listener;
-pub mod peers;
+pub mod peer;
 pub mod sds;

@@ -1,4 +1,4 @@
-//! The secret discovery service: what Envoy talks to.
+//! The secret discovery service, for Envoy.
 
 pub mod dialect;
 #[cfg(any(test, fuzzing))]
@@ -20,6 +20,7 @@ use self::dialect::{Delta, StateOfTheWorld};
 use self::stream::SecretStream;
 use crate::base::clock::Clock;
 use crate::base::limits;
+use crate::base::text;
 use crate::metrics::{ByName, Metrics};
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::service::discovery::v3::{
@@ -30,16 +31,16 @@ use crate::secret::{Resource, SecretName};
 use crate::store::health::Components;
 use crate::store::{Cache, Entry, Key, Workload};
 
-/// How long `FetchSecrets` waits for secrets that are not there yet, where the client sets no deadline.
+/// How long `FetchSecrets` waits for secrets that are not available yet, if the client sets no deadline.
 const FETCH_PATIENCE: Duration = Duration::from_secs(5);
-/// The most that it waits, whatever the client's deadline.
+/// The longest that it waits, whatever the client's deadline.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(600);
-/// How many of a request's problems are told; the client has to take them in a header.
-const TOLD: usize = 3;
-/// What is kept of a client's deadline for the answer's way back.
-const ANSWER_TIME: Duration = Duration::from_millis(100);
+/// How many problems of a request are reported; they are sent to the client in a header.
+const REPORTED: usize = 3;
+/// The part of a client's deadline that is reserved for sending the response.
+const RESPONSE_TIME: Duration = Duration::from_millis(100);
 
-/// Serves the secrets of one workload. Clones serve together.
+/// Serves the secrets of one workload. Clones share everything.
 #[derive(Clone, Debug)]
 pub struct SecretDiscovery {
     cache: Cache,
@@ -66,9 +67,9 @@ impl SecretDiscovery {
         Self { cache, workload, workload_name, components, metrics, clock, draining }
     }
 
-    /// What can be sent of an entry: its good value, unless that has ended. Envoy takes an expired certificate without
-    /// a word and opens its listeners, where every peer then refuses it; without one it waits. From an Envoy that has
-    /// it, it is not taken away: that would close what is still open.
+    /// The last good value of an entry, unless it has expired. Envoy accepts an expired certificate without an error and opens
+    /// its listeners, where every peer then rejects it; without a certificate it waits. A value is never removed from an
+    /// Envoy that has it: that would close connections that are still open.
     fn sendable<'a>(&self, entry: &'a Entry) -> Result<&'a Resource, String> {
         entry.valid_at(self.clock.now()).map(|good| &good.resource)
     }
@@ -96,7 +97,7 @@ impl SecretDiscovery {
         })
     }
 
-    /// Answers with what is there; waits where nothing is, `patience` at most.
+    /// Responds with the available secrets. If there are none, waits for at most `patience`.
     async fn fetch(&self, names: Vec<String>, patience: Duration) -> Result<DiscoveryResponse, Status> {
         let mut waiting = StreamMap::new();
         let mut subscriptions = Vec::new();
@@ -105,7 +106,7 @@ impl SecretDiscovery {
             match text.parse::<SecretName>() {
                 Ok(name) => match self.cache.subscribe(&self.key(&name)) {
                     Ok(subscription) => {
-                        problems.insert(text, "not there yet".to_owned());
+                        problems.insert(text, "not available yet".to_owned());
                         waiting.insert(name, subscription.changes());
                         subscriptions.push(subscription);
                     }
@@ -124,8 +125,8 @@ impl SecretDiscovery {
         let mut found: HashMap<SecretName, Resource> = HashMap::new();
         let deadline = Instant::now() + patience;
         let mut undecided: BTreeSet<_> = waiting.keys().cloned().collect();
-        // Once something is there, a name that fails does not hold it back. Where nothing is, a CA may yet answer; that a
-        // file is mended meanwhile is not likely.
+        // An available secret does not wait for a name that fails. If none is available, a CA may still respond, but a file is
+        // unlikely to be repaired meanwhile.
         let may_come = |waiting: &StreamMap<SecretName, _>| !waiting.keys().all(SecretName::is_on_demand);
         while !undecided.is_empty() || (found.is_empty() && may_come(&waiting)) {
             let next = tokio::time::timeout_at(deadline, waiting.next()).await;
@@ -146,13 +147,15 @@ impl SecretDiscovery {
             }
         }
         if found.is_empty() {
-            let told = problems.iter().take(TOLD);
-            let mut told: Vec<_> = told.map(|(name, reason)| no_secret(name, reason)).collect();
-            if problems.len() > TOLD {
-                told.push(format!("and {} more", problems.len() - TOLD));
+            let mut reported: Vec<_> =
+                problems.iter().take(REPORTED).map(|(name, reason)| no_secret(name, reason)).collect();
+            if problems.len() > REPORTED {
+                reported.push(format!("and {} more", problems.len() - REPORTED));
             }
-            let message =
-                if told.is_empty() { "the request names no secret".to_owned() } else { told.join("; ") };
+            let message = match reported.as_slice() {
+                [] => "the request has no resource names".to_owned(),
+                reported => reported.join("; "),
+            };
             return Err(match (is_unknown, problems.is_empty()) {
                 (_, true) => Status::invalid_argument(message),
                 (true, _) => Status::not_found(message),
@@ -201,29 +204,29 @@ impl SecretDiscoveryService for SecretDiscovery {
         request: Request<DiscoveryRequest>,
     ) -> Result<Response<DiscoveryResponse>, Status> {
         let patience = client_timeout(request.metadata())
-            .map_or(FETCH_PATIENCE, |timeout| timeout.saturating_sub(ANSWER_TIME).min(LONGEST_PATIENCE));
+            .map_or(FETCH_PATIENCE, |timeout| timeout.saturating_sub(RESPONSE_TIME).min(LONGEST_PATIENCE));
         let request = request.into_inner();
-        let refused = |refusal: dialect::Refusal| {
+        let refuse = |refusal: dialect::Refusal| {
             self.refuse(refusal.label(), &refusal);
             Status::from(refusal)
         };
-        dialect::check_type(&request.type_url).map_err(refused)?;
+        dialect::check_type(&request.type_url).map_err(refuse)?;
         if request.resource_names.len() > limits::NAMES_PER_STREAM {
-            return Err(refused(dialect::Refusal::TooManyNames(request.resource_names.len())));
+            return Err(refuse(dialect::Refusal::TooManyNames(request.resource_names.len())));
         }
         tokio::select! {
-            answer = self.fetch(request.resource_names, patience) => answer.map(Response::new),
+            response = self.fetch(request.resource_names, patience) => response.map(Response::new),
             () = self.draining.cancelled() => Err(self.stopping()),
         }
     }
 }
 
-/// Short enough for a header, even if there are several.
+/// Short enough for a header, even several times.
 fn no_secret(name: &str, reason: &str) -> String {
-    format!("no secret {:?}: {}", limits::sanitize_for_log(name), limits::sanitize_for_log(reason))
+    format!("no secret {:?}: {}", text::sanitize_for_log(name), text::sanitize_for_log(reason))
 }
 
-/// The client's deadline, from the header that the gRPC protocol defines: digits and a unit.
+/// The client's deadline, from the header of the gRPC protocol: digits and a unit.
 fn client_timeout(metadata: &tonic::metadata::MetadataMap) -> Option<Duration> {
     let text = metadata.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

@@ -1,4 +1,4 @@
-//! CRLs from a mounted file, put into the trust bundle as long as they refuse nobody but the revoked.
+//! CRLs from a mounted file, added to the trust bundle while they make Envoy reject revoked certificates only.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-use crate::base::backoff::FailureLog;
 use crate::base::clock::Clock;
+use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::fs::file;
 use crate::fs::watch::{Activity, Watch, Watcher};
@@ -18,22 +18,20 @@ use crate::pki::crl::{self, Crl, NotCrls};
 use crate::secret::{Gap, SecretName, Uncovered, Version};
 use crate::store::{Cache, Key, Workload};
 
-/// A file that is longer takes more than a millisecond to parse.
+/// The size in bytes above which a file takes more than a millisecond to parse.
 const LONG: usize = 64 << 10;
-/// How long an empty file is waited for that somebody has written to and keeps open.
+/// How long to wait for an empty file that was written to and is kept open.
 const OPEN_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where CRLs may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CrlFile {
-    /// The file.
     pub path: PathBuf,
-    /// Somebody asked for it: it is odd if it is not there.
+    /// An option names it: a missing file is worth a warning.
     pub is_named: bool,
 }
 
 impl CrlFile {
-    /// The CRLs that are in it now; none where it is not there.
+    /// The CRLs that the file holds now, if it exists.
     pub fn read(&self) -> Result<Option<Vec<Arc<Crl>>>, CrlError> {
         match file::read(&self.path, limits::FILE_BYTES) {
             Ok(content) => parse(self, &content).map(Some),
@@ -43,7 +41,7 @@ impl CrlFile {
     }
 }
 
-/// Why a file's CRLs are not taken.
+/// Why a file's CRLs are not used.
 #[derive(Debug, thiserror::Error)]
 pub enum CrlError {
     #[error("{path}: {source}")]
@@ -61,16 +59,19 @@ impl CrlError {
     }
 }
 
-/// What was said last of the CRLs in the trust bundle.
+/// The CRLs in the trust bundle, as they were logged last.
 #[derive(Debug, PartialEq, Eq)]
-enum Told {
+enum Coverage {
+    /// This number of CRLs is served.
     Served(usize),
+    /// There is no key pair yet.
     Waiting,
+    /// The CRLs are left out for this reason.
     LeftOut(String),
 }
 
-/// Keeps the CRLs of one file in `ROOTCA`, whoever publishes the roots. It can't fail anybody else: what is wrong
-/// with the file, or does not fit the roots, costs the CRLs alone.
+/// Keeps the CRLs of one file in `ROOTCA`, from whichever source its roots come. Other parts can't fail because of it:
+/// a bad file, or one that doesn't fit the roots, costs the CRLs alone.
 #[derive(Debug)]
 pub struct CrlSource {
     file: CrlFile,
@@ -81,19 +82,19 @@ pub struct CrlSource {
     key_pair: Key,
     clock: Clock,
     metrics: Metrics,
-    /// The last good ones, if there ever were any. A file that is empty on purpose holds good ones: none.
+    /// The last good CRLs, if there ever were any. An intentionally empty file holds good ones: none.
     crls: Option<Vec<Arc<Crl>>>,
-    /// The content that was read last, good or not.
+    /// The version of the content that was read last, good or not.
     seen: Option<Version>,
     is_first_look: bool,
-    repeats: FailureLog,
-    /// Why the file can't be used as it is.
+    failures: FailureLog,
+    /// Why the file can't be used now.
     broken: Option<String>,
-    told: Option<Told>,
+    logged: Option<Coverage>,
 }
 
 impl CrlSource {
-    /// A source that amends the trust bundle of `workload` in `cache`.
+    /// A source that adds CRLs to the trust bundle of `workload` in `cache`.
     pub fn new(
         file: CrlFile,
         debounce: Duration,
@@ -115,13 +116,13 @@ impl CrlSource {
             crls: None,
             seen: None,
             is_first_look: true,
-            repeats: FailureLog::default(),
+            failures: FailureLog::default(),
             broken: None,
-            told: None,
+            logged: None,
         }
     }
 
-    /// Takes what is there now, so that the first trust bundle has its CRLs already.
+    /// Reads the file once, so that the first trust bundle already has its CRLs.
     pub async fn amend_once(&mut self) {
         if let Some(content) = self.look() {
             self.take(parsed(&self.file, content).await);
@@ -129,7 +130,7 @@ impl CrlSource {
         self.amend();
     }
 
-    /// Follows the file, the roots, the key pair's chain and the CRLs' own times for ever.
+    /// Follows the file, the roots, the key pair's chain and the CRLs' own times. Does not return.
     pub async fn run(mut self) {
         let mut roots = self.cache.follow(self.roots.clone());
         let mut key_pair = self.cache.follow(self.key_pair.clone());
@@ -159,10 +160,10 @@ impl CrlSource {
         }
     }
 
-    /// Reads the file, where it is not as it was.
+    /// Reads the file, if it has changed.
     async fn read(&mut self, changes: &Changes) -> Read {
         let Some(content) = self.look() else { return Read::Done };
-        // Whoever writes a file anew empties it first.
+        // A writer that overwrites a file empties it first.
         let is_loss = self.holds_crls() && crl::is_blank(&content);
         if is_loss && !changes.are_over(self.debounce, self.watch.activity() == Activity::None) {
             self.seen = None;
@@ -176,7 +177,7 @@ impl CrlSource {
         self.crls.as_ref().is_some_and(|crls| !crls.is_empty())
     }
 
-    /// The file's content, where it is there and not known yet.
+    /// The file's content, if it exists and is new.
     fn look(&mut self) -> Option<Zeroizing<Vec<u8>>> {
         let is_first_look = std::mem::take(&mut self.is_first_look);
         let file = self.file.path.display();
@@ -190,13 +191,13 @@ impl CrlSource {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let was_there = self.seen.take().is_some();
                 if was_there && self.holds_crls() {
-                    tracing::warn!(%file, "the CRL file is gone; what it held is used until it expires");
+                    tracing::warn!(%file, "CRL file removed; its CRLs are used until they expire");
                 } else if was_there {
-                    tracing::warn!(%file, "the CRL file is gone; revoked certificates are accepted");
+                    tracing::warn!(%file, "CRL file removed; revoked certificates are accepted");
                 } else if is_first_look && self.file.is_named {
-                    tracing::warn!(%file, "there is no CRL file; one that appears there is used");
+                    tracing::warn!(%file, "CRL file missing; it is used as soon as it exists");
                 } else if is_first_look {
-                    tracing::debug!(%file, "there is no CRL file; one that appears there is used");
+                    tracing::debug!(%file, "CRL file missing; it is used as soon as it exists");
                 }
                 None
             }
@@ -212,8 +213,8 @@ impl CrlSource {
         self.broken = crls.as_ref().err().map(ToString::to_string);
         match crls {
             Ok(crls) => {
-                if self.repeats.recovered() {
-                    tracing::info!(file = %self.file.path.display(), "the CRL file can be used again");
+                if self.failures.recovered() {
+                    tracing::info!(file = %self.file.path.display(), "CRL file usable again");
                 }
                 self.crls = Some(crls);
             }
@@ -221,65 +222,65 @@ impl CrlSource {
                 self.count(error.label());
                 let reason = error.to_string();
                 let what = match self.holds_crls() {
-                    true => "the CRL file is not used; the CRLs that were good before stay",
+                    true => "CRL file not used; the previous CRLs stay",
                     false => {
-                        "the CRL file is not used, and there are no CRLs from before: revoked certificates are accepted"
+                        "CRL file not used, and there are no previous CRLs: revoked certificates are accepted"
                     }
                 };
-                if self.repeats.is_new(&reason) {
+                if self.failures.is_new(&reason) {
                     tracing::warn!(reason, "{what}");
                 }
             }
         }
-        self.note();
+        self.report_health();
     }
 
-    /// Puts the CRLs into the trust bundle that is served, or takes them out; returns when that is to be done again.
+    /// Adds the CRLs to the trust bundle that is served, or removes them. Returns when to do so again.
     fn amend(&mut self) -> Option<SystemTime> {
-        let amended = self.cache.amend(&self.roots, self.crls.as_ref()?, self.clock.now())?;
-        self.tell(amended.covered);
+        let amended = self.cache.set_crls(&self.roots, self.crls.as_ref()?, self.clock.now())?;
+        self.log_coverage(amended.covered);
         amended.next_change
     }
 
-    fn tell(&mut self, covered: Result<usize, Uncovered>) {
-        let told = Some(match covered {
-            Ok(crls) => Told::Served(crls),
-            Err(Uncovered(gaps)) if gaps == [Gap::NoKeyPair] => Told::Waiting,
-            Err(gaps) => Told::LeftOut(gaps.to_string()),
+    fn log_coverage(&mut self, covered: Result<usize, Uncovered>) {
+        let coverage = Some(match covered {
+            Ok(crls) => Coverage::Served(crls),
+            Err(Uncovered(gaps)) if gaps == [Gap::NoKeyPair] => Coverage::Waiting,
+            Err(gaps) => Coverage::LeftOut(gaps.to_string()),
         });
-        if self.told == told {
+        if self.logged == coverage {
             return;
         }
         let file = self.file.path.display();
-        match &told {
-            Some(Told::Served(0)) => {
-                tracing::info!(%file, "the CRL file holds no CRLs: revoked certificates are accepted");
+        match &coverage {
+            Some(Coverage::Served(0)) => {
+                tracing::info!(%file, "CRL file holds no CRLs: revoked certificates are accepted");
             }
-            Some(Told::Served(crls)) => tracing::info!(%file, crls, "the trust bundle is served with CRLs"),
-            Some(Told::Waiting) => {
-                tracing::info!(%file, "the CRLs wait for a key pair: its chain shows which CAs are in use");
+            Some(Coverage::Served(crls)) => tracing::info!(%file, crls, "CRLs added to the trust bundle"),
+            Some(Coverage::Waiting) => {
+                tracing::info!(%file, "CRLs wait for a key pair: its chain shows which CAs are in use");
             }
-            Some(Told::LeftOut(reason)) => {
+            Some(Coverage::LeftOut(reason)) => {
                 self.count("not_covered");
                 tracing::warn!(
                     %file,
                     reason,
-                    "the trust bundle is served without CRLs, and revoked certificates are accepted: with these \
-                     CRLs Envoy would refuse good ones"
+                    "trust bundle served without CRLs, revoked certificates are accepted: with these CRLs Envoy \
+                     would reject good ones"
                 );
             }
             None => {}
         }
-        self.told = told;
-        self.note();
+        self.logged = coverage;
+        self.report_health();
     }
 
-    fn note(&self) {
-        let health = match (&self.broken, &self.told) {
-            (Some(reason), _) | (None, Some(Told::LeftOut(reason))) => Err(reason.clone()),
+    fn report_health(&self) {
+        let health = match (&self.broken, &self.logged) {
+            (Some(reason), _) | (None, Some(Coverage::LeftOut(reason))) => Err(reason.clone()),
             _ => Ok(()),
         };
-        self.metrics.crls.send_replace(Some(health));
+        self.cache.components(self.roots.workload).report_crls(Some(health));
     }
 
     fn count(&self, reason: &'static str) {
@@ -287,12 +288,12 @@ impl CrlSource {
     }
 }
 
-/// Changes of the file that are not looked at yet.
+/// Changes of the file since it was last read.
 #[derive(Debug)]
 struct Changes {
     since: Instant,
     last: Instant,
-    /// When the file is to be read for them.
+    /// When to read the file.
     due: Instant,
 }
 
@@ -302,24 +303,25 @@ impl Changes {
         Self { since: now, last: now, due: now }
     }
 
-    /// One more. Half of a file may be a whole list of fewer CRLs: it is read when it rests, or never does.
+    /// Adds a change. Half of a file may be a whole list of fewer CRLs: the file is read once it no longer changes, or
+    /// after ten windows of changes.
     fn after(before: Option<Self>, debounce: Duration) -> Self {
         let last = Instant::now();
         let since = before.map_or(last, |before| before.since);
         Self { since, last, due: (last + debounce).min(since + 10 * debounce) }
     }
 
-    /// Whether the file has come to rest, and nobody is about to write to it.
+    /// Whether the file no longer changes, and no writer has it open (`is_still`).
     fn are_over(&self, debounce: Duration, is_still: bool) -> bool {
         self.last.elapsed() >= debounce && (is_still || self.since.elapsed() > OPEN_PATIENCE)
     }
 }
 
-/// What came of reading the file.
+/// The outcome of reading the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Read {
     Done,
-    /// It may be half of a change: it is to be read again.
+    /// The content may be half of a change: read it again.
     TooSoon,
 }
 
@@ -337,7 +339,7 @@ async fn at_time(clock: &Clock, moment: Option<SystemTime>) {
     }
 }
 
-/// The CRLs in `content`; of a long one on another thread.
+/// Parses `content`, on another thread if it is long.
 async fn parsed(file: &CrlFile, content: Zeroizing<Vec<u8>>) -> Result<Vec<Arc<Crl>>, CrlError> {
     if content.len() < LONG {
         return parse(file, &content);
@@ -347,7 +349,7 @@ async fn parsed(file: &CrlFile, content: Zeroizing<Vec<u8>>) -> Result<Vec<Arc<C
     match parsed.map_err(tokio::task::JoinError::try_into_panic) {
         Ok(parsed) => parsed,
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        // The runtime is going away, and this with it.
+        // The runtime is shutting down.
         Err(Err(_)) => std::future::pending().await,
     }
 }

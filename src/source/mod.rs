@@ -1,4 +1,4 @@
-//! What produces secrets.
+//! Sources of secrets: the issuer (through a CA), mounted files, CRL files.
 
 pub mod crl;
 pub mod files;

@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use super::cache::Cache;
 use super::entry::{Entry, Key, Origin};
 use super::workload::Workload;
-use crate::base::backoff::FailureLog;
 use crate::base::clock::Clock;
+use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::secret::{Secret, SecretName, Version};
 

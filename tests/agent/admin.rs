@@ -18,7 +18,7 @@ async fn succeeds(arguments: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn status_renew_and_log_tell_and_do_what_they_say() {
+async fn status_renew_and_log_report_and_act() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
     let mut agent = Agent::ready(folder.path(), "web", &strs(&ca.client(folder.path()))).await;
@@ -45,7 +45,7 @@ async fn status_renew_and_log_tell_and_do_what_they_say() {
         ] {
             assert!(table.contains(words), "{words}:\n{table}");
         }
-        assert!(!table.contains('\u{1b}'), "no colours where there is no terminal");
+        assert!(!table.contains('\u{1b}'), "no colours without a terminal");
         report().await
     })
     .await;
@@ -55,12 +55,12 @@ async fn status_renew_and_log_tell_and_do_what_they_say() {
     assert_eq!((&holding["streams"], &holding["nodes"]), (&1.into(), &serde_json::json!(["test"])));
     assert!(!first.to_string().contains("PRIVATE KEY"));
 
-    // A new certificate, at once.
+    // The certificate is renewed at once.
     succeeds(&[&["renew"], &at[..]].concat()).await;
     let second = report().await;
     let serial = |report: &Value| report["secrets"][0]["key_pair"]["serial"].clone();
     assert_ne!(serial(&first), serial(&second));
-    // Where the CA does not sign, its reason, and the old one stays.
+    // While the CA refuses, `renew` reports the reason, and the old certificate stays.
     ca.set(Mood::Refuse(Code::PermissionDenied));
     let (code, error) = failure(&[&["renew"], &at[..]].concat()).await;
     assert!(code == 1 && error.contains("PermissionDenied"), "{code} {error}");
@@ -79,7 +79,7 @@ async fn status_renew_and_log_tell_and_do_what_they_say() {
 }
 
 #[tokio::test]
-async fn who_is_not_ready_or_not_there_says_so() {
+async fn commands_report_an_agent_that_is_not_ready_or_not_running() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
     ca.set(Mood::Refuse(Code::PermissionDenied));
@@ -89,7 +89,7 @@ async fn who_is_not_ready_or_not_there_says_so() {
     let (code, error) = failure(&["status", "--socket", &socket]).await;
     assert!(code == 1 && error.contains("not ready") && error.contains("PermissionDenied"), "{error}");
 
-    // Another agent in the same folder goes without, unless it is told where.
+    // Another agent in the same directory has no admin socket unless one is configured.
     let mut other = Agent::start(folder.path(), "other", &strs(&ca.client(folder.path())));
     other.process.wait_log("no admin socket: attache status").await;
     let named = folder.path().join("other.admin");
@@ -99,7 +99,7 @@ async fn who_is_not_ready_or_not_there_says_so() {
     third.process.wait_log("no new certificate").await;
     assert_eq!(succeeds(&["log", "--admin-socket", named]).await, "info\n");
 
-    // Junk costs nobody anything.
+    // Junk on the socket harms no other client.
     let mut io = tokio::net::UnixStream::connect(named).await.unwrap();
     io.write_all(b"\0\x01junk\r\n\r\n").await.unwrap();
     let mut answer = Vec::new();
@@ -112,7 +112,7 @@ async fn who_is_not_ready_or_not_there_says_so() {
 }
 
 #[tokio::test]
-async fn beside_an_agent_without_an_admin_socket_nothing_is_called() {
+async fn with_the_admin_socket_disabled_the_admin_commands_call_no_agent() {
     for command in ["status", "renew", "log"] {
         let mut command = attache(&[command]);
         let failed = command.env("ATTACHE_ADMIN_SOCKET", "none").output().await.unwrap();

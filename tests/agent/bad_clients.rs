@@ -1,4 +1,4 @@
-//! Clients that are broken, careless or malicious: they cost nobody else anything, and not much of the agent.
+//! Clients that are broken, careless or malicious: they cost other clients nothing, and the agent little.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ async fn others_are_served(agent: &Agent) {
 }
 
 #[tokio::test]
-async fn odd_names_are_refused_one_by_one_and_can_not_forge_log_lines() {
+async fn odd_names_are_refused_one_by_one_and_cannot_forge_log_lines() {
     let folder = tempfile::tempdir().unwrap();
     let mut agent = agent(folder.path()).await;
     let long = "x".repeat(900_000);
@@ -60,7 +60,7 @@ async fn odd_names_are_refused_one_by_one_and_can_not_forge_log_lines() {
 }
 
 #[tokio::test]
-async fn garbage_ends_its_own_connection_alone() {
+async fn garbage_ends_only_its_own_connection() {
     let folder = tempfile::tempdir().unwrap();
     let agent = agent(folder.path()).await;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice();
@@ -75,7 +75,7 @@ async fn garbage_ends_its_own_connection_alone() {
             _ => [preface, settings, &junk].concat(),
         };
         let mut connection = UnixStream::connect(&agent.socket).await.unwrap();
-        // The agent may close it while we still write.
+        // The agent may close the connection during the write.
         let _ = connection.write_all(&bytes).await;
         let _ = connection.shutdown().await;
         let _ = connection.read_to_end(&mut Vec::new()).await;
@@ -85,7 +85,7 @@ async fn garbage_ends_its_own_connection_alone() {
 }
 
 #[tokio::test]
-async fn whoever_never_reads_and_never_stops_sending_is_not_buffered_for() {
+async fn the_agent_does_not_buffer_for_a_client_that_never_reads_and_never_stops_sending() {
     let folder = tempfile::tempdir().unwrap();
     let agent = agent(folder.path()).await;
     others_are_served(&agent).await;
@@ -96,7 +96,7 @@ async fn whoever_never_reads_and_never_stops_sending_is_not_buffered_for() {
             let (requests, inbound) = mpsc::channel(1);
             requests.send(request(&["default"])).await.unwrap();
             let responses = client.clone().stream_secrets(ReceiverStream::new(inbound)).await.unwrap();
-            // 4 MB of requests each, as fast as the agent takes them; what it answers is never read.
+            // 4 MB of requests each, as fast as the agent reads them; the responses are never read.
             let flood = tokio::spawn(async move {
                 for index in 0..1000 {
                     let names = vec!["default".to_owned(), format!("{index}-{}", "x".repeat(4000))];
@@ -109,7 +109,7 @@ async fn whoever_never_reads_and_never_stops_sending_is_not_buffered_for() {
             open.push((responses, flood));
         }
         others_are_served(&agent).await;
-        // A stream holds its window of 128 kB at most, and a connection 1 MB.
+        // A stream buffers its window of 128 kB at most, and a connection 1 MB.
         let grown = agent.memory().saturating_sub(before);
         assert!(grown < 16 << 10, "{grown} kB");
         for (responses, flood) in open {
@@ -121,7 +121,7 @@ async fn whoever_never_reads_and_never_stops_sending_is_not_buffered_for() {
 }
 
 #[tokio::test]
-async fn streams_that_come_and_go_leave_nothing() {
+async fn streams_that_open_and_close_leave_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let mut agent = agent(folder.path()).await;
     on_connection(&agent.socket.clone(), async |client| {
@@ -131,7 +131,7 @@ async fn streams_that_come_and_go_leave_nothing() {
                 stream.next().await.unwrap();
             }
         }
-        // Some hundred resets at once, before anything was answered.
+        // Several hundred resets at once, before any response.
         let opened: Vec<_> = (0..300).map(|_| Stream::open(&client, &["default"])).collect();
         drop(opened);
     })
@@ -146,7 +146,7 @@ async fn streams_that_come_and_go_leave_nothing() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_not_served_says_so() {
+async fn a_call_to_an_unknown_service_is_refused_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let agent = agent(folder.path()).await;
     let io = UnixStream::connect(&agent.socket).await.unwrap();

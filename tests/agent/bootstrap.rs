@@ -1,4 +1,4 @@
-//! `attache bootstrap` and the Envoy that takes what it prints.
+//! `attache bootstrap`, and an Envoy with the printed configuration.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ async fn printed(line: &str) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// What Envoy says to a configuration, apart from that it is all right.
+/// Envoy's warnings and errors about a configuration.
 async fn complaints(bootstrap: &Value, file: &Path) -> String {
     std::fs::write(file, bootstrap.to_string()).unwrap();
     let output = Command::new(binary().await)
@@ -27,10 +27,10 @@ async fn complaints(bootstrap: &Value, file: &Path) -> String {
         .output()
         .await
         .unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said);
-    let lines = said.lines().filter(|line| !line.ends_with("OK"));
-    lines.chain((!output.status.success()).then_some("it was refused")).collect()
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    let lines = text.lines().filter(|line| !line.ends_with("OK"));
+    lines.chain((!output.status.success()).then_some("refused")).collect()
 }
 
 #[tokio::test]
@@ -45,15 +45,15 @@ async fn envoy_accepts_every_bootstrap_without_a_warning() {
         "--outbound-listen 127.0.0.1:0 --outbound-to 10.0.0.1:8443 --initial-fetch-timeout 0s",
         "--outbound-listen 127.0.0.1:0 --outbound-to peer.example.:8443 --outbound-peer spiffe://td/a",
     ] {
-        let said = complaints(&printed(line).await, &dir.path().join("envoy.json")).await;
-        assert_eq!(said, "", "{line}");
+        let complaints = complaints(&printed(line).await, &dir.path().join("envoy.json")).await;
+        assert_eq!(complaints, "", "{line}");
     }
 }
 
 #[tokio::test]
-async fn envoy_comes_up_without_an_agent_and_serves_nobody() {
+async fn envoy_starts_without_an_agent_and_accepts_no_client() {
     let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("nobody-listens-here");
+    let socket = dir.path().join("no-listener");
     let line = format!(
         "--socket {} --listen 127.0.0.1:0 --outbound-listen 127.0.0.1:0 --outbound-to 127.0.0.1:1 \
          --initial-fetch-timeout 200ms",

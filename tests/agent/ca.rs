@@ -1,4 +1,4 @@
-//! `attache ca`: refuses what istiod refuses, answers as istiod answers.
+//! `attache ca`: refuses what istiod refuses, and answers like istiod.
 
 use attache::ca::{CertificateAuthority as _, SigningRequest};
 use attache::net::http2::with_connection;
@@ -12,17 +12,17 @@ use tonic::{Code, Request, Status};
 use crate::support::files::{spiffe, token};
 use crate::support::process::{Process, attache, failure};
 
-/// Starts a CA without TLS and gives its address.
+/// Starts a CA without TLS; returns its address.
 async fn plaintext(folder: &std::path::Path, more: &[&str]) -> (Process, String) {
     let ca_dir = folder.join("ca");
     let fixed = ["ca", "--plaintext", "--listen", "127.0.0.1:0", "--ca-dir", ca_dir.to_str().unwrap()];
     let mut process = Process::start(attache(&[&fixed, more].concat()));
-    let (_, line) = process.wait_log("the CA serves").await;
+    let (_, line) = process.wait_log("CA listening").await;
     let address = line.split_once("address=http://").unwrap().1.split_whitespace().next().unwrap().to_owned();
     (process, address)
 }
 
-/// One call, as any client might make it.
+/// One call, as from any client.
 async fn call(
     address: &str,
     headers: &[(&'static str, String)],
@@ -57,7 +57,7 @@ fn parse(text: &str) -> Vec<Certificate> {
 }
 
 #[tokio::test]
-async fn it_issues_the_tokens_identity_whatever_the_csr_asks_for() {
+async fn the_ca_issues_the_identity_of_the_token_whatever_the_csr_asks_for() {
     let folder = tempfile::tempdir().unwrap();
     let (_ca, address) = plaintext(folder.path(), &[]).await;
     let headers = [bearer(&token("web", "istio-ca", 60)), ("clusterid", "Kubernetes".to_owned())];
@@ -74,14 +74,14 @@ async fn it_issues_the_tokens_identity_whatever_the_csr_asks_for() {
     assert!((3719..=3721).contains(&lifetime), "dated back by two minutes: {lifetime}");
     assert!(strings[2][0].is_self_issued);
     assert_eq!(strings[1][1], strings[2][0], "the root comes twice");
-    // A lifetime of zero or less stands for the default.
+    // A lifetime of zero or less means the default.
     let chain = call(&address, &headers, a_csr(), 0).await.unwrap();
     let [leaf] = &parse(&chain[0])[..] else { panic!("no leaf") };
     assert_eq!(leaf.not_after.duration_since(leaf.not_before).unwrap().as_secs(), 24 * 3600 + 120);
 }
 
 #[tokio::test]
-async fn it_refuses_what_istiod_refuses() {
+async fn the_ca_refuses_what_istiod_refuses() {
     let folder = tempfile::tempdir().unwrap();
     let (mut ca, address) = plaintext(folder.path(), &["--max-ttl", "1h"]).await;
     let good = bearer(&token("web", "istio-ca", 60));
@@ -100,7 +100,7 @@ async fn it_refuses_what_istiod_refuses() {
         let status = call(&address, &headers, csr, ttl).await.unwrap_err();
         assert_eq!(status.code(), code, "{status}");
         match code {
-            // istiod gives no reason away; the CA's own log does.
+            // istiod does not return a reason; the CA logs it.
             Code::Unauthenticated => {
                 assert_eq!(status.message(), "request authenticate failure");
                 ca.wait_log(logged).await;
@@ -112,7 +112,7 @@ async fn it_refuses_what_istiod_refuses() {
 }
 
 #[tokio::test]
-async fn with_an_identity_of_its_own_any_token_will_do() {
+async fn a_ca_with_a_fixed_identity_accepts_any_token() {
     let folder = tempfile::tempdir().unwrap();
     let (_ca, address) = plaintext(folder.path(), &["--spiffe-id", "spiffe://td/fixed"]).await;
     let chain = call(&address, &[bearer("opaque")], a_csr(), 60).await.unwrap();
@@ -120,7 +120,7 @@ async fn with_an_identity_of_its_own_any_token_will_do() {
 }
 
 #[tokio::test]
-async fn its_folder_is_that_of_the_embedded_ca() {
+async fn the_embedded_ca_and_attache_ca_share_a_directory() {
     let folder = tempfile::tempdir().unwrap();
     let (_ca, address) = plaintext(folder.path(), &[]).await;
     let chain = call(&address, &[bearer(&token("web", "istio-ca", 60))], a_csr(), 60).await.unwrap();
@@ -138,7 +138,7 @@ async fn its_folder_is_that_of_the_embedded_ca() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_taken_is_named_with_the_way_out() {
+async fn an_address_in_use_is_reported_with_the_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let (_ca, address) = plaintext(folder.path(), &[]).await;
     let other = folder.path().join("other");

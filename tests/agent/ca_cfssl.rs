@@ -1,4 +1,4 @@
-//! cfssl as the CA: what it is asked, what is made of its answers; a fake and the real one.
+//! `--ca cfssl`: the requests, and how responses are handled; with a fake and with a real cfssl.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use attache::pki::pem;
 use crate::support::cfssl::{Cfssl, FakeCfssl, KEY, Mood};
 use crate::support::files::spiffe;
 use crate::support::issuer::{Issuer, root_alone};
-use crate::support::process::Agent;
+use crate::support::process::{Agent, strs};
 use crate::support::sds::served_serial;
 
 /// The options for a server at `address`.
@@ -18,20 +18,16 @@ fn options(address: &str, more: &[&str]) -> Vec<String> {
     fixed.iter().chain(more).map(|text| (*text).to_owned()).collect()
 }
 
-fn strs(all: &[String]) -> Vec<&str> {
-    all.iter().map(String::as_str).collect()
-}
-
 fn path(folder: &Path, name: &str) -> String {
     folder.join(name).display().to_string()
 }
 
 #[tokio::test]
-async fn whatever_cfssl_answers_is_told_and_a_good_answer_recovers() {
+async fn every_bad_answer_of_cfssl_is_reported_and_a_good_answer_recovers() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCfssl::start(Issuer::new(folder.path())).await;
     let bundle = path(folder.path(), "issuer/root-cert.pem");
-    // Renewal is due almost at once, long before the end.
+    // Renewal is due almost at once, long before expiry.
     let more = ["--cfssl-bundle", &bundle, "--grace-ratio", "0.998", "--cfssl-label", "north"];
     let mut options = options(&format!("http://{}", ca.address), &more);
     options.extend(["--ca-header", "x-tenant=blue"].map(str::to_owned));
@@ -47,7 +43,7 @@ async fn whatever_cfssl_answers_is_told_and_a_good_answer_recovers() {
         (Mood::CutOff, "broke before it had answered", "unreachable"),
         (Mood::TooShort, "no JSON with success and result", "junk"),
         (Mood::Huge, "it is longer than 1048576 bytes", "junk"),
-        (said("<html>"), "no JSON with success and result, in what sign answered; is it cfssl?", "junk"),
+        (said("<html>"), "no JSON with success and result in the answer of sign; is it cfssl?", "junk"),
         (said(r#"{"success":true,"result":null}"#), "there is no result.certificate", "junk"),
     ];
     for (mood, words, label) in failures {
@@ -60,7 +56,7 @@ async fn whatever_cfssl_answers_is_told_and_a_good_answer_recovers() {
         ca.set(Mood::Good);
         agent.process.wait_next_log("the CA signs again").await;
     }
-    // What is odd, but no reason to refuse anything.
+    // Odd responses that are no reason for a refusal.
     for mood in [Mood::Slow, Mood::OtherType] {
         ca.set(mood);
         agent.process.wait_next_log("certificate issued").await;
@@ -85,7 +81,7 @@ async fn a_root_that_signs_is_the_root_and_an_intermediate_needs_the_bundle() {
     let ca = FakeCfssl::start(Issuer::of(folder.path(), &root_alone(folder.path()))).await;
     let alone = options(&format!("http://{}", ca.address), &[]);
     let mut agent = Agent::ready(folder.path(), "alone", &strs(&alone)).await;
-    let (_, line) = agent.process.wait_log("in plain text is trusted").await;
+    let (_, line) = agent.process.wait_log("in plain text are trusted").await;
     assert!(line.contains("WARN") && line.contains("--cfssl-bundle"), "{line}");
 
     let ca = FakeCfssl::start(Issuer::new(folder.path())).await;
@@ -95,20 +91,20 @@ async fn a_root_that_signs_is_the_root_and_an_intermediate_needs_the_bundle() {
     assert!(line.contains("signs with an intermediate") && line.contains("--cfssl-bundle"), "{line}");
     assert_eq!(agent.metric("attache_ca_requests_total{provider=\"cfssl\",outcome=\"no_root\"}").await, 1.0);
 
-    // The file comes later, and its root need not be alone in it.
+    // The file appears later; its root may be one of several.
     let bundle = path(folder.path(), "bundle.pem");
     let with = options(&address, &["--cfssl-bundle", &bundle]);
     let mut agent = Agent::start(folder.path(), "with", &strs(&with));
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    assert!(line.contains(&bundle) && line.contains("--cfssl-bundle names, can't be used"), "{line}");
+    assert!(line.contains(&format!("--cfssl-bundle {bundle} can't be used")), "{line}");
     let read = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
     std::fs::write(&bundle, [read("issuer/ca-cert.pem"), read("issuer/root-cert.pem")].concat()).unwrap();
     agent.process.wait_log("ready").await;
-    assert_eq!(agent.process.count("in plain text is trusted"), 0);
+    assert_eq!(agent.process.count("in plain text are trusted"), 0);
 }
 
 #[tokio::test]
-async fn requests_are_authenticated_with_a_key_that_may_come_later() {
+async fn requests_are_authenticated_with_a_key_that_may_appear_later() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCfssl::start(Issuer::of(folder.path(), &root_alone(folder.path()))).await;
     let key = path(folder.path(), "key");
@@ -126,7 +122,7 @@ async fn requests_are_authenticated_with_a_key_that_may_come_later() {
 }
 
 #[tokio::test]
-async fn a_real_cfssl_signs_and_is_believed_unless_it_is_too_old_to_name_the_identity() {
+async fn a_real_cfssl_signs_unless_it_is_too_old_to_name_the_identity() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path();
     let keys = [("good-key", KEY), ("bad-key", "ffeeddccbbaa99887766554433221100")];
@@ -179,10 +175,7 @@ async fn a_real_cfssl_signs_and_is_believed_unless_it_is_too_old_to_name_the_ide
         let mut agent = Agent::start(place, &format!("agent-{index}"), &strs(options));
         if cfssl.is_old {
             let (_, line) = agent.process.wait_log("no new certificate").await;
-            assert!(
-                line.contains("names no SPIFFE ID") && line.contains("versions of cfssl before 1.4"),
-                "{line}"
-            );
+            assert!(line.contains("names no SPIFFE ID") && line.contains("cfssl before 1.4"), "{line}");
         } else {
             agent.process.wait_log("ready").await;
             assert_eq!(served_serial(&agent.socket).await, agent.serials()[0]);

@@ -1,30 +1,25 @@
-//! A command as the CA: what goes in and comes out, and whatever can go wrong with commands.
-
-use std::time::Duration;
+//! `--ca exec`: a command's input, its output, and its failures.
 
 use rustix::process::Signal;
 
 use crate::support::files::spiffe;
 use crate::support::issuer::Lie;
 use crate::support::pipes::{GOOD, Pipes};
-use crate::support::process::{Agent, Process, attache};
-
-fn strs<'a>(all: &'a [String], more: &[&'a str]) -> Vec<&'a str> {
-    all.iter().map(String::as_str).chain(more.iter().copied()).collect()
-}
+use crate::support::process::{Agent, Process, attache, strs};
+use crate::support::wait::{wait_for, wait_until};
 
 #[tokio::test]
-async fn a_command_that_fails_is_told_with_its_words_and_run_again() {
+async fn a_failed_command_is_reported_with_its_standard_error_and_retried() {
     let folder = tempfile::tempdir().unwrap();
     let ca = Pipes::start(folder.path());
     let options = ca.client();
     ca.set("yes", Lie::None);
-    let mut agent = Agent::start(folder.path(), "web", &strs(&options, &[]));
+    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
     agent.process.wait_log("printed more than 1048576 bytes").await;
     ca.set("echo 'the HSM is asleep' >&2; exit 75", Lie::None);
     let (_, line) = agent.process.wait_log("exit status: 75").await;
     for words in
-        ["WARN", "--ca-exec ended with exit status: 75; it said: the HSM is asleep", "no certificate yet"]
+        ["WARN", "--ca-exec failed with exit status: 75; stderr: the HSM is asleep", "no certificate yet"]
     {
         assert!(line.contains(words), "{line}");
     }
@@ -33,7 +28,7 @@ async fn a_command_that_fails_is_told_with_its_words_and_run_again() {
 }
 
 #[tokio::test]
-async fn a_command_has_the_agents_environment_but_not_its_options() {
+async fn a_command_gets_the_agents_environment_without_its_options() {
     let folder = tempfile::tempdir().unwrap();
     let ca = Pipes::start(folder.path());
     let seen = folder.path().join("env");
@@ -42,7 +37,7 @@ async fn a_command_has_the_agents_environment_but_not_its_options() {
     let no_files = folder.path().join("no-files").display().to_string();
     let options = ca.client();
     let fixed = ["run", "--socket", &socket, "--status-address", "none", "--cert-dir", &no_files];
-    let mut command = attache(&[&fixed[..], &strs(&options, &["--cert-ttl", "120s"])].concat());
+    let mut command = attache(&[&fixed[..], &strs(&options), &["--cert-ttl", "120s"]].concat());
     let variables = [
         ("REGION", "north"),
         ("ATTACHE_CA_HEADER", "x-token=s3cret"),
@@ -62,40 +57,32 @@ async fn a_command_has_the_agents_environment_but_not_its_options() {
 }
 
 #[tokio::test]
-async fn a_command_that_runs_when_the_agent_stops_is_ended_with_its_children() {
+async fn stopping_the_agent_kills_a_running_command_and_its_children() {
     let folder = tempfile::tempdir().unwrap();
     let ca = Pipes::start(folder.path());
     ca.set("trap '' TERM; sleep 1000 & echo $! > pid.new; mv pid.new pid; wait", Lie::None);
     let options = ca.client();
-    let mut agent = Agent::start(folder.path(), "web", &strs(&options, &[]));
-    let pid = loop {
-        match std::fs::read_to_string(folder.path().join("pid")) {
-            Ok(pid) => break pid,
-            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-        }
-    };
+    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
+    let pid_file = folder.path().join("pid");
+    let pid = wait_for("the command runs", async || std::fs::read_to_string(&pid_file).ok()).await;
     agent.process.signal(Signal::TERM);
     assert!(agent.process.ended().await.success());
     let stat = format!("/proc/{}/stat", pid.trim());
-    let gone = async {
-        while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), gone).await.expect("a child lives on");
+    let lives = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+    wait_until("the command's child is gone", || !lives()).await;
 }
 
 #[tokio::test]
-async fn a_chain_without_a_root_is_refused_with_the_way_out_which_is_one() {
+async fn a_chain_without_a_root_is_refused_with_a_remedy_that_works() {
     let folder = tempfile::tempdir().unwrap();
     let ca = Pipes::start(folder.path());
     // Leaf and intermediate: all but the last certificate.
     ca.set("cat > csr && awk '/BEGIN/ { n++ } n < 3' answer", Lie::None);
     let options = ca.client();
-    let mut agent = Agent::start(folder.path(), "web", &strs(&options, &[]));
+    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains("names no root") && line.contains("--ca-exec-roots"), "{line}");
     agent.process.kill().await;
     let root = format!("cat '{}'", folder.path().join("issuer/root-cert.pem").display());
-    Agent::ready(folder.path(), "web", &strs(&options, &["--ca-exec-roots", &root])).await;
+    Agent::ready(folder.path(), "web", &[&strs(&options)[..], &["--ca-exec-roots", &root]].concat()).await;
 }

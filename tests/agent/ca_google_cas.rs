@@ -1,4 +1,4 @@
-//! `--ca google-cas`: what Google's service is asked, with which token, and what is made of its answers.
+//! `--ca google-cas`: the requests to Google's service, their token, and how responses are handled.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use attache::auth::token::{self, Service, TokenSource};
 use attache::base::clock::Clock;
 use attache::ca::google_cas::{GoogleCas, Settings};
 use attache::ca::{CertificateAuthority as _, SigningRequest};
-use attache::net::endpoint::{CA_OPTIONS, Endpoint, Roots};
+use attache::net::endpoint::{Endpoint, Roots};
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{certificate::Certificate, csr};
 use tonic::Code;
@@ -18,22 +18,19 @@ use tonic::Code;
 use crate::support::fake_google_cas::{CALLER, FakeGoogleCas, Mood, POOL};
 use crate::support::files::silent_server;
 use crate::support::issuer::{LIES, Lie};
-use crate::support::process::Agent;
+use crate::support::process::{Agent, strs};
 use crate::support::sds::served;
 use crate::support::token_service::{Mood as TokenMood, TokenService};
+use crate::support::wait::wait_until;
 
-/// What Google's token service wants to be asked.
+/// What Google's token service expects in a request.
 const ASKED: [(&str, &str); 2] = [
     ("audience", "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/k8s"),
     ("scope", "https://www.googleapis.com/auth/cloud-platform"),
 ];
 
-/// What the services give where a test wants no other.
+/// The token that the services issue by default.
 const TOKEN: &str = "ya29.the-token";
-
-fn strs(all: &[String]) -> Vec<&str> {
-    all.iter().map(String::as_str).collect()
-}
 
 /// The options of an agent that exchanges its token.
 fn exchanging(cas: &FakeGoogleCas, sts: &TokenService, folder: &Path, more: &[&str]) -> Vec<String> {
@@ -48,11 +45,11 @@ fn exchanging(cas: &FakeGoogleCas, sts: &TokenService, folder: &Path, more: &[&s
     options
 }
 
-/// Renewal is due almost at once, long before the end.
+/// Renewal is due almost at once, long before expiry.
 const BUSY: [&str; 8] =
     ["--cert-ttl", "20s", "--grace-ratio", "0.99", "--grace-jitter", "0", "--ca-timeout", "1s"];
 
-/// Neither the token that is exchanged nor what it is exchanged for is in the log.
+/// Asserts that neither the exchanged token nor the one it was exchanged for is in the log.
 fn assert_silent(agent: &Agent, service: &TokenService) {
     let log = agent.process.log();
     for secret in [TOKEN, &service.subject()] {
@@ -63,7 +60,7 @@ fn assert_silent(agent: &Agent, service: &TokenService) {
 }
 
 #[tokio::test]
-async fn one_exchanged_token_signs_many_certificates_for_whom_it_stands_for() {
+async fn one_exchanged_token_signs_many_certificates_for_its_identity() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let (cas, sts) = (FakeGoogleCas::start(folder).await, TokenService::start().await);
@@ -86,14 +83,14 @@ async fn one_exchanged_token_signs_many_certificates_for_whom_it_stands_for() {
     let requests = cas.requests();
     assert_eq!(requests.iter().collect::<BTreeSet<_>>().len(), requests.len(), "each is one of its own");
     assert_eq!((cas.issued(), sts.calls().len()), (requests.len(), 1));
-    // What is slow, but in time, is waited for.
+    // A slow answer within the timeout is accepted.
     cas.set(Mood::Slow);
     agent.process.wait_next_log("certificate issued").await;
     agent.process.wait_next_log("certificate issued").await;
     assert_silent(&agent, &sts);
 }
 
-/// An agent that has a certificate meets one mood of its CA after the other.
+/// Runs an agent that has a certificate through one mood of its CA after the other.
 async fn meets(cases: &[(Mood, &str, &str)]) {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
@@ -121,10 +118,10 @@ async fn meets(cases: &[(Mood, &str, &str)]) {
 }
 
 #[tokio::test]
-async fn whatever_the_google_service_answers_the_good_certificate_stays_and_a_good_answer_recovers() {
+async fn bad_answers_of_google_keep_the_good_certificate_and_a_good_answer_recovers() {
     let lies = LIES.map(|(lie, [what, _], label)| {
         let words = match lie {
-            Lie::OtherIdentity => "--spiffe-id or --trust-domain here say another one",
+            Lie::OtherIdentity => "--spiffe-id or --trust-domain set another one",
             _ => what,
         };
         (Mood::Lie(lie), words, label)
@@ -138,7 +135,7 @@ async fn whatever_the_google_service_answers_the_good_certificate_stays_and_a_go
 }
 
 #[tokio::test]
-async fn what_the_google_service_refuses_is_told_with_what_to_do() {
+async fn a_refusal_of_google_is_reported_with_the_remedy() {
     let cases = [
         (Mood::Refuse(Code::PermissionDenied), "privateca.workloadCertificateRequester", "refused"),
         (Mood::Refuse(Code::NotFound), "--google-cas-pool", "refused"),
@@ -151,12 +148,12 @@ async fn what_the_google_service_refuses_is_told_with_what_to_do() {
 }
 
 #[tokio::test]
-async fn services_that_are_down_at_first_are_asked_until_they_are_there() {
+async fn services_that_are_down_at_first_are_retried_until_they_are_up() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let (cas, sts) = (FakeGoogleCas::start(folder).await, TokenService::start().await);
     let mut options = exchanging(&cas, &sts, folder, &[]);
-    // Addresses at which nobody is.
+    // Addresses without a listener.
     let mut elsewhere = async |now: SocketAddr| {
         let (_, port) = silent_server().await;
         let free = SocketAddr::from(([127, 0, 0, 1], port));
@@ -168,7 +165,7 @@ async fn services_that_are_down_at_first_are_asked_until_they_are_there() {
     let (cas_address, sts_address) = (elsewhere(cas.address).await, elsewhere(sts.address).await);
     let mut agent = Agent::start(folder, "web", &strs(&options));
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    let words = format!("the token service at http://{sts_address} gives no token: connecting failed: ");
+    let words = format!("the token service at http://{sts_address} issued no token: connecting failed: ");
     assert!(line.contains("WARN") && line.contains(&words), "{line}");
 
     let subject = sts.subject();
@@ -177,21 +174,23 @@ async fn services_that_are_down_at_first_are_asked_until_they_are_there() {
     exchanging(&cas, &sts, folder, &[]);
     agent.process.wait_log(&format!("connecting to the CA at https://{cas_address} failed")).await;
     let cas = FakeGoogleCas::start_at(folder, cas_address).await;
-    let (_, line) = agent.process.wait_log("it does not take the token").await;
-    assert!(line.contains("credentials: (the token)") && line.contains("gave it for the one in"), "{line}");
+    let (_, line) = agent.process.wait_log("it does not accept the token").await;
+    assert!(
+        line.contains("credentials: (the token)") && line.contains("issued it for the token in"),
+        "{line}"
+    );
     assert_eq!(agent.status("/readyz").await.0, 503);
     cas.admit(TOKEN);
     agent.process.wait_log("ready").await;
     assert_silent(&agent, &sts);
 }
 
-/// The client by itself, with the metadata server's token.
+/// The client alone, with the metadata server's token.
 fn client(cas: &FakeGoogleCas, metadata: &TokenService, folder: &Path) -> GoogleCas {
     let endpoint = Endpoint {
         address: format!("https://{}", cas.address).parse().unwrap(),
         roots: Roots::File(folder.join("web/root-cert.pem")),
         server_name: None,
-        options: CA_OPTIONS,
     };
     let server = MetadataServer {
         address: format!("http://{}", metadata.address).parse().unwrap(),
@@ -216,7 +215,7 @@ fn a_request() -> SigningRequest {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_lost_does_not_cost_a_second_certificate() {
+async fn a_lost_answer_does_not_cost_a_second_certificate() {
     let folder = tempfile::tempdir().unwrap();
     let (cas, metadata) = (FakeGoogleCas::start(folder.path()).await, TokenService::start().await);
     metadata.change(|rules| rules.gives = Some(TOKEN.to_owned()));
@@ -226,11 +225,11 @@ async fn an_answer_that_is_lost_does_not_cost_a_second_certificate() {
     assert!(client.pending().is_none());
     cas.set(Mood::Lost);
     tokio::select! {
-        _ = client.sign(&request) => panic!("it was to be lost"),
-        () = async { while cas.issued() == 0 { tokio::time::sleep(Duration::from_millis(5)).await } } => {}
+        _ = client.sign(&request) => panic!("the answer was to be lost"),
+        () = wait_until("a certificate is issued", || cas.issued() > 0) => {}
     }
-    assert!(client.pending().is_some(), "nobody knows what became of it");
-    // Before the next try reaches the service something else fails.
+    assert!(client.pending().is_some(), "its outcome is unknown");
+    // Before the retry reaches the service, something else fails.
     cas.change(|rules| rules.roots = Err(Code::Unavailable));
     client.sign(&request).await.unwrap_err();
     assert!(client.pending().is_some());
@@ -238,7 +237,7 @@ async fn an_answer_that_is_lost_does_not_cost_a_second_certificate() {
     client.sign(&request).await.unwrap_err();
     assert!(client.pending().is_some());
 
-    // The second refusal says nothing of the first try.
+    // The second refusal does not say what became of the first attempt.
     cas.set(Mood::Refuse(Code::PermissionDenied));
     client.sign(&request).await.unwrap_err();
     assert!(client.pending().is_some());
@@ -251,7 +250,7 @@ async fn an_answer_that_is_lost_does_not_cost_a_second_certificate() {
     let requests = cas.requests();
     assert!(requests.len() == 4 && requests.iter().all(|id| *id == requests[0]), "{requests:?}");
 
-    // What is refused for good is settled, and what fails again and again is not asked for for ever.
+    // A permanent refusal settles the request, and one that fails repeatedly is given up after a while.
     cas.set(Mood::Refuse(Code::PermissionDenied));
     client.sign(&a_request()).await.unwrap_err();
     assert!(client.pending().is_none());
@@ -265,16 +264,16 @@ async fn an_answer_that_is_lost_does_not_cost_a_second_certificate() {
 }
 
 #[tokio::test]
-async fn a_token_that_is_refused_is_replaced_within_the_same_try() {
+async fn a_refused_token_is_replaced_within_the_same_attempt() {
     let folder = tempfile::tempdir().unwrap();
     let (cas, metadata) = (FakeGoogleCas::start(folder.path()).await, TokenService::start().await);
     let client = client(&cas, &metadata, folder.path());
-    // The metadata server gives the same one for a while: to try it twice is of no use.
+    // The metadata server returns the same token for a while: a second attempt with it would be pointless.
     metadata.change(|rules| rules.gives = Some("ya29.outdated".to_owned()));
     let error = client.sign(&a_request()).await.unwrap_err().to_string();
     assert!(error.contains("Unauthenticated") && !error.contains("outdated"), "{error}");
     assert!(error.contains("the metadata server at http://127.0.0.1"), "{error}");
-    assert_eq!(metadata.calls().len(), 1, "it had just been got");
+    assert_eq!(metadata.calls().len(), 1, "the token was fetched just before");
     cas.admit("ya29.outdated");
     client.sign(&a_request()).await.unwrap();
     client.sign(&a_request()).await.unwrap();
@@ -295,7 +294,7 @@ async fn a_token_that_is_refused_is_replaced_within_the_same_try() {
 }
 
 #[tokio::test]
-async fn on_a_machine_of_googles_no_token_is_configured() {
+async fn on_a_google_machine_no_token_is_configured() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let (cas, metadata) = (FakeGoogleCas::start(folder).await, TokenService::start().await);
@@ -307,9 +306,9 @@ async fn on_a_machine_of_googles_no_token_is_configured() {
         command.env("GCE_METADATA_HOST", host);
         command
     });
-    agent.process.wait_log("what answers there is no metadata server of Google's").await;
+    agent.process.wait_log("the server there is not Google's metadata server").await;
     metadata.set(TokenMood::Say(404, "not found"));
-    agent.process.wait_log("has this machine, or this pod, a service account of Google's?").await;
+    agent.process.wait_log("does this machine, or this Pod, have a Google service account?").await;
     assert!(cas.requests().is_empty());
     metadata.set(TokenMood::Good);
     agent.process.wait_log("ready").await;

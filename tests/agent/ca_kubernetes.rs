@@ -1,4 +1,4 @@
-//! `--ca kubernetes`: what is asked of the API server, what is made of its answers, and how long a request may wait.
+//! `--ca kubernetes`: the requests to the API server, how responses are handled, and how long a request may wait.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use serde_json::json;
 
 use crate::support::files::{spiffe, token};
 use crate::support::kube_api::{Call, KubeApi, Mood, forbidden, response, status};
-use crate::support::process::Agent;
+use crate::support::process::{Agent, strs};
 use crate::support::sds::served;
 
-/// Options with which an agent renews five times a second, though its certificates are valid for ten minutes.
+/// Options of an agent that renews five times a second, although its certificates are valid for ten minutes.
 const BUSY: [&str; 8] =
     ["--cert-ttl", "600s", "--grace-ratio", "0.9997", "--grace-jitter", "0", "--ca-timeout", "700ms"];
 
@@ -21,7 +21,7 @@ fn options(api: &KubeApi, more: &[&str]) -> Vec<String> {
 
 fn start(folder: &Path, api: &KubeApi, more: &[&str]) -> Agent {
     let options = options(api, more);
-    Agent::start(folder, "web", &options.iter().map(String::as_str).collect::<Vec<_>>())
+    Agent::start(folder, "web", &strs(&options))
 }
 
 fn posts(calls: &[Call]) -> usize {
@@ -34,7 +34,7 @@ fn root(api: &KubeApi, name: &str) -> Certificate {
 }
 
 #[tokio::test]
-async fn a_request_is_made_signed_served_and_deleted() {
+async fn a_request_is_created_signed_served_and_deleted() {
     let folder = tempfile::tempdir().unwrap();
     let api = KubeApi::start(folder.path()).await;
     let mut agent = start(folder.path(), &api, &["--cert-ttl", "60s"]);
@@ -45,7 +45,7 @@ async fn a_request_is_made_signed_served_and_deleted() {
     assert!((600..=721).contains(&lifetime), "{lifetime}");
     let roots = served(&agent.socket, "ROOTCA").await;
     assert_eq!((roots.len(), &roots[0].serial), (1, &root(&api, "signer").serial));
-    assert_eq!(agent.process.count("is asked for as 600s: Kubernetes takes no shorter one"), 1);
+    assert_eq!(agent.process.count("is requested as 600s, the shortest that Kubernetes accepts"), 1);
 
     api.wait_call(0, |call| call.method == "DELETE").await;
     let methods: Vec<_> = api.calls().into_iter().map(|call| call.method).collect();
@@ -57,14 +57,13 @@ async fn a_request_is_made_signed_served_and_deleted() {
 }
 
 #[tokio::test]
-async fn the_roots_may_be_the_clusters_and_the_key_rsa() {
+async fn the_roots_can_come_from_the_cluster_and_the_key_can_be_rsa() {
     let folder = tempfile::tempdir().unwrap();
     let api = KubeApi::start(folder.path()).await;
     let mut options = options(&api, &["--key-type", "rsa-2048"]);
     let file = options.iter().position(|option| option == "--kubernetes-root").unwrap() + 1;
     options[file] = "cluster".to_owned();
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    let agent = Agent::ready(folder.path(), "web", &options).await;
+    let agent = Agent::ready(folder.path(), "web", &strs(&options)).await;
     let mut serials: Vec<_> =
         served(&agent.socket, "ROOTCA").await.into_iter().map(|root| root.serial).collect();
     let mut expected = ["signer", "stranger"].map(|name| root(&api, name).serial);
@@ -77,10 +76,10 @@ async fn the_roots_may_be_the_clusters_and_the_key_rsa() {
 }
 
 #[tokio::test]
-async fn one_request_waits_for_approval_and_signer_whatever_becomes_of_calls() {
+async fn one_request_waits_for_approval_and_signer_across_failed_calls() {
     let folder = tempfile::tempdir().unwrap();
     let mut api = KubeApi::start(folder.path()).await;
-    // The first answer is lost: nobody knows whether the request was taken.
+    // The first answer is lost: it is unknown whether the request was created.
     api.set(Mood::LoseAnswers);
     let mut agent = start(folder.path(), &api, &["--ca-timeout", "700ms"]);
     agent.process.wait_log("the connection to the CA").await;
@@ -117,7 +116,7 @@ async fn one_request_waits_for_approval_and_signer_whatever_becomes_of_calls() {
 }
 
 #[tokio::test]
-async fn a_request_that_somebody_deletes_is_made_again_with_another_key() {
+async fn a_deleted_request_is_created_again_with_another_key() {
     let folder = tempfile::tempdir().unwrap();
     let api = KubeApi::start(folder.path()).await;
     api.set(Mood::Unapproved);
@@ -134,7 +133,7 @@ async fn a_request_that_somebody_deletes_is_made_again_with_another_key() {
     agent.process.wait_log("ready").await;
 }
 
-/// An agent whose renewals meet each of `cases`, with a line of the log each time, and a renewal that succeeds after each.
+/// An agent whose renewals meet each of `cases`: each is logged, and the renewal after it succeeds.
 async fn survives(cases: Vec<(Mood, Vec<&str>, &str)>) {
     let folder = tempfile::tempdir().unwrap();
     let api = KubeApi::start(folder.path()).await;
@@ -159,7 +158,7 @@ async fn survives(cases: Vec<(Mood, Vec<&str>, &str)>) {
 }
 
 #[tokio::test]
-async fn a_refusal_says_what_to_do() {
+async fn a_refusal_is_reported_with_the_remedy() {
     let answer = |code, body: serde_json::Value| Mood::Answer(code, "", body.to_string());
     let invalid =
         "CertificateSigningRequest.certificates.k8s.io \"x\" is invalid: spec.signerName: Invalid value";
@@ -199,7 +198,7 @@ async fn a_refusal_says_what_to_do() {
 }
 
 #[tokio::test]
-async fn junk_is_told_and_taken_for_nothing_else() {
+async fn junk_is_reported_as_what_it_is() {
     let huge = response(200, "", &"x".repeat(3 << 20));
     let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(1 << 20)).into_bytes();
     survives(vec![
@@ -227,7 +226,7 @@ async fn junk_is_told_and_taken_for_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_token_that_was_rotated_is_used_and_one_that_is_refused_is_named() {
+async fn a_rotated_token_is_used_and_a_refused_one_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let api = KubeApi::start(folder.path()).await;
     let other = folder.path().join("other-token");
@@ -235,8 +234,7 @@ async fn a_token_that_was_rotated_is_used_and_one_that_is_refused_is_named() {
     let mut options = options(&api, &[]);
     let file = options.iter().position(|option| option == "--token-file").unwrap() + 1;
     options[file] = other.display().to_string();
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    let mut agent = Agent::start(folder.path(), "web", &options);
+    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains("audience [istio-ca], EXPIRED at") && line.contains("other-token"), "{line}");
     std::fs::copy(folder.path().join("token"), &other).unwrap();
@@ -244,18 +242,18 @@ async fn a_token_that_was_rotated_is_used_and_one_that_is_refused_is_named() {
 }
 
 #[tokio::test]
-async fn a_request_that_may_not_be_deleted_is_left_to_the_cluster() {
+async fn a_request_that_the_agent_must_not_delete_is_left_to_the_cluster() {
     let folder = tempfile::tempdir().unwrap();
     let api = KubeApi::start(folder.path()).await;
     api.set(Mood::KeepAll);
     let mut agent = start(folder.path(), &api, &["--log-level", "attache=debug"]);
-    let (_, line) = agent.process.wait_log("the certificate request is not deleted").await;
+    let (_, line) = agent.process.wait_log("certificate request not deleted").await;
     assert!(line.contains("DEBUG") && line.contains("cannot delete resource"), "{line}");
     assert_eq!((api.names().len(), agent.process.count("WARN")), (1, 0));
 }
 
 #[tokio::test]
-async fn roots_that_are_missing_cost_nobodys_approval() {
+async fn missing_roots_do_not_cost_an_approval() {
     let folder = tempfile::tempdir().unwrap();
     let api = KubeApi::start(folder.path()).await;
     let file = folder.path().join("signer/root-cert.pem");

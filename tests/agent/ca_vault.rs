@@ -1,4 +1,4 @@
-//! `--ca vault`: what is asked of a Vault, how it is entered, and what is made of its answers.
+//! `--ca vault`: the requests to Vault, the login, and how responses are handled.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,24 +8,20 @@ use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
 use attache::ca::vault::{Access, Settings, Vault};
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
-use attache::net::endpoint::{CA_OPTIONS, Endpoint, Roots};
+use attache::net::endpoint::{Endpoint, Roots};
 use attache::pki::csr;
 use attache::pki::key::{KeyType, SigningKey};
 
 use crate::support::fake_vault::{FakeVault, Mood};
 use crate::support::files::spiffe;
-use crate::support::process::Agent;
+use crate::support::process::{Agent, strs};
 use crate::support::sds::served;
 
 const LOGIN: &str = "/v1/auth/kubernetes/login";
 const RENEW: &str = "/v1/auth/token/renew-self";
 const SIGN: &str = "/v1/mesh/pki/sign/web";
 
-fn strs(all: &[String]) -> Vec<&str> {
-    all.iter().map(String::as_str).collect()
-}
-
-/// Renewal is due almost at once, long before the end.
+/// Renewal is due almost at once, long before expiry.
 fn busy(vault: &FakeVault, folder: &Path, more: &[&str]) -> Vec<String> {
     vault.change(|rules| rules.ttl = "20s");
     let mut options = vault.client(folder);
@@ -44,7 +40,7 @@ fn assert_silent(agent: &Agent, secrets: impl IntoIterator<Item = String>) {
 }
 
 #[tokio::test]
-async fn it_logs_in_once_and_each_certificate_is_signed_by_the_role() {
+async fn one_login_serves_many_certificates_signed_by_the_role() {
     let folder = tempfile::tempdir().unwrap();
     let vault = FakeVault::start(folder.path()).await;
     vault.change(|rules| {
@@ -71,7 +67,7 @@ async fn it_logs_in_once_and_each_certificate_is_signed_by_the_role() {
 }
 
 #[tokio::test]
-async fn whatever_it_answers_is_told_and_a_good_answer_recovers() {
+async fn every_bad_answer_of_vault_is_reported_and_a_good_answer_recovers() {
     let uri = "URI Subject Alternative Names were provided via CSR which are not valid for this role";
     let sealed = "503 Service Unavailable: mesh/pki/sign/web: Vault is sealed: it is sealed";
     let cases = [
@@ -102,7 +98,7 @@ async fn whatever_it_answers_is_told_and_a_good_answer_recovers() {
 }
 
 #[tokio::test]
-async fn a_vault_that_lets_nobody_in_at_first_is_entered_when_it_can_be() {
+async fn a_vault_that_refuses_the_login_at_first_is_retried_until_it_accepts() {
     let folder = tempfile::tempdir().unwrap();
     let vault = FakeVault::start(folder.path()).await;
     vault.change(|rules| rules.login = Mood::Cut);
@@ -126,7 +122,7 @@ async fn a_vault_that_lets_nobody_in_at_first_is_entered_when_it_can_be() {
 }
 
 #[tokio::test]
-async fn a_token_of_vaults_own_may_be_missing_refused_and_rotated() {
+async fn vaults_own_token_can_be_missing_refused_and_rotated() {
     let folder = tempfile::tempdir().unwrap();
     let vault = FakeVault::start_at(folder.path(), "127.0.0.1:0".parse().unwrap(), false).await;
     let file = folder.path().join("vault-token");
@@ -136,7 +132,7 @@ async fn a_token_of_vaults_own_may_be_missing_refused_and_rotated() {
     let nameless = [&options[..], &more].concat();
     let mut agent = Agent::start(folder.path(), "nameless", &nameless);
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    assert!(line.contains("Vault has to be asked for an identity") && line.contains("--spiffe-id"), "{line}");
+    assert!(line.contains("requests to Vault need an identity") && line.contains("--spiffe-id"), "{line}");
     drop(agent);
 
     let name = spiffe("web");
@@ -150,7 +146,7 @@ async fn a_token_of_vaults_own_may_be_missing_refused_and_rotated() {
     assert!(vault.calls().is_empty());
     std::fs::write(&file, "hvs.outdatedtoken\n").unwrap();
     let (_, line) = agent.process.wait_log("permission denied").await;
-    assert!(line.contains(&format!("the token in {path} has ended")), "{line}");
+    assert!(line.contains(&format!("the token in {path} has expired")), "{line}");
     vault.admit("hvs.rotatedtoken");
     std::fs::write(&file, "hvs.rotatedtoken\n").unwrap();
     agent.process.wait_log("ready").await;
@@ -159,7 +155,7 @@ async fn a_token_of_vaults_own_may_be_missing_refused_and_rotated() {
 }
 
 #[tokio::test]
-async fn the_root_of_an_engine_that_does_not_know_it_is_in_a_file() {
+async fn an_engine_that_does_not_know_its_root_needs_the_root_in_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let vault = FakeVault::start(folder.path()).await;
     vault.change(|rules| rules.knows_root = false);
@@ -175,21 +171,24 @@ async fn the_root_of_an_engine_that_does_not_know_it_is_in_a_file() {
     options.extend(["--vault-root".to_owned(), file.display().to_string()]);
     let mut agent = Agent::start(folder.path(), "web", &strs(&options));
     let at = |name: &str| std::fs::read(folder.path().join("fake-vault").join(name)).unwrap();
-    let cases = [(vec![], "no PEM certificate"), (at("ca-cert.pem"), "none of its certificates is a root")];
+    let cases = [
+        (vec![], "no PEM certificate"),
+        (at("ca-cert.pem"), "none of its certificates is a self-issued root"),
+    ];
     agent.process.wait_log("roots.pem: No such file").await;
     for (content, words) in cases {
         std::fs::write(&file, content).unwrap();
         let (_, line) = agent.process.wait_log(words).await;
         assert!(line.contains("roots.pem") && line.contains("--vault-root"), "{line}");
     }
-    // A whole chain, as it is often kept.
+    // A file with the whole chain, as people often keep it.
     std::fs::write(&file, [at("ca-cert.pem"), at("root-cert.pem")].concat()).unwrap();
     agent.process.wait_log("ready").await;
     let roots = served(&agent.socket, "ROOTCA").await;
     assert!(roots.len() == 1 && roots[0].subject == "CN=Attache development root", "{roots:?}");
 }
 
-/// The client by itself, and a clock that a test can set.
+/// The client alone, and a clock that the test sets.
 fn client(vault: &FakeVault, folder: &Path) -> (Arc<Vault>, Clock) {
     let jwt = folder.join("jwt");
     std::fs::write(&jwt, &vault.jwt).unwrap();
@@ -199,7 +198,6 @@ fn client(vault: &FakeVault, folder: &Path) -> (Arc<Vault>, Clock) {
         address: vault.origin().parse().unwrap(),
         roots: Roots::File(folder.join("fake-vault/root-cert.pem")),
         server_name: None,
-        options: CA_OPTIONS,
     };
     let settings = Settings {
         mount: "mesh/pki".parse().unwrap(),
@@ -223,12 +221,12 @@ fn a_request() -> SigningRequest {
 }
 
 #[tokio::test]
-async fn a_session_is_kept_renewed_replaced_and_never_used_when_it_was_refused() {
+async fn a_session_is_kept_renewed_replaced_and_never_reused_after_a_refusal() {
     let folder = tempfile::tempdir().unwrap();
     let vault = FakeVault::start(folder.path()).await;
     let (client, clock) = client(&vault, folder.path());
     let mut known = 0;
-    // The calls that one signature takes.
+    // The calls that one signature needs.
     let mut sign = async || {
         client.sign(&a_request()).await.unwrap();
         let calls = vault.calls();
@@ -243,7 +241,7 @@ async fn a_session_is_kept_renewed_replaced_and_never_used_when_it_was_refused()
     clock.set_by(200_000);
     assert_eq!(sign().await, [RENEW, SIGN]);
     assert_eq!(sign().await, [SIGN]);
-    // Near the end of its longest life there is little to be had.
+    // Near the end of its maximum lifetime a renewal gains little.
     vault.change(|rules| rules.lease = (3600, 500));
     clock.set_by(2_800_000);
     assert_eq!(sign().await, [RENEW, LOGIN, SIGN]);
@@ -260,16 +258,16 @@ async fn a_session_is_kept_renewed_replaced_and_never_used_when_it_was_refused()
     clock.set_by(2_800_000);
     assert_eq!(sign().await, [LOGIN, SIGN]);
 
-    // A policy that is missing: one new login for each try, and not more.
+    // A missing policy: one new login for each attempt, and no more.
     vault.change(|rules| rules.sign = Mood::Refuse(403, "permission denied"));
     let error = client.sign(&a_request()).await.unwrap_err();
-    assert!(error.to_string().contains("no policy of its allows update"), "{error}");
+    assert!(error.to_string().contains("none of its policies allows update"), "{error}");
     assert_eq!(error.retry_after(), Some(Duration::from_secs(1)));
     assert_eq!(vault.calls()[known..], [SIGN, LOGIN, SIGN]);
 }
 
 #[tokio::test]
-async fn calls_at_once_share_a_login_and_one_that_is_given_up_holds_nobody_back() {
+async fn concurrent_calls_share_a_login_and_a_cancelled_one_blocks_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let vault = FakeVault::start(folder.path()).await;
     let (client, _) = client(&vault, folder.path());
@@ -294,7 +292,7 @@ async fn calls_at_once_share_a_login_and_one_that_is_given_up_holds_nobody_back(
 }
 
 #[tokio::test]
-async fn a_token_that_tells_no_identity_is_given_to_nobody() {
+async fn a_token_without_an_identity_is_sent_nowhere() {
     let folder = tempfile::tempdir().unwrap();
     let vault = FakeVault::start(folder.path()).await;
     let options = vault.client(folder.path());
@@ -304,14 +302,14 @@ async fn a_token_that_tells_no_identity_is_given_to_nobody() {
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains("jwt can't be read") && line.contains("--token-file"), "{line}");
     std::fs::write(&jwt, "opaque").unwrap();
-    agent.process.wait_log("the token names no service account: pass --spiffe-id").await;
+    agent.process.wait_log("the token names no service account: set --spiffe-id").await;
     assert!(vault.calls().is_empty());
     std::fs::write(&jwt, &vault.jwt).unwrap();
     agent.process.wait_log("ready").await;
 }
 
 #[tokio::test]
-async fn whatever_a_login_comes_to_it_is_said_and_the_next_one_succeeds() {
+async fn every_failed_login_is_reported_and_the_next_login_succeeds() {
     let folder = tempfile::tempdir().unwrap();
     let vault = FakeVault::start(folder.path()).await;
     let (client, _) = client(&vault, folder.path());

@@ -1,4 +1,4 @@
-//! `attache check`: what it says of a set-up that works, and of each thing that does not.
+//! `attache check`: its findings on a working set-up, and on each kind of mistake.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -9,11 +9,12 @@ use crate::support::fake_ca::{FakeCa, Mood, Tls};
 use crate::support::files::{Mounted, spiffe, token, write_token};
 use crate::support::process::{Agent, Ca, PATIENCE, attache, strs};
 
-/// The findings as lines `STATE ABOUT: TEXT`, the exit code, and what stands on standard error.
+/// The findings as lines `STATE ABOUT: TEXT`, the exit code, and standard error.
 async fn check(options: &[&str], environment: &[(&str, &str)]) -> (Vec<String>, i32, String) {
     let mut command = attache(&[&["check", "--output", "json"], options].concat());
     command.envs(environment.iter().copied());
-    let output = tokio::time::timeout(PATIENCE, command.output()).await.expect("it does not end").unwrap();
+    let output =
+        tokio::time::timeout(PATIENCE, command.output()).await.expect("attache check does not exit").unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     let findings: Value = serde_json::from_slice(&output.stdout).unwrap_or(Value::Array(Vec::new()));
     let text = |one: &Value, field: &str| one[field].as_str().unwrap().to_owned();
@@ -38,7 +39,7 @@ async fn a_good_set_up_is_ok_and_nothing_is_changed() {
     assert!(findings.iter().all(|line| line.starts_with("ok ")), "{findings:#?}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is made");
 
-    // A real CA, over TLS, asked in earnest.
+    // A real CA over TLS, with a real call.
     let ca = Ca::start(folder.path()).await;
     let jwt = path("token");
     write_token(jwt.as_ref(), &token("web", "istio-ca", 3600));
@@ -56,7 +57,7 @@ async fn a_good_set_up_is_ok_and_nothing_is_changed() {
     ];
     let (findings, code, error) = check(&[&options[..], &with_ca].concat(), &[]).await;
     assert_eq!((code, error.as_str()), (0, ""), "{findings:#?}");
-    has(&findings, "ok CA", "its certificate is good");
+    has(&findings, "ok CA", "its certificate is valid");
     has(&findings, "ok token", "audience [istio-ca], valid until");
     has(&findings, "ok identity", &spiffe("web"));
     has(&findings, "ok issuance", &spiffe("web"));
@@ -66,7 +67,7 @@ async fn a_good_set_up_is_ok_and_nothing_is_changed() {
 }
 
 #[tokio::test]
-async fn each_thing_that_is_wrong_is_named_with_the_way_out() {
+async fn each_mistake_is_named_with_the_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let ca = FakeCa::start_tls(folder.path(), &spiffe("web"), Tls::Never).await;
@@ -107,7 +108,7 @@ async fn each_thing_that_is_wrong_is_named_with_the_way_out() {
         line.extend(rest.flat_map(|(option, value)| [*option, value.as_str()]));
         let (findings, code, error) = check(&line, &[]).await;
         has(&findings, start, words);
-        // The CA's root is not one of the system's: that is always an error here.
+        // The CA's root is not one of the system's: here that is always an error.
         assert!(code == 1 && error.contains("error"), "{line:?}: {code} {error}");
     }
     assert!(ca.calls().is_empty(), "no certificate is asked for");
@@ -165,7 +166,7 @@ async fn each_thing_that_is_wrong_is_named_with_the_way_out() {
 }
 
 #[tokio::test]
-async fn beside_a_running_agent_it_says_so_and_in_a_pod_what_pods_need() {
+async fn check_recognizes_a_running_agent_and_what_pods_need() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
     let client = ca.client(folder.path());

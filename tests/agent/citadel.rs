@@ -1,4 +1,4 @@
-//! Istio's CA protocol: connections that are kept, a CA that misbehaves in every way, and what is said of it.
+//! Istio's CA protocol: connection reuse, a CA that misbehaves in every way, and the reports about it.
 
 use std::time::Duration;
 
@@ -11,29 +11,20 @@ use tonic::Code;
 
 use crate::support::fake_ca::{Call, FakeCa, Mood, Shape, Tls};
 use crate::support::files::{spiffe, token};
-use crate::support::process::{Agent, Ca, PATIENCE};
+use crate::support::process::{Agent, Ca, strs};
 use crate::support::rough_h2::{GOAWAY, Rough};
 use crate::support::sds::{Stream, certificates, on_connection, served_serial};
+use crate::support::wait::wait_until;
 
-/// An agent of the fake CA, which renews three times a second.
+/// An agent of the fake CA that renews three times a second.
 fn busy_agent(folder: &std::path::Path, ca: &FakeCa, more: &[&str]) -> Agent {
     let mut options = ca.client(folder);
     let fixed = ["--cert-ttl", "30s", "--grace-ratio", "0.99", "--grace-jitter", "0"];
     options.extend(fixed.iter().chain(more).map(|text| (*text).to_owned()));
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    Agent::start(folder, "web", &options)
+    Agent::start(folder, "web", &strs(&options))
 }
 
-async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let waited = async {
-        while !is_so() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    assert!(timeout(PATIENCE, waited).await.is_ok(), "it never comes: {what}");
-}
-
-/// The CA is good, then so, then good again.
+/// The CA is good, then in this mood, then good again.
 async fn survives(mood: Mood, label: &str, words: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
@@ -47,7 +38,7 @@ async fn survives(mood: Mood, label: &str, words: &[&str]) {
     assert!(line.contains(" WARN no new certificate ") && line.len() < 1000, "{mood:?}: {line}");
     let metric = format!("attache_ca_requests_total{{provider=\"citadel\",outcome=\"{label}\"}}");
     assert!(agent.metric(&metric).await > 0.0, "{mood:?} is not counted as {label}: {line}");
-    // A stream that opens now gets the good one.
+    // A stream that opens now gets the good certificate.
     assert_eq!(Some(&served_serial(&agent.socket).await), agent.serials().last(), "{mood:?}");
     assert_eq!(agent.status("/readyz").await.0, 200, "{mood:?}");
     ca.set(Mood::Good);
@@ -56,7 +47,7 @@ async fn survives(mood: Mood, label: &str, words: &[&str]) {
     assert_eq!(agent.process.count("panicked"), 0, "{mood:?}");
 }
 
-/// Runs each, several at a time.
+/// Runs the cases, several at a time.
 async fn all_survive(cases: impl IntoIterator<Item = (Mood, &'static str, &'static [&'static str])>) {
     const AT_A_TIME: usize = 8;
     let (mut running, mut failed) = (JoinSet::new(), Vec::new());
@@ -73,15 +64,15 @@ async fn all_survive(cases: impl IntoIterator<Item = (Mood, &'static str, &'stat
 }
 
 #[tokio::test]
-async fn what_is_no_whole_answer_is_told_as_what_it_is() {
-    const NOT_HTTP2: &[&str] = &["against the rules of HTTP/2", "is this its gRPC port?"];
+async fn an_incomplete_answer_is_reported_as_what_it_is() {
+    const NOT_HTTP2: &[&str] = &["it violates HTTP/2", "is this its gRPC port?"];
     let rough = |rough, label, words| (Mood::Rough(rough), label, words);
     all_survive([
         rough(Rough::Silent, "timeout", &["gave no answer within 1.5s"] as &[_]),
         rough(Rough::Close, "unreachable", &["broke before it had answered"]),
         rough(Rough::Bytes(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"), "unreachable", NOT_HTTP2),
         rough(Rough::Bytes(b"220 mail.example ESMTP\r\n"), "unreachable", NOT_HTTP2),
-        rough(Rough::Bytes(GOAWAY), "unreachable", &["it is about to stop (GOAWAY)"]),
+        rough(Rough::Bytes(GOAWAY), "unreachable", &["it is shutting down (GOAWAY)"]),
         rough(Rough::Html(502), "refused", &["answered 502 ", "not gRPC (text/html)"]),
         rough(Rough::Html(503), "refused", &["answered 503 ", "not gRPC (text/html)"]),
         rough(Rough::Html(404), "refused", &["answered 404 ", "not gRPC (text/html)"]),
@@ -90,20 +81,20 @@ async fn what_is_no_whole_answer_is_told_as_what_it_is() {
         rough(
             Rough::ResetInAnswer(h2::Reason::INTERNAL_ERROR),
             "unreachable",
-            &["it gave the call up (RST_STREAM: "],
+            &["it reset the call (RST_STREAM: "],
         ),
-        rough(Rough::ResetInAnswer(h2::Reason::CANCEL), "unreachable", &["it gave the call up"]),
+        rough(Rough::ResetInAnswer(h2::Reason::CANCEL), "unreachable", &["it reset the call"]),
         rough(Rough::CloseInAnswer, "unreachable", &["it closed the connection"]),
         rough(Rough::ShortAnswer, "junk", &["can't be read: "]),
         rough(Rough::BadPrefix, "junk", &["can't be read: protocol error"]),
         rough(Rough::GiantPrefix, "junk", &["longer than 1048576 bytes"]),
         rough(Rough::NotProtobuf, "junk", &["failed to decode Protobuf message"]),
-        rough(Rough::NoTrailers, "unreachable", &["the answer has no end"]),
+        rough(Rough::NoTrailers, "unreachable", &["the answer is incomplete"]),
         rough(Rough::WrongContentLength, "unreachable", &["broke before it had answered"]),
-        rough(Rough::HugeHeaders, "unreachable", &["against the rules of HTTP/2"]),
+        rough(Rough::HugeHeaders, "unreachable", &["it violates HTTP/2"]),
         rough(Rough::NoMessage, "junk", &["can't be read: Missing response message"]),
         (Mood::Huge, "junk", &["longer than 1048576 bytes"]),
-        (Mood::ResetOnce(h2::Reason::CANCEL), "unreachable", &["it gave the call up (RST_STREAM: "]),
+        (Mood::ResetOnce(h2::Reason::CANCEL), "unreachable", &["it reset the call (RST_STREAM: "]),
         (Mood::Shape(Shape::NoRoot), "no_root", &["must send its root last"]),
         (Mood::Shape(Shape::Nothing), "no_root", &["must send its root last"]),
         (Mood::Shape(Shape::CutOff), "junk", &["a BEGIN line without its END line"]),
@@ -113,7 +104,7 @@ async fn what_is_no_whole_answer_is_told_as_what_it_is() {
 }
 
 #[tokio::test]
-async fn every_status_of_grpc_is_told_by_its_name() {
+async fn every_grpc_status_is_reported_by_its_name() {
     let answered =
         |code| -> &'static str { String::leak(format!("answered {code:?}: as the test wants it")) };
     let refused = |code| (Mood::Refuse(code), "refused", &*Vec::leak(vec![answered(code)]));
@@ -121,7 +112,7 @@ async fn every_status_of_grpc_is_told_by_its_name() {
 }
 
 #[tokio::test]
-async fn however_the_certificates_are_written_they_are_taken() {
+async fn every_way_to_write_the_certificates_is_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
     let mut agent = busy_agent(folder.path(), &ca, &[]);
@@ -137,11 +128,11 @@ async fn however_the_certificates_are_written_they_are_taken() {
         })
         .await
     };
-    // Leaf and intermediate, and the root once, each without what stood between them.
+    // Leaf and intermediate, and the root once, each without the text between them.
     assert_eq!(served().await, [2, 1]);
     for shape in [Shape::One, Shape::TwoInTheLast, Shape::OneTwoOne, Shape::Decorated] {
         ca.set(Mood::Shape(shape));
-        // The call that is open may have had the old mood.
+        // The open call may have had the old mood.
         wait_calls(&ca, 2).await;
         agent.process.wait_next_log("certificate issued").await;
         assert_eq!(served().await, [2, 1], "{shape:?}");
@@ -153,10 +144,10 @@ async fn however_the_certificates_are_written_they_are_taken() {
 }
 
 #[tokio::test]
-async fn a_ca_that_asks_for_time_gets_it() {
+async fn a_ca_that_asks_for_a_delay_gets_it() {
     let folder = tempfile::tempdir().unwrap();
-    // Nothing to lose yet: the agent waits for as long as it is asked to, and up to twice as long, since others may have
-    // been asked too.
+    // Without a certificate that could expire, the agent waits as long as the CA asks, and up to twice as long, since
+    // other agents may have been asked the same.
     let cases = [
         (Mood::Busy { seconds: 77, pushback: "1000" }, 77),
         (Mood::Busy { seconds: 0, pushback: "61000" }, 61),
@@ -168,8 +159,7 @@ async fn a_ca_that_asks_for_time_gets_it() {
         let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
         ca.set(mood);
         let options = ca.client(folder.path());
-        let options: Vec<_> = options.iter().map(String::as_str).collect();
-        let mut agent = Agent::start(folder.path(), &index.to_string(), &options);
+        let mut agent = Agent::start(folder.path(), &index.to_string(), &strs(&options));
         let (_, line) = agent.process.wait_log("too many requests").await;
         assert!(line.contains("Unavailable"), "{mood:?}: {line}");
         let (_, retry) = line.trim().rsplit_once("retry=").unwrap();
@@ -177,20 +167,20 @@ async fn a_ca_that_asks_for_time_gets_it() {
         let longest = if asked == 0 { 1 } else { 2 * asked };
         assert!((asked..=longest).contains(&retry), "{mood:?}: {line}");
         if asked == 0 {
-            // It tries again soon, as always.
+            // It retries soon, as usual.
             wait_calls(&ca, 1).await;
         }
     }
 }
 
-/// Waits for `count` calls from here on.
+/// Waits for `count` more calls.
 async fn wait_calls(ca: &FakeCa, count: usize) {
     let known = ca.calls().len();
     wait_until("calls", || ca.calls().len() >= known + count).await;
 }
 
 #[tokio::test]
-async fn calls_that_are_near_each_other_share_a_connection() {
+async fn calls_close_together_share_a_connection() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
@@ -199,10 +189,10 @@ async fn calls_that_are_near_each_other_share_a_connection() {
     std::fs::write(&root, &own).unwrap();
     let mut agent = busy_agent(folder, &ca, &["--ca-root", root.to_str().unwrap(), "--cert-signer", "blue"]);
     wait_calls(&ca, 5).await;
-    // That there is more than one call is known at the second.
+    // Only the second call shows that there is more than one.
     assert_eq!((ca.connected(), ca.open()), (2, 1));
 
-    // Another token is a matter of the call.
+    // Another token changes the call, not the connection.
     let other = token("web", "istio-ca", 7200);
     std::fs::write(folder.join("token"), &other).unwrap();
     let bearer = format!("Bearer {other}");
@@ -211,14 +201,14 @@ async fn calls_that_are_near_each_other_share_a_connection() {
     wait_until("the new token", has_it).await;
     assert_eq!(ca.connected(), 2);
 
-    // Other roots are not.
+    // Other roots change the connection.
     let stranger = std::fs::read(folder.join("stranger/root-cert.pem")).unwrap();
     std::fs::write(&root, [&own[..], &stranger].concat()).unwrap();
     wait_until("a new connection", || ca.connected() == 3).await;
     wait_calls(&ca, 3).await;
     assert_eq!((ca.connected(), ca.open()), (3, 1));
 
-    // One that ended while it waited, or on which the CA took no more calls, costs nothing.
+    // A connection that ended while idle, or on which the CA accepted no more calls, costs nothing.
     ca.end_connections();
     wait_until("a new connection", || ca.connected() == 4).await;
     wait_calls(&ca, 2).await;
@@ -227,7 +217,8 @@ async fn calls_that_are_near_each_other_share_a_connection() {
     wait_calls(&ca, 3).await;
     assert_eq!(agent.process.count("no new certificate"), 0, "{}", agent.process.log());
 
-    // Of a call that broke it is not known whether the CA has signed: it is a failure, and the next one has another key.
+    // Whether the CA signed a call that broke is unknown: the call counts as a failure, and the next one has another
+    // key.
     ca.set(Mood::ResetOnce(h2::Reason::INTERNAL_ERROR));
     agent.process.wait_log("the CA signs again").await;
     assert_eq!(agent.process.count("no new certificate"), 1);
@@ -244,18 +235,17 @@ async fn calls_that_are_near_each_other_share_a_connection() {
 }
 
 #[tokio::test]
-async fn between_calls_that_are_far_apart_there_is_no_connection() {
+async fn calls_far_apart_keep_no_connection_open() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start_tls(folder.path(), &spiffe("web"), Tls::Optional).await;
     let mut options = ca.client(folder.path());
     options.extend(["--ca-root".to_owned(), "system".to_owned()]);
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
     let root = folder.path().join("fake-ca/root-cert.pem");
     let with_roots = |mut command: tokio::process::Command| {
         command.env("SSL_CERT_FILE", root);
         command
     };
-    let mut agent = Agent::start_as(folder.path(), "web", &options, with_roots);
+    let mut agent = Agent::start_as(folder.path(), "web", &strs(&options), with_roots);
     agent.process.wait_log("ready").await;
     wait_until("the end of the connection", || ca.open() == 0).await;
     assert_eq!(ca.connected(), 1);
@@ -263,30 +253,28 @@ async fn between_calls_that_are_far_apart_there_is_no_connection() {
 }
 
 #[tokio::test]
-async fn istios_port_for_plain_text_is_plain_text_and_told() {
+async fn istios_plaintext_port_is_plaintext_with_a_warning() {
     let folder = tempfile::tempdir().unwrap();
-    // An address of this process's own: the port is one for everybody.
+    // An address of this process's own, since the port is the same for all processes.
     let [.., a, b, c] = std::process::id().to_be_bytes();
     let listen = format!("127.{a}.{b}.{}:15010", c.clamp(2, 250));
     let ca = FakeCa::start_at(folder.path(), &spiffe("web"), None, listen.parse().unwrap()).await;
     let mut options = ca.client(folder.path());
     options[1] = listen.clone();
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    let mut agent = Agent::ready(folder.path(), "web", &options).await;
+    let mut agent = Agent::ready(folder.path(), "web", &strs(&options)).await;
     let (_, line) = agent.process.wait_log("in plain text").await;
     assert!(line.contains(" WARN ") && line.contains(&format!("token goes to http://{listen}")), "{line}");
     assert_eq!(ca.calls().len(), 1);
 }
 
 #[tokio::test]
-async fn a_ca_that_stops_without_a_word_is_noticed_within_the_call() {
+async fn a_ca_that_freezes_is_noticed_within_the_call() {
     let folder = tempfile::tempdir().unwrap();
     let ca = Ca::start(folder.path()).await;
     let mut options = ca.client("web");
     let fixed = ["--cert-ttl", "300s", "--grace-ratio", "0.999", "--grace-jitter", "0", "--ca-timeout", "3s"];
     options.extend(fixed.map(str::to_owned));
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    let mut agent = Agent::start(folder.path(), "web", &options);
+    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
     agent.process.wait_log_times("certificate issued", 3).await;
     ca.process.signal(Signal::STOP);
     let (_, line) = agent.process.wait_log("no new certificate").await;
@@ -297,11 +285,11 @@ async fn a_ca_that_stops_without_a_word_is_noticed_within_the_call() {
 }
 
 #[tokio::test]
-async fn where_a_ca_hangs_is_told() {
+async fn the_report_says_where_a_ca_hangs() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
     ca.set(Mood::Rough(Rough::Silent));
-    // A queue that has no room for more.
+    // A listener whose queue is full.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();
@@ -319,8 +307,7 @@ async fn where_a_ca_hangs_is_told() {
         let mut options = ca.client(folder.path());
         options[1] = address;
         options.extend(["--ca-timeout", "2s", "--ca-root", &root].map(str::to_owned));
-        let options: Vec<_> = options.iter().map(String::as_str).collect();
-        (Agent::start(folder.path(), name, &options), words)
+        (Agent::start(folder.path(), name, &strs(&options)), words)
     });
     for (agent, words) in &mut agents {
         let (_, line) = agent.process.wait_log("no new certificate").await;

@@ -1,10 +1,10 @@
-//! `--ca-client-cert-dir`: a CA is called with a certificate instead of the token, and with the token instead of a
-//! certificate that is not good.
+//! `--ca-client-cert-dir`: calls to the CA present a certificate instead of the token, and the token where the
+//! certificate is bad.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use attache::auth::client_cert::ClientCertFolder;
 use attache::auth::token::TokenSource;
@@ -12,7 +12,7 @@ use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
 use attache::ca::citadel::Citadel;
 use attache::ca::{CaError, CertificateAuthority as _, SigningRequest};
-use attache::net::endpoint::{CA_OPTIONS, Endpoint, Protocol, Roots};
+use attache::net::endpoint::{Endpoint, Protocol, Roots};
 use attache::net::grpc::Connections;
 use attache::pki::certificate::Certificate;
 use attache::pki::key::{KeyType, SigningKey};
@@ -27,12 +27,13 @@ use tonic::{Code, Request, Status};
 
 use crate::support::fake_ca::{Call, FakeCa, Mood, Tls};
 use crate::support::files::{Mounted, spiffe, token};
-use crate::support::process::{Agent, Ca, PATIENCE};
+use crate::support::process::{Agent, Ca, PATIENCE, strs};
 use crate::support::sds::{Stream, on_connection, secrets};
+use crate::support::wait::wait_until;
 
 const FILES: [&str; 3] = ["cert-chain.pem", "key.pem", "root-cert.pem"];
 
-/// Swaps `folder/..data` to a new folder with `mounted`; the folder before it is deleted.
+/// Swaps `folder/..data` to a new directory with `mounted`, and deletes the previous one.
 fn swap(folder: &Path, generation: usize, mounted: &Mounted) {
     let name = |generation| format!("..attache-{generation}");
     mounted.write(&folder.join(name(generation)));
@@ -46,7 +47,7 @@ fn swap(folder: &Path, generation: usize, mounted: &Mounted) {
     }
 }
 
-/// What an agent serves as `default`, as the files that somebody else would write of it.
+/// What an agent serves as `default`, as another process would write it to files.
 fn served(response: &DiscoveryResponse, root: &Path) -> Mounted {
     let [secret] = secrets(response).try_into().unwrap();
     let Some(Type::TlsCertificate(pair)) = secret.r#type else { panic!("no key pair") };
@@ -67,7 +68,7 @@ fn assert_no_key(log: &str, mounted: &Mounted) {
     }
 }
 
-/// An agent of the fake CA, which renews five times a second.
+/// An agent of the fake CA that renews five times a second.
 fn busy_agent(folder: &Path, ca: &FakeCa, client: &Path, more: &[&str]) -> Agent {
     let mut options = ca.client(folder);
     let client = client.display().to_string();
@@ -82,28 +83,21 @@ fn busy_agent(folder: &Path, ca: &FakeCa, client: &Path, more: &[&str]) -> Agent
         "0",
     ];
     options.extend(fixed.iter().chain(more).map(|text| (*text).to_owned()));
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    Agent::start(folder, "web", &options)
+    Agent::start(folder, "web", &strs(&options))
 }
 
 /// Waits until the last `count` calls are all as wanted.
 async fn wait_calls(ca: &FakeCa, count: usize, is_wanted: impl Fn(&Call) -> bool) {
     let known = ca.calls().len();
-    let wanted = async {
-        loop {
-            let calls = ca.calls();
-            if calls.len() >= known + count && calls.iter().rev().take(count).all(&is_wanted) {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    let are_wanted = || {
+        let calls = ca.calls();
+        calls.len() >= known + count && calls.iter().rev().take(count).all(&is_wanted)
     };
-    let came = tokio::time::timeout(PATIENCE, wanted).await;
-    assert!(came.is_ok(), "they never come: {:#?}", ca.calls().last());
+    wait_until("the last calls are as wanted", are_wanted).await;
 }
 
 #[tokio::test]
-async fn after_the_first_certificate_it_renews_without_a_token() {
+async fn after_the_first_certificate_renewals_need_no_token() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
@@ -113,8 +107,7 @@ async fn after_the_first_certificate_it_renews_without_a_token() {
     let (out_text, root_text) = (out.display().to_string(), root.display().to_string());
     options.extend(["--ca-client-cert-dir", &out_text, "--ca-root", &root_text].map(str::to_owned));
     options.extend(["--cert-ttl", "4s"].map(str::to_owned));
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    let mut agent = Agent::ready(folder, "web", &options).await;
+    let mut agent = Agent::ready(folder, "web", &strs(&options)).await;
 
     let mut written = Vec::new();
     on_connection(&agent.socket.clone(), async |client| {
@@ -138,8 +131,8 @@ async fn after_the_first_certificate_it_renews_without_a_token() {
         assert_eq!((&client.serial, &client.uris), (&presented.serial(), &vec![spiffe("web")]));
     }
     assert!(calls.len() >= 5);
-    agent.process.wait_log("there is no client certificate; the CA is called with the token").await;
-    assert_eq!(agent.process.count("the CA is called with the client certificate"), 1);
+    agent.process.wait_log("no client certificate, token used instead").await;
+    assert_eq!(agent.process.count("client certificate used"), 1);
     assert_eq!(agent.process.count("no new certificate"), 0);
     written.iter().for_each(|mounted| assert_no_key(&agent.process.log(), mounted));
 }
@@ -154,7 +147,7 @@ async fn attache_ca_issues_the_identity_of_the_client_certificate() {
     mounted.write(&certs);
     let (address, certs) = (ca.address.to_string(), certs.display().to_string());
     let nowhere = folder.join("no-token").display().to_string();
-    // No --ca-root: it came with the certificate. The same folder is no source of what Envoy gets.
+    // No --ca-root: the root came with the certificate. The same directory is not a source of what Envoy gets.
     let options = [
         ["--ca-address", &address],
         ["--ca-client-cert-dir", &certs],
@@ -171,7 +164,7 @@ async fn attache_ca_issues_the_identity_of_the_client_certificate() {
 }
 
 #[tokio::test]
-async fn what_is_not_good_is_told_once_and_the_token_goes_instead() {
+async fn a_bad_client_certificate_is_reported_once_and_the_token_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
@@ -190,10 +183,10 @@ async fn what_is_not_good_is_told_once_and_the_token_goes_instead() {
     let foreign = Mounted::new(&ca_dir, "web");
     type Change<'a> = (&'a str, &'a str, Box<dyn Fn() + 'a>);
     let changes: [Change<'_>; 5] = [
-        ("WARN", "it expired at", Box::new(|| expired.write(&client))),
+        ("WARN", "expired at", Box::new(|| expired.write(&client))),
         ("WARN", "its PEM is damaged", Box::new(|| put("cert-chain.pem", &good.chain[..300]))),
-        ("WARN", "does not fit", Box::new(|| put("key.pem", &foreign.key))),
-        ("WARN", "key.pem is not", Box::new(|| std::fs::remove_file(client.join("key.pem")).unwrap())),
+        ("WARN", "does not match", Box::new(|| put("key.pem", &foreign.key))),
+        ("WARN", "key.pem does not", Box::new(|| std::fs::remove_file(client.join("key.pem")).unwrap())),
         (
             "INFO",
             "neither cert-chain.pem nor key.pem",
@@ -203,27 +196,27 @@ async fn what_is_not_good_is_told_once_and_the_token_goes_instead() {
     for (round, (level, words, change)) in changes.into_iter().enumerate() {
         change();
         let (_, line) = agent.process.wait_log(words).await;
-        assert!(line.contains(level) && line.contains("called with the token"), "{line}");
+        assert!(line.contains(level) && line.contains("token used instead"), "{line}");
         wait_calls(&ca, 3, with_token).await;
         assert_eq!(agent.process.count(words), 1, "{}", agent.process.log());
         good.write(&client);
-        agent.process.wait_log_times("called with the client certificate", round + 1).await;
+        agent.process.wait_log_times("client certificate used", round + 1).await;
         wait_calls(&ca, 2, with_certificate).await;
     }
     assert_eq!(agent.process.count("no new certificate"), 0, "{}", agent.process.log());
 
-    // With neither of them nobody is called.
+    // With neither of them there is no call.
     expired.write(&client);
     std::fs::remove_file(folder.join("token")).unwrap();
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    assert!(line.contains("it expired at") && line.contains("the token file"), "{line}");
+    assert!(line.contains("expired at") && line.contains("the token file"), "{line}");
     for mounted in [&good, &expired, &foreign] {
         assert_no_key(&agent.process.log(), mounted);
     }
 }
 
 #[tokio::test]
-async fn swaps_while_it_renews_fail_no_call() {
+async fn swaps_during_renewals_fail_no_call() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
@@ -233,13 +226,16 @@ async fn swaps_while_it_renews_fail_no_call() {
     std::fs::create_dir(&client).unwrap();
     swap(&client, 0, generation(0));
     let mut agent = busy_agent(folder, &ca, &client, &[]);
-    // The token would hide a certificate that is seen half.
+    // The token would hide a half-read certificate.
     std::fs::remove_file(folder.join("token")).unwrap();
     let mut swaps = 0;
     let (mut renewals, mut seen) = (0, std::collections::HashSet::new());
+    let deadline = Instant::now() + PATIENCE;
     while renewals < 25 {
+        assert!(Instant::now() < deadline, "only {renewals} renewals");
         swaps += 1;
         swap(&client, swaps, generation(swaps));
+        // The rate of the swaps.
         tokio::time::sleep(Duration::from_millis(1)).await;
         renewals = ca.calls().len();
     }
@@ -254,7 +250,7 @@ async fn swaps_while_it_renews_fail_no_call() {
 }
 
 #[tokio::test]
-async fn files_that_are_rewritten_in_place_fail_no_call() {
+async fn files_rewritten_in_place_fail_no_call() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
@@ -265,9 +261,11 @@ async fn files_that_are_rewritten_in_place_fail_no_call() {
     generations[0].write(&client);
     let mut agent = busy_agent(folder, &ca, &client, &["--ca-root", &root]);
     std::fs::remove_file(folder.join("token")).unwrap();
+    // During this pause the files don't match: the agent must not use them.
     let pause = || tokio::time::sleep(Duration::from_millis(10));
+    let deadline = Instant::now() + PATIENCE;
     for generation in generations.iter().cycle().skip(1) {
-        // The chain in two halves, and the key afterwards.
+        // The chain in two halves, then the key.
         let chain = &generation.chain;
         std::fs::write(client.join("cert-chain.pem"), &chain[..chain.len() / 2]).unwrap();
         pause().await;
@@ -276,9 +274,11 @@ async fn files_that_are_rewritten_in_place_fail_no_call() {
         std::fs::write(client.join("key.pem"), &generation.key).unwrap();
         pause().await;
         pause().await;
-        if ca.calls().len() >= 25 {
+        let renewals = ca.calls().len();
+        if renewals >= 25 {
             break;
         }
+        assert!(Instant::now() < deadline, "only {renewals} renewals");
     }
     agent.process.wait_log_times("certificate issued", 25).await;
     assert!(ca.calls().iter().all(|call| call.client.is_some() && !call.has_token()));
@@ -286,7 +286,7 @@ async fn files_that_are_rewritten_in_place_fail_no_call() {
 }
 
 #[tokio::test]
-async fn a_ca_that_refuses_the_certificate_is_told_with_the_reason_and_the_way_out() {
+async fn a_ca_that_refuses_the_certificate_is_reported_with_reason_and_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let mut ca = Ca::start(folder).await;
@@ -299,26 +299,25 @@ async fn a_ca_that_refuses_the_certificate_is_told_with_the_reason_and_the_way_o
     with_tls12.extend(["--ca-root".to_owned(), folder.join("fake-ca/root-cert.pem").display().to_string()]);
     for (name, mut options) in [("web", ca.client("web")), ("old", with_tls12)] {
         options.extend(["--ca-client-cert-dir".to_owned(), client.clone()]);
-        let options: Vec<_> = options.iter().map(String::as_str).collect();
-        let mut agent = Agent::start(folder, name, &options);
+        let mut agent = Agent::start(folder, name, &strs(&options));
         let (_, line) = agent.process.wait_log("no new certificate").await;
         let (web, serial) = (spiffe("web"), foreign.serial());
         for words in ["refuses the client certificate", &client, &web, &serial, "the token is used"] {
             assert!(line.contains(words), "{name}: {line}");
         }
         // Both CAs have the name of the one that issued it.
-        assert!(line.contains("it does not accept who issued it"), "{name}: {line}");
-        let (_, line) = agent.process.wait_log("called with the token").await;
+        assert!(line.contains("it does not accept the issuer"), "{name}: {line}");
+        let (_, line) = agent.process.wait_log("token used instead").await;
         assert!(line.contains(" WARN ") && line.contains("the CA refused it"), "{name}: {line}");
         agent.process.wait_log("certificate issued").await;
         assert_no_key(&agent.process.log(), &foreign);
     }
-    let (_, line) = ca.process.wait_log("a client certificate is refused").await;
+    let (_, line) = ca.process.wait_log("client certificate refused").await;
     assert!(line.contains("does not chain to this CA's root") && line.contains("peer=127.0.0.1"), "{line}");
 }
 
 #[tokio::test]
-async fn a_certificate_that_was_refused_is_not_presented_again_while_there_is_a_token() {
+async fn a_refused_certificate_is_not_presented_again_while_there_is_a_token() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
@@ -332,15 +331,15 @@ async fn a_certificate_that_was_refused_is_not_presented_again_while_there_is_a_
     let with_token = |call: &Call| call.client.is_none() && call.has_token();
     wait_calls(&ca, 5, with_token).await;
     assert_eq!(agent.process.count("no new certificate"), 1, "{}", agent.process.log());
-    assert_eq!(agent.process.count("called with the token"), 1, "{}", agent.process.log());
+    assert_eq!(agent.process.count("token used instead"), 1, "{}", agent.process.log());
 
     Mounted::new(&ca_dir, "web").write(&client);
     wait_calls(&ca, 2, with_certificate).await;
     assert_eq!(agent.process.count("no new certificate"), 1, "{}", agent.process.log());
 
-    // A refused token is no better: what is there is tried by turns, until the CA takes one of them.
+    // A refused token is no better: the credentials are tried in turn, until the CA accepts one of them.
     foreign.write(&client);
-    agent.process.wait_log_times("called with the token", 2).await;
+    agent.process.wait_log_times("token used instead", 2).await;
     ca.set(Mood::Refuse(Code::Unauthenticated));
     agent.process.wait_log_times("refuses the client certificate", 3).await;
     ca.set(Mood::Good);
@@ -349,7 +348,7 @@ async fn a_certificate_that_was_refused_is_not_presented_again_while_there_is_a_
 }
 
 #[tokio::test]
-async fn a_ca_without_use_for_a_certificate_gets_the_token() {
+async fn a_ca_that_ignores_certificates_gets_the_token() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Never).await;
@@ -365,7 +364,7 @@ async fn a_ca_without_use_for_a_certificate_gets_the_token() {
 }
 
 #[tokio::test]
-async fn a_refusal_says_what_the_call_was_made_with() {
+async fn a_refusal_names_the_credential_of_the_call() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Required).await;
@@ -375,35 +374,30 @@ async fn a_refusal_says_what_the_call_was_made_with() {
     mounted.write(&client);
     let mut agent = busy_agent(folder, &ca, &client, &[]);
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    for words in ["Unauthenticated", "with the client certificate", &mounted.serial(), "without the token"] {
+    for words in ["Unauthenticated", "used the client certificate", &mounted.serial(), "without the token"] {
         assert!(line.contains(words), "{line}");
     }
-    // Nobody is let in without a certificate.
+    // No client is accepted without a certificate.
     std::fs::remove_file(client.join("cert-chain.pem")).unwrap();
     std::fs::remove_file(client.join("key.pem")).unwrap();
     let (_, line) = agent.process.wait_log("wants a client certificate that it accepts").await;
     assert!(line.contains("--ca-client-cert-dir"), "{line}");
 }
 
-/// Where `attache ca` is, with what it takes to connect to it.
+/// The address of `attache ca`, with the options to connect to it.
 fn endpoint(ca: &Ca, folder: &Path) -> Endpoint {
     let address = ca.address.to_string().parse().unwrap();
-    Endpoint {
-        address,
-        roots: Roots::File(folder.join("ca/root-cert.pem")),
-        server_name: None,
-        options: CA_OPTIONS,
-    }
+    Endpoint { address, roots: Roots::File(folder.join("ca/root-cert.pem")), server_name: None }
 }
 
 #[tokio::test]
-async fn attache_ca_refuses_a_certificate_that_has_expired() {
+async fn attache_ca_refuses_an_expired_certificate() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let mut ca = Ca::start(folder).await;
     let client = folder.join("client");
     Mounted::expired(&folder.join("ca"), "web").write(&client);
-    // A client whose clock is behind takes it for good.
+    // A client whose clock is slow considers it valid.
     #[expect(clippy::disallowed_methods, reason = "two hours before the CA's own clock")]
     let clock = Clock::starting_at(SystemTime::now() - Duration::from_secs(2 * 3600));
     let citadel = Citadel {
@@ -426,14 +420,14 @@ async fn attache_ca_refuses_a_certificate_that_has_expired() {
         assert!(matches!(error, CaError::ClientCertificate { .. }), "{error}");
         assert!(error.to_string().contains("by its clock it has expired"), "{error}");
     }
-    let (_, line) = ca.process.wait_log("a client certificate is refused").await;
+    let (_, line) = ca.process.wait_log("client certificate refused").await;
     assert!(line.contains("it has expired"), "{line}");
 }
 
 /// One call with a client certificate and, if there is one, a token.
 async fn call(endpoint: &Endpoint, client: PathBuf, token: Option<&str>) -> Result<Certificate, Status> {
     let certificate = ClientCertFolder::new(client).read(&Clock::system()).await.unwrap();
-    let connected = endpoint.connect(Some(&certificate), Protocol::Http2).await.unwrap();
+    let connected = endpoint.connect(Some(&certificate.pair), Protocol::Http2).await.unwrap();
     assert!(connected.has_presented);
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let csr = csr::to_pem(&csr::request(&key, None).unwrap());
@@ -450,7 +444,7 @@ async fn call(endpoint: &Endpoint, client: PathBuf, token: Option<&str>) -> Resu
 }
 
 #[tokio::test]
-async fn with_attache_ca_a_certificate_counts_before_a_token() {
+async fn attache_ca_prefers_a_certificate_to_a_token() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let mut ca = Ca::start(folder).await;
@@ -461,7 +455,7 @@ async fn with_attache_ca_a_certificate_counts_before_a_token() {
     assert_eq!(call(&endpoint, till.clone(), None).await.unwrap().uris, [spiffe("till")]);
     assert_eq!(call(&endpoint, till, Some(&token)).await.unwrap().uris, [spiffe("till")]);
 
-    // One that names nobody leaves the word to the token.
+    // With a certificate without an identity, the token decides.
     let nobody = folder.join("nobody");
     std::fs::create_dir(&nobody).unwrap();
     let own = attache::ca::embedded::DevelopmentCa::open(&folder.join("ca"), Clock::system()).unwrap();
@@ -471,5 +465,5 @@ async fn with_attache_ca_a_certificate_counts_before_a_token() {
     assert_eq!(call(&endpoint, nobody.clone(), Some(&token)).await.unwrap().uris, [spiffe("web")]);
     let status = call(&endpoint, nobody, None).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated);
-    ca.process.wait_log("its client certificate has no SPIFFE ID").await;
+    ca.process.wait_log("the client certificate has no SPIFFE ID").await;
 }

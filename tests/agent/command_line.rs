@@ -1,4 +1,4 @@
-//! What is made of the command line's description: completions and manual pages.
+//! Completions and manual pages.
 
 use std::process::Stdio;
 
@@ -24,7 +24,7 @@ async fn bash_completes_options_and_commands() {
     "#;
     let mut bash = Command::new("bash");
     bash.args(["--norc", "-s"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut bash = bash.spawn().expect("bash is needed to show that completions work");
+    let mut bash = bash.spawn().expect("this test needs bash");
     bash.stdin.take().unwrap().write_all(format!("{script}{ask}").as_bytes()).await.unwrap();
     let answer = bash.wait_with_output().await.unwrap();
     let answer = String::from_utf8_lossy(&answer.stdout).into_owned();

@@ -1,4 +1,4 @@
-//! What every provider of certificates has in common, whatever its CA does. What is particular to one is in `ca_*.rs`.
+//! What all CA providers have in common, whatever the CA does. Particulars of one provider are in `ca_*.rs`.
 
 use std::collections::HashSet;
 
@@ -26,10 +26,10 @@ const BAD_CERTIFICATE: &[Behaviour] = &[
     Behaviour::Lies(Lie::Unchained),
 ];
 
-/// Of one provider, with a stream that is open all the time: whatever the CA does before a renewal, the last good
-/// certificate is served, the failure is told once, and the next good answer is pushed.
+/// For one provider, with one stream open all the time: whatever the CA does before a renewal, the last good
+/// certificate is served, the failure is reported once, and the next good answer is pushed.
 async fn conforms<P: Provider>() {
-    // All at once: most of it is waiting.
+    // Concurrently, since the cases mostly wait.
     tokio::join!(
         outlives_all::<P>(NO_CERTIFICATE, "10s"),
         outlives_all::<P>(BAD_CERTIFICATE, "10s"),
@@ -38,7 +38,7 @@ async fn conforms<P: Provider>() {
 }
 
 async fn outlives_all<P: Provider>(behaviours: &[Behaviour], timeout: &str) {
-    // Renewal is due 400 ms after each certificate, long before its end.
+    // Renewal is due 400 ms after each certificate, long before expiry.
     let ratio = (1.0 - 0.4 / P::LIFETIME as f64).to_string();
     let schedule = ["--grace-ratio", &ratio, "--grace-jitter", "0", "--ca-timeout", timeout];
     let more = [&schedule[..], &["--log-level", "attache=debug"]].concat();
@@ -50,7 +50,7 @@ async fn outlives_all<P: Provider>(behaviours: &[Behaviour], timeout: &str) {
         for behaviour in behaviours {
             if *behaviour == Behaviour::Slow {
                 waits_for(&mut site, &mut open).await;
-            } else if P::told(*behaviour).is_some() {
+            } else if P::expected_log(*behaviour).is_some() {
                 outlives(&mut site, &mut open, *behaviour).await;
             }
         }
@@ -59,16 +59,16 @@ async fn outlives_all<P: Provider>(behaviours: &[Behaviour], timeout: &str) {
     assert_eq!(site.agent.process.count("panicked"), 0);
     let issued = site.agent.serials().len() as f64;
     assert!(site.count("ok").await >= issued, "{}", P::NAME);
-    // It must not call a CA whose files are gone.
+    // The agent must not call a CA whose files are gone.
     site.agent.process.kill().await;
     assert!(site.proxy.is_none_or(|proxy| proxy.most_open() == 1), "{}: calls at the same time", P::NAME);
     assert!(!site.provider.has_overlapped(), "{}: calls at the same time", P::NAME);
 }
 
-/// A CA that takes its time is no failure.
+/// A slow CA is not a failure.
 async fn waits_for<P: Provider>(site: &mut Site<P>, open: &mut Open) {
     site.set(Behaviour::Slow);
-    // The first may have been under way.
+    // The first call may have been in progress already.
     for _ in 0..2 {
         site.agent.process.wait_next_log("certificate issued").await;
     }
@@ -80,15 +80,15 @@ async fn waits_for<P: Provider>(site: &mut Site<P>, open: &mut Open) {
 
 async fn outlives<P: Provider>(site: &mut Site<P>, open: &mut Open, behaviour: Behaviour) {
     let case = format!("{} {behaviour:?}", P::NAME);
-    let told = P::told(behaviour).unwrap();
-    // In this order: a call may fail between the two.
-    let before = site.count(told.outcome).await;
-    let known = site.failures(told.words[0]).len();
+    let expected = P::expected_log(behaviour).unwrap();
+    // In this order: a call may fail in between.
+    let before = site.count(expected.outcome).await;
+    let known = site.failures(expected.words[0]).len();
     site.set(behaviour);
-    let line = site.wait_failure(told.words[0], known).await;
-    let address = site.proxy.as_ref().filter(|_| told.has_address).map(|proxy| proxy.address.to_string());
-    let common = ["the certificate that is served is valid until", "retry="];
-    let words = common.into_iter().chain(told.words.iter().copied()).chain(address.as_deref());
+    let line = site.wait_failure(expected.words[0], known).await;
+    let address = site.proxy.as_ref().filter(|_| expected.has_address).map(|proxy| proxy.address.to_string());
+    let common = ["the served certificate is valid until", "retry="];
+    let words = common.into_iter().chain(expected.words.iter().copied()).chain(address.as_deref());
     for word in words {
         assert!(line.contains(word), "{case}: {word:?} is not in {line}");
     }
@@ -96,17 +96,17 @@ async fn outlives<P: Provider>(site: &mut Site<P>, open: &mut Open, behaviour: B
     let last = good.last().unwrap();
     assert_eq!(served_serial(&site.agent.socket).await, *last, "{case}");
     assert_eq!(site.agent.status("/readyz").await.0, 200, "{case}");
-    // The CA is called again, and there is nothing new to tell.
-    site.wait_failure(told.words[0], known + 1).await;
-    assert!(site.count(told.outcome).await >= before + 2.0, "{case}");
-    site.assert_told_once(told.words[0]);
+    // The CA is called again, and there is nothing new to report.
+    site.wait_failure(expected.words[0], known + 1).await;
+    assert!(site.count(expected.outcome).await >= before + 2.0, "{case}");
+    site.assert_logged_once(expected.words[0]);
 
     site.set(Behaviour::Signs);
     site.agent.process.wait_next_log("the CA signs again").await;
     open.until(|serial| !good.contains(serial)).await;
 }
 
-/// A stream, and what came on it.
+/// A stream, and what it received.
 struct Open {
     stream: Stream,
     serials: HashSet<String>,
@@ -118,7 +118,7 @@ impl Open {
         Self { stream, serials: HashSet::new(), keys: HashSet::new() }
     }
 
-    /// Takes the next certificate, which has a key of its own.
+    /// Accepts the next certificate, which has a key of its own.
     async fn next(&mut self) -> String {
         let response = self.stream.next().await.unwrap();
         self.stream.accept(&response).await;
@@ -130,7 +130,7 @@ impl Open {
         serial
     }
 
-    /// Takes what comes until it is as wanted.
+    /// Accepts certificates until one is as wanted.
     async fn until(&mut self, is_wanted: impl Fn(&String) -> bool) {
         while !is_wanted(&self.next().await) {}
     }

@@ -21,12 +21,12 @@ use crate::support::process::{Agent, output};
 
 const HOUR: i64 = 3600;
 
-/// A CA that has its key.
+/// A CA with its key.
 struct Authority {
     der: CertificateDer<'static>,
     params: CertificateParams,
     key: SigningKey,
-    /// The chain that leaves need: none below a root.
+    /// The chain that leaves need: empty below a root.
     chain: Vec<CertificateDer<'static>>,
 }
 
@@ -41,7 +41,7 @@ impl Authority {
             Some(above) => params.signed_by(&key, &above.issuer()).unwrap(),
             None => params.self_signed(&key).unwrap(),
         };
-        // What it may is in its certificate; here it does what it likes.
+        // The certificate limits the key's usage; here the key signs everything.
         params.key_usages.push(KeyUsagePurpose::CrlSign);
         let der = certificate.der().clone();
         let chain = above.map(|above| [vec![der.clone()], above.chain.clone()].concat()).unwrap_or_default();
@@ -76,7 +76,7 @@ impl Authority {
         }
     }
 
-    /// A CRL, from and until so many seconds from now, that revokes these.
+    /// A CRL, valid from and until so many seconds from now, that revokes these.
     fn crl(&self, from: i64, until: i64, revoked: &[&Mounted]) -> String {
         let at = |seconds: i64| {
             let distance = Duration::from_secs(seconds.unsigned_abs());
@@ -109,7 +109,7 @@ fn serial(mounted: &Mounted) -> SerialNumber {
     SerialNumber::from_slice(&bytes)
 }
 
-/// A listener whose peers are checked against the secret in `file`.
+/// A listener that checks its peers against the secret in `file`.
 fn listener(name: &str, folder: &Path, file: &Path) -> Value {
     let path = |name: &str| json!({ "filename": folder.join(name) });
     let tls = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext";
@@ -143,7 +143,7 @@ fn listener(name: &str, folder: &Path, file: &Path) -> Value {
     })
 }
 
-/// Whether the listener at `port` lets this peer in.
+/// Whether the listener at `port` accepts this peer.
 async fn gets_in(port: std::net::SocketAddr, peer: &Mounted, root: &Authority) -> bool {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(root.der.clone()).unwrap();
@@ -167,9 +167,9 @@ async fn gets_in(port: std::net::SocketAddr, peer: &Mounted, root: &Authority) -
         && answer == *b"HTTP/1.1 200"
 }
 
-/// Why CRLs are left out of a bundle rather than served where they are not enough.
+/// The reason why a bundle is served without CRLs where they are incomplete.
 #[tokio::test]
-async fn one_crl_makes_envoy_ask_for_one_of_every_issuer() {
+async fn one_crl_makes_envoy_require_one_of_every_issuer() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let (root, second, namesake) =
@@ -189,7 +189,7 @@ async fn one_crl_makes_envoy_ask_for_one_of_every_issuer() {
     let both = || vec![of_root.clone(), of_middle.clone()];
     let with = |crl: String| vec![of_root.clone(), crl];
     let junk = "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n".to_owned();
-    // Roots, CRLs, whether the leaf's alone counts, and who gets in.
+    // Roots, CRLs, whether only the leaf is checked, and which peers are accepted.
     type Case<'a> = (&'a str, Vec<&'a Authority>, Vec<String>, bool, Vec<(&'a Mounted, bool)>);
     let cases: Vec<Case<'_>> = vec![
         ("none", vec![&root], vec![], false, vec![(&good, true), (&revoked, true)]),
@@ -245,14 +245,14 @@ async fn one_crl_makes_envoy_ask_for_one_of_every_issuer() {
             assert_eq!(gets_in(address, peer, &root).await, *expected, "{name}, peer {index}");
         }
     }
-    // Whose peers are refused depends on Envoy's version, but somebody's are.
+    // Which peers are refused depends on Envoy's version, but some are.
     let address = envoy.listener_address("namesakes").await;
     let of_namesake = namesake.mounted("of namesake", &namesake);
     let both_get_in = gets_in(address, &good, &root).await && gets_in(address, &of_namesake, &root).await;
     assert!(!both_get_in, "two roots of one name");
 }
 
-/// Two callers of `api`: one that is going to be revoked, and one that is not.
+/// Two callers of `api`: one that will be revoked, and one that will not.
 struct World {
     folder: tempfile::TempDir,
     root: Authority,
@@ -267,7 +267,7 @@ struct World {
 }
 
 impl World {
-    /// Everybody gets in, without CRLs; `api` has a `--crl` that is not there yet.
+    /// All callers are accepted, without CRLs; the `--crl` file of `api` does not exist yet.
     async fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
@@ -290,7 +290,7 @@ impl World {
                 mounted.write(&certs)
             }
             let options = ["--cert-dir", certs.to_str().unwrap(), "--crl", crl.to_str().unwrap()];
-            // The callers have no CRLs: here it is the callee's that count.
+            // The callers have no CRLs: only the callee's count here.
             let count = if name == "api" { 4 } else { 2 };
             agents.push(Agent::ready(path, name, &options[..count]).await);
         }
@@ -327,7 +327,7 @@ impl World {
         Traffic::start(self.good_caller.listener_address("outbound").await)
     }
 
-    /// Waits until the revoked one gets this status.
+    /// Waits until the revoked caller gets this status.
     async fn wait_revoked(&self, expected: u16) {
         let outbound = self.revoked_caller.listener_address("outbound").await;
         let is_so = async || http_get(outbound, "/").await.is_ok_and(|(status, ..)| status == expected);
@@ -342,13 +342,13 @@ async fn no_failure(world: &World, traffic: Traffic) {
 }
 
 #[tokio::test]
-async fn a_revoked_client_is_refused_once_the_file_says_so_and_nobody_else_ever() {
+async fn a_revoked_client_is_refused_once_the_file_says_so_and_no_other_client_ever_is() {
     let mut world = World::start().await;
-    assert_eq!(world.api.process.count("WARN there is no CRL file"), 1, "{}", world.api.process.log());
+    assert_eq!(world.api.process.count("WARN CRL file missing"), 1, "{}", world.api.process.log());
     let traffic = world.traffic().await;
     let (of_root, nobody) = (world.root.crl(-HOUR, HOUR, &[]), world.middle.crl(-2 * HOUR, HOUR / 2, &[]));
     world.swap(&[of_root.clone(), nobody]);
-    world.api.process.wait_log("the trust bundle is served with CRLs").await;
+    world.api.process.wait_log("CRLs added to the trust bundle").await;
     assert_eq!(world.api.metric("attache_crls{name=\"ROOTCA\"}").await, 2.0);
     let made = world.api.metric("attache_crl_this_update_timestamp_seconds{name=\"ROOTCA\"}").await;
     let ends = world.api.metric("attache_crl_next_update_timestamp_seconds{name=\"ROOTCA\"}").await;
@@ -360,12 +360,12 @@ async fn a_revoked_client_is_refused_once_the_file_says_so_and_nobody_else_ever(
     world.swap(&[of_root.clone(), of_middle.clone()]);
     world.wait_revoked(503).await;
 
-    // What is wrong with the file later changes nothing.
+    // Later mistakes in the file change nothing.
     world.swap(&["-----BEGIN X509 CRL-----\nhalf".to_owned()]);
-    let (_, line) = world.api.process.wait_log("the CRL file is not used").await;
+    let (_, line) = world.api.process.wait_log("CRL file not used").await;
     assert!(line.contains("ca-crl.pem: its PEM is damaged"), "{line}");
     std::fs::remove_file(world.volume().join("ca-crl.pem")).unwrap();
-    world.api.process.wait_log("the CRL file is gone").await;
+    world.api.process.wait_log("CRL file removed").await;
     world.wait_revoked(503).await;
     let failures = "attache_source_failures_total{source=\"crl\",reason=\"not_parsed\"}";
     assert_eq!(world.api.metric(failures).await, 1.0);
@@ -382,34 +382,34 @@ async fn a_revoked_client_is_refused_once_the_file_says_so_and_nobody_else_ever(
 }
 
 #[tokio::test]
-async fn a_crl_that_is_missing_or_ends_costs_nobody_anything() {
+async fn a_missing_or_expired_crl_costs_no_client_anything() {
     let mut world = World::start().await;
     let traffic = world.traffic().await;
     let of_root = world.root.crl(-HOUR, HOUR, &[]);
     let of_middle = |world: &World, left| world.middle.crl(-HOUR, left, &[&world.revoked]);
 
-    // Only the intermediate's: Envoy would refuse everybody.
+    // Only the intermediate's CRL: Envoy would refuse all clients.
     let crl = of_middle(&world, HOUR);
     world.swap(std::slice::from_ref(&crl));
-    let (_, line) = world.api.process.wait_log("the trust bundle is served without CRLs").await;
+    let (_, line) = world.api.process.wait_log("trust bundle served without CRLs").await;
     assert!(line.contains(" WARN ") && line.contains("there is no CRL of CN=root: add it"), "{line}");
     world.wait_revoked(200).await;
 
-    // Whole, but not for long.
+    // Complete, but valid only for a short time.
     let end = Clock::system().now() + Duration::from_secs(8);
     let crl = of_middle(&world, 8);
     world.swap(&[of_root.clone(), crl]);
     world.wait_revoked(503).await;
-    let (_, line) = world.api.process.wait_log_times("the trust bundle is served without CRLs", 2).await;
-    assert!(line.contains("the CRL of CN=middle was to be replaced by 20"), "{line}");
+    let (_, line) = world.api.process.wait_log_times("trust bundle served without CRLs", 2).await;
+    assert!(line.contains("the CRL of CN=middle is out of date (nextUpdate 20"), "{line}");
     world.wait_revoked(200).await;
-    // Those who are not revoked get in, before its end and after it.
+    // Clients that are not revoked are accepted before and after its expiry.
     let outbound = world.good_caller.listener_address("outbound").await;
     let gets_in = async || {
         let has_ended = Clock::system().now() > end + Duration::from_secs(1);
         http_get(outbound, "/").await.is_ok_and(|(status, ..)| status == 200) && has_ended
     };
-    world.good_caller.wait_until("it has ended, and the good one gets in", gets_in).await;
+    world.good_caller.wait_until("the CRL has expired, and the good caller is accepted", gets_in).await;
 
     let crl = of_middle(&world, HOUR);
     world.swap(&[of_root, crl]);
@@ -419,7 +419,7 @@ async fn a_crl_that_is_missing_or_ends_costs_nobody_anything() {
 
     world.swap(&["# none any more\n".to_owned()]);
     world.wait_revoked(200).await;
-    world.api.process.wait_log("the CRL file holds no CRLs: revoked certificates are accepted").await;
+    world.api.process.wait_log("CRL file holds no CRLs: revoked certificates are accepted").await;
     let (_, metrics) = world.api.status("/metrics").await;
     let crls: Vec<_> = metrics.lines().filter(|line| line.starts_with("attache_crls{")).collect();
     assert_eq!(crls, ["attache_crls{name=\"ROOTCA\"} 0"]);

@@ -1,11 +1,11 @@
-//! The documentation: its links lead somewhere, its command lines are taken, and README does what it says.
+//! The documentation: its links have targets, its command lines are accepted, and README does what it says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
 use tokio::process::Command;
 
-/// The project's own folder.
+/// The project's root directory.
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -14,14 +14,14 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap()
 }
 
-/// Where a link leads: a file, and a place in it.
+/// A link's target: a file, and an anchor in it.
 #[derive(Debug)]
 struct Link {
     file: PathBuf,
     anchor: Option<String>,
 }
 
-/// What counts of a page of Markdown.
+/// The parts of a Markdown page that are checked.
 #[derive(Debug, Default)]
 struct Page {
     links: Vec<Link>,
@@ -56,7 +56,7 @@ impl Page {
                 }
             }
         }
-        // What stands in code is no link; what a link shows may be code.
+        // Code contains no links; a link's text may be code.
         let prose: String = prose.split('`').step_by(2).collect();
         let targets = prose.split("](").skip(1).filter_map(|rest| rest.split(')').next());
         let own = targets.filter(|target| !target.contains("://"));
@@ -66,7 +66,8 @@ impl Page {
 }
 
 impl Link {
-    /// The link `target` on a page in `folder`; both are relative to the project's. An empty file is the page itself.
+    /// The link `target` on a page in `folder`; both are relative to the project's root. An empty file means the page
+    /// itself.
     fn new(folder: &Path, target: &str) -> Self {
         let (file, anchor) = match target.split_once('#') {
             Some((file, anchor)) => (file, Some(anchor.to_owned())),
@@ -92,7 +93,7 @@ fn slug(title: &str) -> String {
     kept.map(|one| if one == ' ' { '-' } else { one }).collect()
 }
 
-/// Every page of the project, by its path.
+/// Every page of the project, by path.
 fn pages() -> BTreeMap<PathBuf, Page> {
     let (mut pages, mut folders) = (BTreeMap::new(), vec![PathBuf::new()]);
     while let Some(folder) = folders.pop() {
@@ -115,7 +116,7 @@ fn pages() -> BTreeMap<PathBuf, Page> {
 }
 
 #[test]
-fn every_link_leads_to_something_that_is_there() {
+fn every_link_has_a_target() {
     let pages = pages();
     let mut broken = Vec::new();
     for (path, page) in &pages {
@@ -155,14 +156,14 @@ fn every_page_can_be_reached_from_the_index() {
 }
 
 #[tokio::test]
-async fn every_command_line_of_the_agent_is_taken() {
+async fn every_command_line_of_the_agent_is_accepted() {
     let folder = Path::new(env!("CARGO_BIN_EXE_attache")).parent().unwrap();
     let mut count = 0;
     for (path, page) in pages() {
         for command in page.commands.iter().filter(|command| command.starts_with("attache run ")) {
             let mut shell = Command::new("/bin/sh");
             shell.args(["-c", command]).env_clear().env("PATH", folder);
-            // What the kubelet tells in a pod, and a mistake: all others would stand beside it.
+            // The kubelet's variables in a pod, and one mistake: any others would be reported beside it.
             shell.envs([("KUBERNETES_SERVICE_HOST", "127.0.0.1"), ("KUBERNETES_SERVICE_PORT", "1")]);
             shell.env("ATTACHE_DRAIN_TIMEOUT", "a while");
             let output = shell.kill_on_drop(true).output().await.unwrap();
@@ -190,7 +191,7 @@ async fn readme_does_what_it_says() {
     let readme = read("README.md");
     let (is_good, error) = newcomer(&root().join("README.md")).await;
     assert!(is_good, "{error}");
-    // The command that runs every test is what others run, too.
+    // The command that runs all tests is the same everywhere.
     for path in ["README.md", ".ci/run", "CONTRIBUTING.md"] {
         assert!(read(path).contains("cargo test --locked"), "{path}");
     }

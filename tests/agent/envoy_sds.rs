@@ -9,9 +9,9 @@ use crate::support::envoy::{Envoy, NEWEST, OLDEST, http_get};
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::{Mounted, spiffe, swap};
 use crate::support::mesh::{Traffic, bootstrap, caller_envoy, wait_success};
-use crate::support::process::{Agent, failure};
+use crate::support::process::{Agent, failure, strs};
 
-/// Adds a listener file to `bootstrap`: what is put there later, Envoy opens later.
+/// Adds a listener file to `bootstrap`: Envoy opens the listeners that are written to it later.
 fn with_listener_file(mut bootstrap: Value, folder: &Path) -> Value {
     let file = folder.join("listeners.json");
     write_listeners(folder, &[]);
@@ -29,13 +29,13 @@ fn write_listeners(folder: &Path, listeners: &[Value]) {
     });
     let content =
         json!({ "version_info": listeners.len().to_string(), "resources": typed.collect::<Vec<_>>() });
-    // Envoy looks when a file is moved into the place.
+    // Envoy reads the file when it is renamed into place.
     std::fs::write(folder.join("listeners.new"), content.to_string()).unwrap();
     std::fs::rename(folder.join("listeners.new"), folder.join("listeners.json")).unwrap();
 }
 
-/// The inbound listener of `bootstrap` under another name, with its secrets fetched with another timeout where one is
-/// given: that makes another sds_config of it.
+/// The inbound listener of `bootstrap` under another name. Another `timeout` for its secrets makes its sds_config a
+/// different one.
 fn another_listener(bootstrap: &Value, name: &str, timeout: Option<&str>) -> Value {
     let mut listener = bootstrap["static_resources"]["listeners"][0].clone();
     listener["name"] = json!(name);
@@ -53,7 +53,7 @@ fn another_listener(bootstrap: &Value, name: &str, timeout: Option<&str>) -> Val
 async fn wait_serial(envoy: &Envoy, mounted: &Mounted) {
     let serial = mounted.serial();
     envoy
-        .wait_until("it uses the newest certificate", async || {
+        .wait_until("Envoy uses the newest certificate", async || {
             envoy.certs().await.to_string().contains(&serial)
         })
         .await;
@@ -81,7 +81,7 @@ async fn the_whole_protocol(version: &str, delta: bool) {
     let second = mount_good();
     wait_serial(&envoy, &second).await;
 
-    // Envoy refuses a key that it can't read, and keeps what it has. It is told once, and not tried again.
+    // Envoy rejects a key that it can't read, and keeps the old one. The rejection is reported once, and not repeated.
     let refused = mount(Mounted::bad_for_envoy(&ca, "web"));
     let (_, line) = agent.process.wait_log("Envoy rejected a secret").await;
     assert!(line.contains("name=\"default\"") && line.contains("envoy"), "{line}");
@@ -89,17 +89,17 @@ async fn the_whole_protocol(version: &str, delta: bool) {
     assert!(!envoy.certs().await.to_string().contains(&refused.serial()));
     assert_eq!(agent.metric("attache_secret_rejected{name=\"default\"}").await, 1.0);
 
-    // The next good one is taken.
+    // The next good key pair is accepted.
     let third = mount_good();
     wait_serial(&envoy, &third).await;
     assert_eq!(envoy.stat("sds.default.update_rejected").await, 1);
     envoy
-        .wait_until("the agent hears that it is taken", async || {
+        .wait_until("the agent has received the ACK", async || {
             agent.metric("attache_secret_rejected{name=\"default\"}").await == 0.0
         })
         .await;
 
-    // The agent comes back with the same bytes: Envoy, which holds them, is not sent them again.
+    // The agent restarts with the same bytes: Envoy holds them and is not sent them again.
     let received = envoy.stat("sds.default.update_success").await;
     agent.process.kill().await;
     agent.restart();
@@ -111,22 +111,26 @@ async fn the_whole_protocol(version: &str, delta: bool) {
         })
         .await;
 
-    // A listener that is added later uses what Envoy has, although nothing was sent since the restart.
+    // A listener that is added later uses what Envoy holds, although nothing was sent since the restart.
     write_listeners(folder, &[another_listener(&plain, "later", None)]);
     envoy.wait_listeners(&["later"]).await;
     envoy.wait_stat("listener_manager.total_listeners_active", 2).await;
     assert_eq!(envoy.stat("sds.default.update_success").await, received);
     assert_eq!(agent.metric("attache_pushes_total{name=\"default\"}").await, 0.0);
-    assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, 1.0, "it shares the stream");
+    assert_eq!(
+        agent.metric("attache_streams{name=\"default\"}").await,
+        1.0,
+        "the listener shares the stream"
+    );
 
-    // One with a configuration of its own opens streams of its own, which are answered.
+    // A listener with its own configuration opens its own streams, which are answered.
     let apart = another_listener(&plain, "apart", Some("16s"));
     write_listeners(folder, &[another_listener(&plain, "later", None), apart]);
     envoy.wait_stat("listener_manager.total_listeners_active", 3).await;
     assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, 2.0);
     assert_eq!(agent.metric("attache_pushes_total{name=\"default\"}").await, 1.0);
 
-    // And what comes next reaches both.
+    // The next change reaches both.
     let fourth = mount_good();
     wait_serial(&envoy, &fourth).await;
     envoy
@@ -157,8 +161,8 @@ async fn the_oldest_envoy_speaks_delta() {
     the_whole_protocol(OLDEST, true).await;
 }
 
-/// Envoy builds its TLS context when both secrets are there, and blames the one that came last: the roots are
-/// refused for the key pair's fault. It keeps them nevertheless, and uses them once the key pair is mended.
+/// Envoy builds its TLS context when both secrets have arrived, and blames the later one: it rejects the roots because
+/// of the key pair. It keeps the roots nevertheless, and uses them once the key pair is repaired.
 async fn a_bad_key_pair_at_first_does_not_cost_the_roots(delta: bool) {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
@@ -191,16 +195,15 @@ async fn a_bad_key_pair_at_first_does_not_cost_the_roots_of_delta() {
     a_bad_key_pair_at_first_does_not_cost_the_roots(true).await;
 }
 
-/// Envoy would take it without a word, and open its listeners for peers that all refuse it.
+/// Envoy would accept it silently, and open listeners whose peers all refuse it.
 #[tokio::test]
-async fn an_expired_certificate_is_given_to_nobody_new_and_taken_from_nobody() {
+async fn an_expired_certificate_is_sent_to_no_new_stream_and_taken_from_no_old_one() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
     let mut options = ca.client(folder);
     options.extend(["--cert-ttl", "4s"].map(str::to_owned));
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    let mut agent = Agent::ready(folder, "web", &options).await;
+    let mut agent = Agent::ready(folder, "web", &strs(&options)).await;
     let old = Envoy::start(bootstrap(&agent.socket, &["--delta"]).await, folder, "old").await;
     old.wait_listeners(&["inbound"]).await;
     ca.set(Mood::Refuse(Code::Unavailable));
@@ -223,13 +226,13 @@ async fn an_expired_certificate_is_given_to_nobody_new_and_taken_from_nobody() {
     let newest = agent.serials().last().unwrap().clone();
     for envoy in [&old, &new] {
         let is_used = async || envoy.certs().await.to_string().contains(&newest);
-        envoy.wait_until("it has the newest certificate", is_used).await;
+        envoy.wait_until("Envoy has the newest certificate", is_used).await;
     }
 }
 
-/// A name that no agent will ever know is told to be removed; Envoy waits as long as it is told to, and goes on.
+/// A name that no agent knows is reported as removed; Envoy waits as configured, then continues.
 #[tokio::test]
-async fn an_unknown_name_holds_nothing_back() {
+async fn an_unknown_name_delays_nothing_else() {
     for delta in [false, true] {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
@@ -241,7 +244,7 @@ async fn an_unknown_name_holds_nothing_back() {
         unknown = serde_json::from_str(&unknown.to_string().replace("\"default\"", "\"nobody\"")).unwrap();
         plain["static_resources"]["listeners"].as_array_mut().unwrap().push(unknown);
         let envoy = Envoy::start(plain, folder, "envoy").await;
-        let (_, line) = agent.process.wait_log("names are not served").await;
+        let (_, line) = agent.process.wait_log("resource names refused").await;
         assert!(line.contains("unknown resource name") && line.contains("nobody"), "{line}");
         envoy.wait_stat("sds.default.update_success", 1).await;
         envoy.wait_stat("sds.ROOTCA.update_success", 1).await;
@@ -254,9 +257,9 @@ async fn an_unknown_name_holds_nothing_back() {
     }
 }
 
-/// What Envoy refused is what its next listener would use: the old one must come again when it is the newest again.
+/// Envoy's next listener would use the rejected secret: the old one must be sent again when it is the newest again.
 #[tokio::test]
-async fn what_was_served_before_a_rejected_secret_can_be_put_back() {
+async fn the_secret_before_a_rejected_one_can_be_restored() {
     for delta in [false, true] {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
@@ -274,7 +277,7 @@ async fn what_was_served_before_a_rejected_secret_can_be_put_back() {
         let another = another_listener(&plain, "later", None);
         write_listeners(folder, std::slice::from_ref(&another));
         envoy.wait_listeners(&["later"]).await;
-        // A caller gets through the new listener.
+        // A caller is accepted by the new listener.
         let caller = Agent::ready(folder, "caller", &["--cert-dir", certs.to_str().unwrap()]).await;
         let later = envoy.listener_address("later").await;
         let caller = caller_envoy(folder, "caller", &caller, later, &spiffe("web")).await;
@@ -282,14 +285,14 @@ async fn what_was_served_before_a_rejected_secret_can_be_put_back() {
     }
 }
 
-/// Two Envoys take all they have from files that they name, which are swapped again and again: the caller's pair, the
-/// callee's, and the roots of both. Every request is a handshake.
+/// Two Envoys get all their secrets from files that they name: the caller's key pair, the callee's, and the roots of
+/// both. The files are swapped again and again. Every request is a handshake.
 async fn files_that_envoy_names_are_rotated_under_traffic(delta: bool) {
     const ROTATIONS: usize = 5;
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let [ca, web, api, roots] = ["ca", "web-certs", "api-certs", "roots"].map(|name| folder.join(name));
-    // Each rotation brings another root, beside the one that counts.
+    // Each rotation adds another root beside the one that counts.
     let rotate = |number: usize| {
         let pairs = [(&web, "web"), (&api, "api")].map(|(volume, account)| {
             let mounted = Mounted::new(&ca, account);
@@ -326,14 +329,14 @@ async fn files_that_envoy_names_are_rotated_under_traffic(delta: bool) {
         let [newest_web, newest_api] = rotate(number);
         wait_serial(&web_envoy, &newest_web).await;
         wait_serial(&api_envoy, &newest_api).await;
-        // The peer's word for it, on a connection of its own.
+        // The peer's view, on a new connection.
         let serial = newest_web.serial();
         let is_seen = async || http_get(outbound, "/").await.unwrap().1["x-peer-serial"].contains(&serial);
         web_envoy.wait_until("the peer sees the newest serial", is_seen).await;
     }
     for (name, streams) in [(&web_name, 1), (&api_name, 1), (&roots_name, 2)] {
         let label = |metric: &str| format!("attache_{metric}{{name=\"{name}\"}}");
-        // The first, and one for each rotation.
+        // The first secret, and one for each rotation.
         agent.wait_metric(&label("acks_total"), streams * (1 + ROTATIONS)).await;
         assert_eq!(agent.metric(&label("pushes_total")).await, (streams * (1 + ROTATIONS)) as f64);
         assert_eq!(agent.metric(&label("streams")).await, streams as f64);
@@ -346,11 +349,11 @@ async fn files_that_envoy_names_are_rotated_under_traffic(delta: bool) {
 }
 
 #[tokio::test]
-async fn files_that_envoy_names_are_rotated_under_traffic_of_state_of_the_world() {
+async fn files_that_envoy_names_rotate_under_traffic_in_state_of_the_world() {
     files_that_envoy_names_are_rotated_under_traffic(false).await;
 }
 
 #[tokio::test]
-async fn files_that_envoy_names_are_rotated_under_traffic_of_delta() {
+async fn files_that_envoy_names_rotate_under_traffic_in_delta() {
     files_that_envoy_names_are_rotated_under_traffic(true).await;
 }

@@ -1,4 +1,4 @@
-//! Several CAs: who is asked when, what is said of it, and what is served meanwhile.
+//! Several CAs: which one is called when, what is logged, and what is served meanwhile.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,11 +11,12 @@ use crate::support::fake_ca::{Call, FakeCa, Mood};
 use crate::support::files::spiffe;
 use crate::support::process::{Agent, Ca, strs};
 use crate::support::sds::{Stream, certificates, on_connection, served_serial};
+use crate::support::wait::wait_until;
 
-/// Renewed every 0.6 s, a minute before the end.
+/// Renewed every 0.6 s, a minute before expiry.
 const SOON: [&str; 4] = ["--cert-ttl", "60s", "--grace-ratio", "0.99"];
 
-/// How many roots a stream gets that opens now.
+/// The number of roots that a new stream gets.
 async fn roots(socket: &Path) -> usize {
     on_connection(socket, async |client| {
         let mut stream = Stream::open(&client, &["ROOTCA"]).await.unwrap();
@@ -25,7 +26,7 @@ async fn roots(socket: &Path) -> usize {
 }
 
 #[tokio::test]
-async fn the_second_ca_signs_while_the_first_is_away_or_hangs_and_the_first_when_it_is_back() {
+async fn the_second_ca_signs_while_the_first_is_down_or_hangs_and_the_first_once_it_is_back() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let mut first = Ca::start(folder).await;
@@ -39,37 +40,37 @@ async fn the_second_ca_signs_while_the_first_is_away_or_hangs_and_the_first_when
     let issued_by = |name: &str| format!(" ca=\"{name}\"");
     let (_, line) = agent.process.wait_log("certificate issued").await;
     assert!(line.contains(&issued_by(&names[1])), "{line}");
-    let (_, line) = agent.process.wait_log("the next CA was asked instead").await;
+    let (_, line) = agent.process.wait_log("failed over to the next CA").await;
     assert!(line.contains(" WARN ") && line.contains(&names[0]) && line.contains("refused"), "{line}");
     assert_eq!(roots(&agent.socket).await, 1);
 
-    // It is the first again.
+    // The first CA is called again.
     first.restart().await;
     let (_, line) = agent.process.wait_log("the CA signs again").await;
     assert!(line.contains(&issued_by(&names[0])), "{line}");
-    agent.process.wait_log("the trust roots change").await;
+    agent.process.wait_log("trust roots changed").await;
     assert_eq!(roots(&agent.socket).await, 2, "peers may hold certificates of either");
     let calls = second.calls().len();
     agent.process.wait_next_log("certificate issued").await;
     agent.process.wait_next_log("certificate issued").await;
-    assert_eq!(second.calls().len(), calls, "nobody asks the second one while the first one signs");
+    assert_eq!(second.calls().len(), calls, "the second CA is not called while the first one signs");
 
-    // It hangs: it has its time, then the second one is asked.
+    // It hangs: the second CA is called after its timeout.
     first.process.signal(Signal::STOP);
     let (_, line) = agent.process.wait_log("gave no answer within 1s").await;
-    assert!(line.contains("the next CA was asked instead") && line.contains(&names[0]), "{line}");
+    assert!(line.contains("failed over to the next CA") && line.contains(&names[0]), "{line}");
     assert!(second.calls().len() > calls);
     first.process.signal(Signal::CONT);
     agent.process.wait_log_times("the CA signs again", 2).await;
 
     assert_eq!(agent.process.count("no new certificate"), 0, "{}", agent.process.log());
-    // However often it was asked in vain.
-    assert_eq!(agent.process.count(" WARN the next CA"), 2, "{}", agent.process.log());
+    // However often the calls failed.
+    assert_eq!(agent.process.count(" WARN failed over"), 2, "{}", agent.process.log());
     assert_eq!(roots(&agent.socket).await, 2);
 }
 
 #[tokio::test]
-async fn while_all_are_away_the_last_good_certificate_is_served_and_the_first_that_is_back_is_used() {
+async fn while_all_cas_are_down_the_last_good_certificate_is_served_and_the_first_to_return_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let first = FakeCa::start(&folder.join("first"), &spiffe("web")).await;
@@ -77,7 +78,7 @@ async fn while_all_are_away_the_last_good_certificate_is_served_and_the_first_th
     first.client(folder);
     let token = folder.join("token");
     let options = [&["--token-file", token.to_str().unwrap()][..], &SOON].concat();
-    // As an injected pod's environment names them.
+    // In the form of an injected pod's environment.
     let names = [&first, &second].map(|ca| format!("http://{}", ca.address));
     let both = names.join(", ");
     let mut agent = Agent::start_as(folder, "web", &options, |mut command| {
@@ -92,11 +93,9 @@ async fn while_all_are_away_the_last_good_certificate_is_served_and_the_first_th
     assert!(words.iter().all(|word| line.contains(word)), "{line}");
     let asked = [&first, &second].map(|ca| ca.calls().len());
     for (ca, asked) in [&first, &second].into_iter().zip(asked) {
-        while ca.calls().len() < asked + 2 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        wait_until("each CA is called twice more", || ca.calls().len() >= asked + 2).await;
     }
-    assert_eq!(agent.process.count("no new certificate"), 1, "told once:\n{}", agent.process.log());
+    assert_eq!(agent.process.count("no new certificate"), 1, "logged once:\n{}", agent.process.log());
     assert_eq!(served_serial(&agent.socket).await, *agent.serials().last().unwrap());
     assert_eq!(agent.status("/readyz").await, (200, "ready\n".to_owned()));
     assert_eq!(agent.metric("attache_secret_failing{name=\"default\"}").await, 1.0);
@@ -109,7 +108,7 @@ async fn while_all_are_away_the_last_good_certificate_is_served_and_the_first_th
     agent.process.wait_next_log("certificate issued").await;
     assert_eq!(agent.metric("attache_secret_failing{name=\"default\"}").await, 0.0);
 
-    // One at a time, whoever it is.
+    // One call at a time, to either CA.
     let calls = [first.calls(), second.calls()].concat();
     let mut times: Vec<_> = calls.into_iter().map(|Call { time, .. }| time).collect();
     times.sort_unstable();

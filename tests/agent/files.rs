@@ -1,16 +1,16 @@
-//! Mounted files, through the built agent: they win over a CA, and their changes are pushed.
+//! Mounted files, through the built agent: they take precedence over a CA, and their changes are pushed.
 
 use crate::support::files::{Mounted, spiffe, swap};
 use crate::support::process::{Agent, output};
 use crate::support::sds::{Stream, certificates, on_connection};
 
 #[tokio::test]
-async fn the_kubelets_swaps_are_pushed_every_time() {
+async fn every_kubelet_swap_is_pushed() {
     let folder = tempfile::tempdir().unwrap();
     let volume = folder.path().join("certs");
     let ca = folder.path().join("ca");
     swap(&volume, Mounted::new(&ca, "web").files());
-    // No provider is named: a key pair in the folder is choice enough.
+    // No provider is configured: a key pair in the directory is enough.
     let agent = Agent::ready(folder.path(), "agent", &["--cert-dir", volume.to_str().unwrap()]).await;
     on_connection(&agent.socket, async |client| {
         let mut pairs = Stream::open(&client, &["default"]).await.unwrap();
@@ -33,7 +33,7 @@ async fn the_kubelets_swaps_are_pushed_every_time() {
 }
 
 #[tokio::test]
-async fn a_pair_that_does_not_fit_stays_out_until_it_is_repaired() {
+async fn a_mismatched_pair_is_not_published_until_it_is_repaired() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("certs");
     let ca = folder.path().join("ca");
@@ -43,9 +43,9 @@ async fn a_pair_that_does_not_fit_stays_out_until_it_is_repaired() {
     let next = Mounted::new(&ca, "web");
     std::fs::write(dir.join("cert-chain.pem"), &next.chain).unwrap();
     let (_, line) = agent.process.wait_log("mounted files are not used").await;
-    assert!(line.contains("the private key does not fit the certificate of spiffe://"), "{line}");
+    assert!(line.contains("the private key does not match the certificate of spiffe://"), "{line}");
     assert!(agent.metric("attache_source_failures_total{source=\"files\",reason=\"mismatch\"}").await >= 1.0);
-    assert_eq!(agent.status("/readyz").await.0, 200, "what was served is still good");
+    assert_eq!(agent.status("/readyz").await.0, 200, "the served certificate is still good");
     on_connection(&agent.socket, async |client| {
         let mut pairs = Stream::open(&client, &["default"]).await.unwrap();
         let held = pairs.next().await.unwrap();
@@ -58,7 +58,7 @@ async fn a_pair_that_does_not_fit_stays_out_until_it_is_repaired() {
 }
 
 #[tokio::test]
-async fn files_that_appear_later_take_over_from_the_ca() {
+async fn files_that_appear_later_take_precedence_over_the_ca() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("made/later");
     let ca = folder.path().join("ca");
@@ -78,9 +78,9 @@ async fn files_that_appear_later_take_over_from_the_ca() {
         let response = pairs.next().await.unwrap();
         assert_eq!(certificates(&response).as_bytes(), mounted.chain);
         pairs.accept(&response).await;
-        // Gone again: what they held is served on.
+        // The files are deleted: their last content is still served.
         std::fs::remove_dir_all(&dir).unwrap();
-        agent.process.wait_log("the files are gone").await;
+        agent.process.wait_log("the files were removed").await;
         assert!(pairs.is_quiet(std::time::Duration::from_millis(200)).await);
     })
     .await;

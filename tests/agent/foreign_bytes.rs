@@ -1,8 +1,8 @@
-//! Whatever bytes come from outside, they are refused or taken, and nothing panics.
+//! Bytes from outside are refused or accepted, and nothing panics.
 
 use attache::auth::token_file::Token;
 use attache::base::spiffe_id::SpiffeId;
-use attache::ca::Answer;
+use attache::ca::IssuedChain;
 use attache::config::parse_duration;
 use attache::inject::{Injected, Sidecar, inject};
 use attache::net::endpoint::Address;
@@ -14,7 +14,7 @@ use rustls::pki_types::CertificateDer;
 
 use crate::support::files::{Mounted, token};
 
-/// `bytes` with a few of them changed, doubled or gone.
+/// `bytes` with a few of them changed, doubled or removed.
 fn mutated(random: &mut fastrand::Rng, bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for _ in 0..random.usize(1..6) {
@@ -34,7 +34,7 @@ fn mutated(random: &mut fastrand::Rng, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn certificates_keys_and_chains() {
+fn mutated_certificates_keys_and_chains_never_panic() {
     let folder = tempfile::tempdir().unwrap();
     let mounted = Mounted::new(folder.path(), "web");
     let ders = pem::certificates(&mounted.chain).unwrap();
@@ -48,8 +48,8 @@ fn certificates_keys_and_chains() {
                 taken += 1;
                 assert!(!certificate.serial.is_empty());
                 let _ = (certificate.names(), certificate.spiffe_id());
-                // It parses, but what a CA signed is not this: never a good answer.
-                let answer = Answer::from_groups(vec![vec![der.clone(), ders[1].clone()]]);
+                // It parses, but it is not what a CA signed: never a good answer.
+                let answer = IssuedChain::from_groups(vec![vec![der.clone(), ders[1].clone()]]);
                 let _ = answer.map(|answer| answer.check(key(), None, certificate.not_before));
                 let _ = KeyPair::new(vec![der.clone()], key());
                 let _ = TrustBundle::new(vec![der]);
@@ -66,7 +66,7 @@ fn certificates_keys_and_chains() {
 }
 
 #[test]
-fn tokens_names_addresses_and_durations() {
+fn mutated_tokens_names_addresses_and_durations_never_panic() {
     let token = token("web", "istio-ca", 60);
     let seeds = [
         token.as_str(),
@@ -101,14 +101,14 @@ fn tokens_names_addresses_and_durations() {
 }
 
 #[test]
-fn manifests() {
+fn mutated_manifests_never_panic() {
     let sidecar = Sidecar {
         name: "attache".to_owned(),
         image: "attache".to_owned(),
         args: vec!["run".to_owned()],
         is_native: true,
         run_as: Some(1337),
-        socket_folder: "/run/attache".to_owned(),
+        socket_dir: "/run/attache".to_owned(),
         socket: "/run/attache/sds.sock".to_owned(),
         is_open: false,
         admin_socket: None,
@@ -127,7 +127,7 @@ fn manifests() {
     let mut random = fastrand::Rng::with_seed(3);
     let (mut taken, mut refused) = (0, 0);
     for round in 0..4000 {
-        // The short ones more often: of the long ones, most changes are in words.
+        // Short examples more often: in long ones, most changes hit words.
         let example = examples[[0, 1, 2, 3, 2, 3, 2, 3][round % 8]];
         let text = String::from_utf8_lossy(&mutated(&mut random, example.as_bytes())).into_owned();
         let sidecar = if round % 16 < 8 { &sidecar } else { &ordinary };
@@ -146,7 +146,7 @@ fn manifests() {
     }
     assert!(taken > 100 && refused > 100, "{taken} taken, {refused} refused");
 
-    // Aliases are not followed, and depth has an end.
+    // Aliases are not expanded, and depth is bounded.
     let bomb: String = (1..30).map(|n| format!("a{n}: &a{n} [*a{0}, *a{0}]\n", n - 1)).collect();
     assert_eq!(inject(&format!("a0: &a0 x\n{bomb}"), &sidecar).map(|all| all.workloads), Ok(0));
     for deep in ["[", "{a: ", "- ", "? ", "&a ["] {

@@ -6,12 +6,12 @@ use crate::support::files::spiffe;
 use crate::support::process::{Agent, failure, output};
 
 #[tokio::test]
-async fn it_shows_what_is_served_and_hides_the_key_unless_asked() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca_dir = folder.path().join("ca");
+async fn get_prints_the_secrets_and_hides_the_key_without_show_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let ca_dir = dir.path().join("ca");
     let id = spiffe("web");
     let options = ["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap(), "--spiffe-id", &id];
-    let agent = Agent::ready(folder.path(), "agent", &options).await;
+    let agent = Agent::ready(dir.path(), "agent", &options).await;
     let get = async |more: &[&str]| {
         let arguments: Vec<_> =
             ["get", "--socket", agent.socket.to_str().unwrap()].iter().chain(more).copied().collect();
@@ -20,15 +20,15 @@ async fn it_shows_what_is_served_and_hides_the_key_unless_asked() {
         String::from_utf8(output.stdout).unwrap()
     };
     let table = get(&[]).await;
-    for words in [
+    for text in [
         "default: key pair, 2 certificates",
         &id,
-        "ECDSA P-256, the private key fits",
+        "ECDSA P-256, the private key matches",
         "23h 59m left",
         "ROOTCA: trust bundle, 1 certificate",
         "CN=Attache development root",
     ] {
-        assert!(table.contains(words), "{words}:\n{table}");
+        assert!(table.contains(text), "{text}:\n{table}");
     }
     for format in ["table", "pem", "json"] {
         assert!(!get(&["--output", format]).await.contains("PRIVATE KEY"), "{format}");
@@ -45,19 +45,19 @@ async fn it_shows_what_is_served_and_hides_the_key_unless_asked() {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_told_by_name_and_the_rest_is_shown() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca_dir = folder.path().join("ca");
+async fn a_missing_secret_is_named_and_the_others_are_printed() {
+    let dir = tempfile::tempdir().unwrap();
+    let ca_dir = dir.path().join("ca");
     let options = ["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap()];
-    let agent = Agent::ready(folder.path(), "agent", &options).await;
+    let agent = Agent::ready(dir.path(), "agent", &options).await;
     let socket = agent.socket.to_str().unwrap();
-    let output = output(&["get", "--socket", socket, "nobody", "ROOTCA"]).await;
+    let output = output(&["get", "--socket", socket, "other", "ROOTCA"]).await;
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8(output.stdout).unwrap().contains("ROOTCA: trust bundle"));
-    assert!(String::from_utf8(output.stderr).unwrap().contains("unknown resource name \"nobody\""));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("unknown resource name \"other\""));
 
-    let nobody = folder.path().join("nobody.sock");
-    let (code, error) = failure(&["get", "--socket", nobody.to_str().unwrap()]).await;
+    let missing = dir.path().join("missing.sock");
+    let (code, error) = failure(&["get", "--socket", missing.to_str().unwrap()]).await;
     assert_eq!(code, 1);
-    assert!(error.contains("nobody.sock") && error.contains("attache run"), "{error}");
+    assert!(error.contains("missing.sock") && error.contains("attache run"), "{error}");
 }

@@ -8,11 +8,11 @@ use std::path::Path;
 use landlock::{AccessFs, CompatLevel, Compatible as _, Ruleset, RulesetAttr as _};
 use tokio::process::Command;
 
-use crate::output::wait_until;
 use crate::readiness::renew;
 use crate::support::fake_ca::FakeCa;
 use crate::support::files::spiffe;
 use crate::support::process::{Agent, failure, strs};
+use crate::support::wait::wait_until;
 
 /// The values of `label` in the kernel's status of each thread of the agent.
 fn threads(agent: &Agent, label: &str) -> Vec<String> {

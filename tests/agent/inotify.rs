@@ -1,6 +1,6 @@
-//! Where the kernel has no room for inotify, files are looked at regularly; and one folder that is mounted twice.
+//! Polling where inotify's limits are reached, and one directory that is mounted twice.
 //!
-//! The limits are those of a user namespace of the agent's own (`unshare`): nobody else has less because of it.
+//! The limits are those of a user namespace of the agent's own (`unshare`): no other process is affected.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -13,11 +13,11 @@ use crate::support::files::{Mounted, swap};
 use crate::support::process::Agent;
 use crate::support::sds::{Client, Stream, content, fetch, on_connection, secrets};
 
-const REFUSED: &str = "the kernel does not tell of changed files";
-const AGAIN: &str = "the kernel tells of changed files again";
+const REFUSED: &str = "inotify limit reached";
+const AGAIN: &str = "inotify available again";
 
-/// `agent` as root of namespaces of its own, which `flags` name, after `script`. A shell stays there with it and runs
-/// what is written to its standard input.
+/// `agent` as root in namespaces of its own, which `flags` select, after `script`. The shell stays there and runs what
+/// is written to its standard input.
 fn in_a_namespace(flags: &str, script: &str, agent: &Command) -> Command {
     let tried = std::process::Command::new("unshare").args([flags, "true"]).output();
     let tried = tried.expect("this test needs unshare, of util-linux");
@@ -31,7 +31,7 @@ fn in_a_namespace(flags: &str, script: &str, agent: &Command) -> Command {
     command
 }
 
-/// An agent in such namespaces, ready, and the shell beside it.
+/// A ready agent in such namespaces, and its shell.
 async fn start(folder: &Path, volume: &Path, flags: &str, script: &str) -> (Agent, ChildStdin) {
     let arguments = ["--cert-dir", volume.to_str().unwrap()];
     let inside = |command| in_a_namespace(flags, script, &command);
@@ -53,7 +53,7 @@ fn roots_name(volume: &Path) -> String {
     format!("file-root:{}/root-cert.pem", volume.display())
 }
 
-/// A stream for each of `names`, with its first response taken.
+/// A stream for each of `names`, whose first response is accepted.
 async fn open(client: &Client, names: &[&str]) -> Vec<Stream> {
     let mut streams = Vec::new();
     for name in names {
@@ -65,7 +65,7 @@ async fn open(client: &Client, names: &[&str]) -> Vec<Stream> {
     streams
 }
 
-/// Each stream is sent what is `newest`, next, and as a whole.
+/// Asserts that each stream's next push is `newest`, complete.
 async fn all_get(streams: &mut [Stream], newest: &Mounted, change: &str) {
     let text = |pem: &[u8]| String::from_utf8(pem.to_vec()).unwrap();
     for stream in streams {
@@ -81,7 +81,7 @@ async fn all_get(streams: &mut [Stream], newest: &Mounted, change: &str) {
     }
 }
 
-/// A change of each kind, and that all streams get it.
+/// Makes a change of each kind, and asserts that all streams get it.
 async fn changes_arrive(folder: &Path, volumes: &[&Path], streams: &mut [Stream], round: &str) {
     let next = |kind: &str| Mounted::new(&folder.join(format!("ca-{round}-{kind}")), "web");
     let swapped = next("swap");
@@ -107,7 +107,7 @@ async fn changes_arrive(folder: &Path, volumes: &[&Path], streams: &mut [Stream]
 }
 
 #[tokio::test]
-async fn without_inotify_files_are_polled_until_it_is_back() {
+async fn without_inotify_files_are_polled_until_it_is_available_again() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let volume = folder.join("volume");
@@ -133,14 +133,14 @@ async fn without_inotify_files_are_polled_until_it_is_back() {
 }
 
 #[tokio::test]
-async fn with_few_watches_some_folders_are_told_of_and_others_polled() {
+async fn with_few_watches_some_directories_are_watched_and_others_polled() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let volumes = ["one", "two", "three"].map(|name| folder.join(name));
     for volume in &volumes {
         swap(volume, Mounted::new(&folder.join("ca"), "web").files());
     }
-    // The folders above, the first volume with what it holds, and one or two where platforms mount certificates.
+    // The parent directories, the first volume with its content, and one or two where platforms mount certificates.
     let above = u32::try_from(folder.ancestors().count()).unwrap();
     let (mut agent, mut shell) = start(folder, &volumes[0], "-Ur", &limit("watches", above + 4)).await;
     on_connection(&agent.socket.clone(), async |client| {
@@ -153,7 +153,7 @@ async fn with_few_watches_some_folders_are_told_of_and_others_polled() {
         assert!(line.contains("max_user_watches") && line.contains("WARN"), "{line}");
         let volumes = volumes.each_ref().map(|volume| volume.as_path());
         changes_arrive(folder, &volumes, &mut streams, "few").await;
-        // A folder that goes makes room for one. It comes at any moment of the rounds in which the others are polled.
+        // A deleted directory frees one watch, at any moment of the polling rounds of the others.
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(3) {
             let next = Mounted::new(&folder.join("ca"), "web");
@@ -178,9 +178,9 @@ async fn with_few_watches_some_folders_are_told_of_and_others_polled() {
     assert_eq!((agent.process.count(REFUSED), agent.process.count(AGAIN)), (1, 1), "{log}");
 }
 
-/// The kernel has one watch for a folder, however many ways lead to it.
+/// The kernel has one watch per directory, whatever path leads to it.
 #[tokio::test]
-async fn a_folder_that_is_mounted_twice_is_followed_by_either_path() {
+async fn a_directory_that_is_mounted_twice_is_followed_by_either_path() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let (volume, other) = (folder.join("volume"), folder.join("other"));
@@ -199,7 +199,7 @@ async fn a_folder_that_is_mounted_twice_is_followed_by_either_path() {
         ];
         let mut streams = open(&client, &names).await;
         changes_arrive(folder, &[&volume], &mut streams, "both").await;
-        // A name that leads nowhere is given up at once when nobody asks any more, and with it its part of the watch.
+        // A name without a file is dropped as soon as its last subscriber is gone, and its part of the watch with it.
         for (round, path) in [&volume, &other].into_iter().enumerate() {
             let nowhere = format!("file-root:{}/nowhere", path.display());
             let mut request = tonic::Request::new(crate::support::sds::request(&[&nowhere]));

@@ -1,4 +1,4 @@
-//! What is asked of a CA, how often, and what is made of its answers.
+//! The calls to a CA, how many there are, and how responses are handled.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::support::process::{Agent, Ca, strs};
 use crate::support::sds::{Stream, on_connection, request, secrets};
 
 #[tokio::test]
-async fn a_hundred_streams_cost_one_call_for_each_renewal() {
+async fn a_hundred_streams_cost_one_call_per_renewal() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
     let mut options = ca.client(folder.path());
@@ -49,7 +49,7 @@ async fn a_hundred_streams_cost_one_call_for_each_renewal() {
 }
 
 #[tokio::test]
-async fn a_token_may_be_missing_empty_expired_and_rotated() {
+async fn a_token_can_be_missing_empty_expired_and_rotated() {
     let folder = tempfile::tempdir().unwrap();
     let ca = Ca::start(folder.path()).await;
     let options = ca.client("web");
@@ -85,7 +85,7 @@ async fn a_token_may_be_missing_empty_expired_and_rotated() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_the_way_to_the_ca_is_said_with_the_way_out() {
+async fn what_prevents_a_connection_to_the_ca_is_reported_with_the_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let ca = Ca::start(folder.path()).await;
     let other = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ async fn what_is_wrong_with_the_way_to_the_ca_is_said_with_the_way_out() {
     let other_root = other.path().join("ca/root-cert.pem").display().to_string();
     let (_silent, silent_port) = silent_server().await;
     let token = |options: &mut Vec<String>, from: &[&str]| {
-        // A later flag of the same name is an error, so values are replaced.
+        // Repeating a flag is an error, so values are replaced.
         for pair in from.chunks(2) {
             match options.iter().position(|option| option == pair[0]) {
                 Some(at) => options[at + 1] = pair[1].to_owned(),
@@ -125,7 +125,7 @@ async fn what_is_wrong_with_the_way_to_the_ca_is_said_with_the_way_out() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_not_ready_is_sent_when_it_is_and_fetch_tells_the_cause() {
+async fn a_name_that_is_not_ready_is_sent_once_it_is_and_fetch_reports_the_cause() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
     ca.set(Mood::Refuse(Code::PermissionDenied));
@@ -142,8 +142,7 @@ async fn a_name_that_is_not_ready_is_sent_when_it_is_and_fetch_tells_the_cause()
             "{status}"
         );
         let many: Vec<_> = (0..5000).map(|index| format!("name-{index}")).collect();
-        let many: Vec<_> = many.iter().map(String::as_str).collect();
-        let status = client.fetch_secrets(request(&many)).await.unwrap_err();
+        let status = client.fetch_secrets(request(&strs(&many))).await.unwrap_err();
         assert!(status.message().ends_with("and 4997 more") && status.message().len() < 1000, "{status}");
         let status = client.fetch_secrets(request(&["nobody"])).await.unwrap_err();
         assert_eq!(status.code(), Code::NotFound);
@@ -163,11 +162,11 @@ async fn a_name_that_is_not_ready_is_sent_when_it_is_and_fetch_tells_the_cause()
         assert_eq!(both.resources.len(), 2, "what there is is answered");
     })
     .await;
-    assert_eq!(agent.process.count("names are not served"), 1);
+    assert_eq!(agent.process.count("resource names refused"), 1);
 }
 
 #[tokio::test]
-async fn bad_requests_end_their_own_stream_alone() {
+async fn bad_requests_end_only_their_own_stream() {
     let folder = tempfile::tempdir().unwrap();
     let ca_dir = folder.path().join("ca");
     let options = ["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap()];
@@ -221,7 +220,7 @@ async fn a_thousand_streams_on_one_connection_all_get_their_secret() {
             stream.accept(&response).await;
         }
         assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, 1000.0);
-        // A renegade among them: what it refuses is noted with its words, once.
+        // A stream that rejects: its reason is logged, once.
         let mut stream = Stream::open(&client, &["default"]).await.unwrap();
         let response = stream.next().await.unwrap();
         stream.reject(&response, "no thanks\nreally").await;

@@ -1,6 +1,6 @@
-//! The drop-in: an agent that knows nothing but the environment of an injected pod, and an Envoy with the SDS cluster that
-//! Istio's agent gives its proxy (`sds-grpc`, a pipe at the well-known path relative to `/`) and with TLS settings in the
-//! form in which istiod sends them.
+//! The drop-in: an agent configured only by an injected pod's environment, and an Envoy with the SDS cluster that
+//! Istio's agent gives its proxy (`sds-grpc`, a pipe at the well-known path relative to `/`) and with TLS settings in
+//! the form that istiod sends.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use crate::support::files::{spiffe, token};
 use crate::support::mesh::{Traffic, wait_success};
 use crate::support::process::{Ca, Process, attache};
 
-/// Where Istio's proxies look for a socket that is not their agent's, relative to their folder.
+/// Where Istio's proxies look for a foreign agent's socket, relative to their working directory.
 const SOCKET: &str = "var/run/secrets/workload-spiffe-uds/socket";
 
-/// A folder that stands for the root of a pod's file system.
+/// A directory that stands for the root of a pod's file system.
 struct Pod {
     root: PathBuf,
     account: &'static str,
@@ -31,8 +31,8 @@ impl Pod {
         Self { root, account }
     }
 
-    /// The agent, with what the injected pod's environment says. What is under `/` in a pod is said twice: a test does not
-    /// write there.
+    /// The agent, with the injected pod's environment. Paths under `/` are passed as options: a test must not write
+    /// there.
     async fn agent(&self, ca: &Ca, ca_root: &Path) -> Process {
         let mut command = attache(&["run"]);
         let address = ca.address.to_string();
@@ -47,7 +47,7 @@ impl Pod {
             ("POD_NAMESPACE", "default"),
             ("SERVICE_ACCOUNT", self.account),
             ("SECRET_TTL", "6s"),
-            // Of no concern to an SDS agent.
+            // Ignored by an SDS agent.
             ("ISTIO_META_MESH_ID", "cluster.local"),
             ("PROXY_CONFIG", "{}"),
         ]);
@@ -59,7 +59,7 @@ impl Pod {
         agent
     }
 
-    /// The proxy, in the pod's root.
+    /// The proxy, whose working directory is the pod's root.
     async fn proxy(&self, listeners: Value, clusters: &[Value]) -> Envoy {
         let mut all = vec![sds_cluster()];
         all.extend_from_slice(clusters);
@@ -77,7 +77,7 @@ impl Pod {
     }
 }
 
-/// The cluster that Istio's agent writes, whoever serves it.
+/// The SDS cluster that Istio's agent writes, whichever agent serves it.
 fn sds_cluster() -> Value {
     const OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
     let path = format!("./{SOCKET}");
@@ -97,7 +97,7 @@ fn sds_cluster() -> Value {
     })
 }
 
-/// A secret as istiod names it to a proxy.
+/// A secret as istiod names it in a proxy's configuration.
 fn secret(name: &str) -> Value {
     json!({ "name": name, "sds_config": {
         "api_config_source": {
@@ -111,7 +111,7 @@ fn secret(name: &str) -> Value {
     }})
 }
 
-/// TLS as istiod configures it, with the peers that are let in.
+/// TLS as istiod configures it, with the accepted peers.
 fn tls(peers: &Value, alpn: &[&str]) -> Value {
     json!({
         "tls_params": { "tls_minimum_protocol_version": "TLSv1_2", "tls_maximum_protocol_version": "TLSv1_3" },
@@ -154,7 +154,7 @@ fn listener(name: &str, transport: Option<Value>, route: Value) -> Value {
     json!({ "name": name, "address": address, "filter_chains": [chain] })
 }
 
-/// What istiod has a proxy listen to for its own workload: any peer of the trust domain.
+/// istiod's inbound listener for the proxy's own workload: any peer of the trust domain.
 fn inbound() -> Value {
     let context = json!({
         "common_tls_context": tls(&json!({ "prefix": "spiffe://cluster.local/" }), &["h2", "http/1.1"]),
@@ -167,7 +167,7 @@ fn inbound() -> Value {
     listener("virtualInbound", Some(transport_socket("Downstream", context)), route)
 }
 
-/// A service that is called by mutual TLS where its endpoint can: a new handshake for each request.
+/// A service that is called with mutual TLS where its endpoint supports it: a new handshake for each request.
 fn service(to: SocketAddr) -> Value {
     const OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
     let context = json!({
@@ -200,7 +200,7 @@ fn service(to: SocketAddr) -> Value {
 }
 
 #[tokio::test]
-async fn an_unchanged_proxy_of_istios_is_served_from_the_well_known_place() {
+async fn an_unchanged_istio_proxy_is_served_from_the_well_known_path() {
     let folder = tempfile::tempdir().unwrap();
     let ca = Ca::start(folder.path()).await;
     let ca_root = folder.path().join("ca/root-cert.pem");
@@ -211,7 +211,7 @@ async fn an_unchanged_proxy_of_istios_is_served_from_the_well_known_place() {
     api_proxy.wait_listeners(&["virtualInbound"]).await;
     let to = api_proxy.listener_address("virtualInbound").await;
 
-    // A proxy that is first waits as long as it takes: nothing is served without certificates.
+    // A proxy that starts first waits as long as necessary: nothing is served without certificates.
     let cluster = service(to);
     let route = json!({ "match": { "prefix": "/" }, "route": { "cluster": cluster["name"] } });
     let web_proxy = web.proxy(json!([listener("outbound", None, route)]), &[cluster]).await;

@@ -1,4 +1,4 @@
-//! The kinds of keys and the forms in which they are written: what the agent makes, and who takes it.
+//! Key types and key formats: what the agent generates, and what accepts it.
 
 use std::path::Path;
 
@@ -11,11 +11,11 @@ use crate::support::fake_ca::FakeCa;
 use crate::support::files::{Mounted, spiffe};
 use crate::support::mesh::bootstrap;
 use crate::support::nginx::{Client, Nginx};
-use crate::support::process::Agent;
+use crate::support::process::{Agent, strs};
 use crate::support::sds::{content, fetch, on_connection, secrets};
 
-/// An Envoy that calls itself over mutual TLS: at its listener `outbound` as it is, at `outbound-named` with Ed25519 among
-/// the signature algorithms.
+/// An Envoy that calls itself over mutual TLS: at its listener `outbound` as configured by default, at `outbound-named`
+/// with Ed25519 among the signature algorithms.
 async fn envoy_alone(folder: &Path, version: &str, socket: &Path) -> Envoy {
     let web = spiffe("web");
     let arguments = [
@@ -60,9 +60,9 @@ async fn wait_answer(envoy: &Envoy, listener: &str, words: &str) {
     envoy.wait_until(&format!("{listener} is answered with {words}"), is_answer).await;
 }
 
-/// Every key goes to two Envoys by SDS, and as a file to nginx.
+/// Every key is sent to two Envoys by SDS, and to nginx as a file.
 #[tokio::test]
-async fn envoys_and_nginx_take_every_key_in_either_form_but_envoys_want_ed25519_named() {
+async fn envoys_and_nginx_accept_every_key_in_either_format_but_envoys_need_ed25519_named() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path();
     let (ca, certs, out) = (folder.join("ca"), folder.join("certs"), folder.join("out"));
@@ -104,7 +104,7 @@ async fn envoys_and_nginx_take_every_key_in_either_form_but_envoys_want_ed25519_
         }
     }
     for envoy in &envoys {
-        assert!(envoy.stat("cluster.peer.ssl.connection_error").await > 0, "it is the handshake that fails");
+        assert!(envoy.stat("cluster.peer.ssl.connection_error").await > 0, "the handshake fails");
         assert_eq!(envoy.stat("cluster.peer-named.ssl.connection_error").await, 0);
     }
     assert_eq!(nginx.errors(), [""; 0]);
@@ -112,7 +112,7 @@ async fn envoys_and_nginx_take_every_key_in_either_form_but_envoys_want_ed25519_
 }
 
 #[tokio::test]
-async fn what_the_agent_makes_is_written_as_it_is_told() {
+async fn keys_are_written_in_the_configured_type_and_format() {
     type Case<'a> = (&'a str, &'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
     let cases: [Case<'_>; 5] = [
         ("default", &[], &[], "PRIVATE KEY"),
@@ -145,10 +145,10 @@ async fn what_the_agent_makes_is_written_as_it_is_told() {
     }
 }
 
-/// A slow kind of key takes half a second to make. Where one is made sooner than anybody could ask for something, it is
-/// made again.
+/// A slow key type takes half a second to generate. If the key is there before any stream could ask, the test starts
+/// again.
 #[tokio::test]
-async fn streams_are_answered_while_a_slow_key_is_made() {
+async fn streams_are_answered_while_a_slow_key_is_generated() {
     const ANSWERS: usize = 20;
     let place = tempfile::tempdir().unwrap();
     let folder = place.path();
@@ -158,11 +158,10 @@ async fn streams_are_answered_while_a_slow_key_is_made() {
     std::fs::write(certs.join("root-cert.pem"), Mounted::new(&folder.join("ca"), "web").root).unwrap();
     let mut options = ca.client(folder);
     options.extend(["--cert-dir", certs.to_str().unwrap(), "--key-type", "rsa-4096"].map(str::to_owned));
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
     let mut most = 0;
     for start in 0..10 {
         let asked = ca.calls().len();
-        let mut agent = Agent::start(folder, &format!("web{start}"), &options);
+        let mut agent = Agent::start(folder, &format!("web{start}"), &strs(&options));
         agent.process.wait_log("attache serves").await;
         let answers = on_connection(&agent.socket, async |client| {
             let mut answers = 0;

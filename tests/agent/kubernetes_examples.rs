@@ -1,4 +1,4 @@
-//! The manifests of examples/kubernetes: Kubernetes takes them, and they fit the agent as it is.
+//! The manifests of examples/kubernetes: Kubernetes and the present agent accept them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use crate::support::kubernetes::{containers, documents, pod_spec, validate};
 use crate::support::process::{failure, output};
 
 fn examples() -> Vec<(PathBuf, String)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/kubernetes");
-    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/kubernetes");
+    let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let manifests = files.filter(|file| file.extension().is_some_and(|extension| extension == "yaml"));
     let all: Vec<_> = manifests.map(|file| (file.clone(), std::fs::read_to_string(file).unwrap())).collect();
     assert_eq!(all.len(), 4);
@@ -37,11 +37,11 @@ fn strings(list: &Value) -> Vec<&str> {
     list.as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect()
 }
 
-/// Monitoring goes by the names of port and container.
+/// Monitoring selects by the names of port and container.
 #[tokio::test]
 async fn prometheus_finds_the_agents_of_every_example_and_of_inject() {
-    let folder = tempfile::tempdir().unwrap();
-    let plain = folder.path().join("pod.yaml");
+    let dir = tempfile::tempdir().unwrap();
+    let plain = dir.path().join("pod.yaml");
     let text =
         "{apiVersion: v1, kind: Pod, metadata: {name: web}, spec: {containers: [{name: web, image: web}]}}";
     std::fs::write(&plain, text).unwrap();
@@ -53,9 +53,9 @@ async fn prometheus_finds_the_agents_of_every_example_and_of_inject() {
 
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/monitoring/README.md");
     let page = std::fs::read_to_string(page).unwrap();
-    let behind = |words: &str| page.split_once(words).unwrap().1.split(',').next().unwrap();
+    let after = |text: &str| page.split_once(text).unwrap().1.split(',').next().unwrap();
     let wanted =
-        (behind("[__meta_kubernetes_pod_container_name], regex: "), behind("podMetricsEndpoints: [{port: "));
+        (after("[__meta_kubernetes_pod_container_name], regex: "), after("podMetricsEndpoints: [{port: "));
     let mut found = 0;
     for (name, spec) in &specs {
         for agent in containers(spec).filter(|container| container["ports"][0]["containerPort"] == 15055) {
@@ -68,7 +68,7 @@ async fn prometheus_finds_the_agents_of_every_example_and_of_inject() {
 }
 
 #[tokio::test]
-async fn every_example_is_valid_to_the_last_field() {
+async fn every_field_of_every_example_is_valid() {
     let texts: Vec<_> = examples().into_iter().map(|(_, text)| text).collect();
     let all = texts.join("---\n");
     assert_eq!(validate(&all).await, Ok(9));
@@ -78,11 +78,11 @@ async fn every_example_is_valid_to_the_last_field() {
 }
 
 #[tokio::test]
-async fn the_agent_takes_the_arguments_of_every_example() {
+async fn the_agent_accepts_the_arguments_of_every_example() {
     let mut commands = Vec::new();
     for (file, spec) in specs().await {
         for agent in containers(&spec).filter(|container| is_agent(container)) {
-            assert!(agent.get("env").is_none(), "{file}: a variable would have to be passed on here");
+            assert!(agent.get("env").is_none(), "{file}: this test would have to pass the variables on");
             commands.push((file.clone(), strings(&agent["args"]).join(" ")));
             for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
                 if let Some(command) = agent[probe].pointer("/exec/command") {
@@ -95,17 +95,17 @@ async fn the_agent_takes_the_arguments_of_every_example() {
     }
     assert_eq!(commands.len(), 7);
     for (file, command) in commands {
-        // The one mistake that keeps it from running, and that is to be the only one.
+        // An unknown option prevents the start, and must be the only error.
         let words: Vec<_> = command.split(' ').chain(["--surely-unknown"]).collect();
-        let (code, said) = failure(&words).await;
-        let lines: Vec<_> = said.lines().collect();
-        assert_eq!(code, 2, "{file}: {said}");
-        assert!(matches!(lines[..], ["attache: unknown option --surely-unknown", _]), "{file}: {said}");
+        let (code, error) = failure(&words).await;
+        let lines: Vec<_> = error.lines().collect();
+        assert_eq!(code, 2, "{file}: {error}");
+        assert!(matches!(lines[..], ["attache: unknown option --surely-unknown", _]), "{file}: {error}");
     }
 }
 
 #[tokio::test]
-async fn whoever_opens_the_socket_is_its_owner_and_nobody_else_is() {
+async fn every_container_that_mounts_the_socket_runs_as_its_owner() {
     let mut agents = 0;
     for (file, spec) in specs().await {
         let user = |container: &Value| {
@@ -134,7 +134,7 @@ async fn whoever_opens_the_socket_is_its_owner_and_nobody_else_is() {
 }
 
 #[tokio::test]
-async fn what_is_mounted_exists_and_what_exists_is_mounted() {
+async fn every_mount_has_a_volume_and_every_volume_is_mounted() {
     for (file, spec) in specs().await {
         let names = |list: &Value| -> BTreeSet<String> {
             let all = list.as_array().into_iter().flatten();
@@ -146,19 +146,19 @@ async fn what_is_mounted_exists_and_what_exists_is_mounted() {
 }
 
 #[tokio::test]
-async fn socket_and_probes_are_where_the_agent_puts_them() {
+async fn socket_and_probes_match_the_agents_options() {
     let mut probes = 0;
     for (file, spec) in specs().await {
         for agent in containers(&spec).filter(|container| is_agent(container)) {
             let args = strings(&agent["args"]);
             let option = |name: &str| args.iter().find_map(|arg| arg.strip_prefix(name)?.strip_prefix('='));
             let socket = option("--socket").unwrap_or("/var/run/secrets/workload-spiffe-uds/socket");
-            let folder = Path::new(socket).parent().unwrap().to_str().unwrap();
+            let dir = Path::new(socket).parent().unwrap().to_str().unwrap();
             let mounts = agent["volumeMounts"].as_array().unwrap();
-            let socket_mount = mounts.iter().find(|mount| mount["mountPath"] == folder);
+            let socket_mount = mounts.iter().find(|mount| mount["mountPath"] == dir);
             assert_eq!(socket_mount.unwrap().get("readOnly"), None, "{file}");
             let status: std::net::SocketAddr = option("--status-address").unwrap().parse().unwrap();
-            assert!(status.ip().is_unspecified(), "{file}: the kubelet would not reach {status}");
+            assert!(status.ip().is_unspecified(), "{file}: the kubelet can't reach {status}");
             let ports = agent["ports"].as_array().unwrap();
             let port = |name: &Value| ports.iter().find(|port| port["name"] == *name).unwrap();
             for (probe, path) in

@@ -1,4 +1,4 @@
-//! `attache inject`: what it prints is what Kubernetes takes, and what the agent takes.
+//! `attache inject`: Kubernetes and the agent accept what it prints.
 
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
@@ -8,7 +8,7 @@ use crate::support::process::{attache, failure};
 
 const ISTIOD: [&str; 3] = ["--", "--ca-address", "istiod.istio-system.svc:15012"];
 
-/// Code, standard output and standard error of `attache inject` with `manifests` as its input.
+/// The exit code, standard output and standard error of `attache inject` with `manifests` as its input.
 async fn inject(options: &[&str], manifests: &str) -> (i32, String, String) {
     let mut command = attache(&["inject", "--image", "attache:1"]);
     command.args(options).stdin(std::process::Stdio::piped());
@@ -16,7 +16,7 @@ async fn inject(options: &[&str], manifests: &str) -> (i32, String, String) {
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let write = async {
-        // Where the options are wrong nobody reads it.
+        // With wrong options the command does not read its input.
         let _ = stdin.write_all(manifests.as_bytes()).await;
         drop(stdin);
     };
@@ -27,8 +27,8 @@ async fn inject(options: &[&str], manifests: &str) -> (i32, String, String) {
 }
 
 async fn injected(options: &[&str], manifests: &str) -> String {
-    let (code, out, said) = inject(options, manifests).await;
-    assert_eq!((code, said.as_str()), (0, ""), "{options:?}");
+    let (code, out, error) = inject(options, manifests).await;
+    assert_eq!((code, error.as_str()), (0, ""), "{options:?}");
     out
 }
 
@@ -59,7 +59,7 @@ async fn each_kind_of_workload_is_valid_with_the_sidecar() {
     let manifests = workloads();
     let outcome = injected(&ISTIOD, &manifests).await;
     assert_eq!(validate(&outcome).await, Ok(8));
-    assert_eq!(injected(&ISTIOD, &outcome).await, outcome, "a second time changes nothing");
+    assert_eq!(injected(&ISTIOD, &outcome).await, outcome, "a second injection changes nothing");
     for object in
         documents(&outcome).await.iter().filter(|object| object["kind"] != "Service" && object.is_object())
     {
@@ -74,7 +74,7 @@ async fn each_kind_of_workload_is_valid_with_the_sidecar() {
 }
 
 #[tokio::test]
-async fn a_manifest_with_an_older_sidecar_gets_the_new_one_in_its_place() {
+async fn the_new_sidecar_replaces_an_older_one() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kubernetes/sidecar.yaml");
     let text = std::fs::read_to_string(file).unwrap();
     let options =
@@ -99,12 +99,12 @@ async fn a_manifest_with_an_older_sidecar_gets_the_new_one_in_its_place() {
     assert_eq!(paths(2), ["/run/attache", "/etc/envoy", "/out"]);
     let volumes: Vec<_> = spec["volumes"].as_array().unwrap().iter().map(|volume| &volume["name"]).collect();
     assert_eq!(volumes, ["attache-socket", "envoy", "attache-output", "attache-ca"]);
-    // Comments are kept, but for those in the container that was replaced.
+    // Comments are kept, except those in the replaced container.
     let comments = text.lines().filter(|line| line.trim_start().starts_with('#'));
     assert!(comments.filter(|comment| outcome.contains(comment)).count() >= 12);
 }
 
-/// `objects` less everything that is the sidecar's, and less lists that hold nothing.
+/// `objects` without all parts of the sidecar, and without empty lists.
 fn stripped(mut objects: Value) -> Value {
     match &mut objects {
         Value::Array(items) => {
@@ -121,7 +121,7 @@ fn stripped(mut objects: Value) -> Value {
 }
 
 #[tokio::test]
-async fn another_reader_finds_the_original_and_the_sidecar() {
+async fn another_parser_finds_the_original_and_the_sidecar() {
     const TEXT: &str = "\
 # before
 apiVersion: v1
@@ -191,25 +191,25 @@ data:
 }
 
 #[tokio::test]
-async fn the_agent_takes_what_stands_behind_the_dashes_or_says_what_is_wrong() {
+async fn the_options_after_the_dashes_are_checked_as_the_agent_would() {
     let manifests = "apiVersion: v1\nkind: Pod\nspec: {containers: [{name: web}]}\n";
     let outcome = injected(&ISTIOD, manifests).await;
     let args = documents(&outcome).await[0]["spec"]["initContainers"][0]["args"].clone();
     let mut words: Vec<_> = args.as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
     assert_eq!(words.last(), Some(&"--status-address=0.0.0.0:15055"));
     words.push("--surely-unknown");
-    let (code, said) = failure(&words).await;
-    assert_eq!((code, said.lines().next()), (2, Some("attache: unknown option --surely-unknown")));
+    let (code, error) = failure(&words).await;
+    assert_eq!((code, error.lines().next()), (2, Some("attache: unknown option --surely-unknown")));
 
-    for (options, words) in [
+    for (options, expected) in [
         (&["--", "--ca-adress=x", "--key-type=no"][..], &["3 mistakes", "--ca-address", "--key-type"][..]),
-        (&[][..], &["no CA is configured", "for mounted files say --ca none"]),
+        (&[][..], &["no CA is configured", "for mounted files give --ca none"]),
         (&["--", "--ca-address=a:1", "--status-address=127.0.0.1:1"], &["0.0.0.0:15055"]),
         (&["--", "--ca-address=a:1", "--socket=sock"], &["--socket sock is relative"]),
         (&["--", "--ca=embedded"], &["--ca-dir", "relative"]),
         (
             &["--", "--ca-address=a:1", "--socket=/run/a/s", "--state-dir=/run/a/"],
-            &["/run/a is the folder of --socket and --state-dir"],
+            &["/run/a is the directory of --socket and --state-dir"],
         ),
         (
             &["--mount=a=/x/", "--", "--ca-address=a:1", "--output-dir=/x"],
@@ -225,51 +225,51 @@ async fn the_agent_takes_what_stands_behind_the_dashes_or_says_what_is_wrong() {
         ),
         (&["--mount=attache-ca=/vault", "--", "--ca-address=a:1"], &["--mount attache-ca", "rename yours"]),
         (&["--run-as=0", "--", "--ca-address=a:1"], &["--run-as", "root"]),
-        (&["--", "--ca-address=a:1", "stray"], &["behind --", "stray"]),
+        (&["--", "--ca-address=a:1", "stray"], &["after --", "stray"]),
         (&["--nativ", "--", "--ca-address=a:1"], &["--native"]),
         (&["--name=No", "--", "--ca-address=a:1"], &["a-z"]),
     ] {
-        let (code, out, said) = inject(options, manifests).await;
-        assert_eq!((code, out.as_str()), (2, ""), "{options:?}: {said}");
-        assert!(words.iter().all(|words| said.contains(words)), "{options:?}: {said}");
+        let (code, out, error) = inject(options, manifests).await;
+        assert_eq!((code, out.as_str()), (2, ""), "{options:?}: {error}");
+        assert!(expected.iter().all(|text| error.contains(text)), "{options:?}: {error}");
     }
 }
 
 #[tokio::test]
-async fn files_follow_each_other_and_a_bad_one_is_named() {
-    let folder = tempfile::tempdir().unwrap();
+async fn files_are_joined_and_a_bad_one_is_named() {
+    let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
-        let path = folder.path().join(name);
+        let path = dir.path().join(name);
         std::fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
     };
     let service = file("service.yaml", "kind: Service # the first");
     let map = file("map.yaml", "---\nkind: ConfigMap\n");
-    let (code, out, said) = inject(&[&[&*service, &map, "-"], &ISTIOD[..]].concat(), "a: 1\n").await;
+    let (code, out, error) = inject(&[&[&*service, &map, "-"], &ISTIOD[..]].concat(), "a: 1\n").await;
     assert_eq!((code, &*out), (0, "kind: Service # the first\n---\nkind: ConfigMap\n---\na: 1\n"));
-    assert!(said.contains("nothing is injected"), "{said}");
+    assert!(error.contains("nothing injected"), "{error}");
 
-    // A directive needs the end of what is before it.
+    // Before a directive, the earlier document needs an explicit end.
     let directive = file("directive.yaml", "# of the second\n%YAML 1.2\n---\nb: 1\n");
     let (_, out, _) = inject(&[&[&*service, &directive], &ISTIOD[..]].concat(), "").await;
     assert_eq!(out, "kind: Service # the first\n...\n# of the second\n%YAML 1.2\n---\nb: 1\n");
     assert_eq!(inject(&ISTIOD, &out).await.1, out);
 
     let bad = file("bad.yaml", "a: 1\n---\nb: [1\n");
-    let missing = folder.path().join("missing").to_str().unwrap().to_owned();
-    let binary = folder.path().join("binary").to_str().unwrap().to_owned();
+    let missing = dir.path().join("missing").to_str().unwrap().to_owned();
+    let binary = dir.path().join("binary").to_str().unwrap().to_owned();
     std::fs::write(&binary, b"\xff\xfe").unwrap();
-    for (file, words) in
+    for (file, expected) in
         [(bad, "bad.yaml: document 2, line "), (missing, "missing"), (binary, "save it as UTF-8")]
     {
-        let (code, out, said) = inject(&[&[&*service, &file], &ISTIOD[..]].concat(), "").await;
+        let (code, out, error) = inject(&[&[&*service, &file], &ISTIOD[..]].concat(), "").await;
         assert_eq!((code, &*out), (1, ""));
-        assert!(said.contains(words), "{said}");
+        assert!(error.contains(expected), "{error}");
     }
 }
 
 #[tokio::test]
-async fn options_decide_on_volumes_and_users_and_warnings_do_not_stop_anything() {
+async fn options_decide_on_volumes_and_users_and_warnings_do_not_prevent_the_injection() {
     let manifests = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  hostNetwork: true\n  volumes: \
                      [{name: own, emptyDir: {}}]\n  containers: [{name: web, image: web}]\n";
     let options = [
@@ -282,11 +282,11 @@ async fn options_decide_on_volumes_and_users_and_warnings_do_not_stop_anything()
         "--ready-file=/state/ready",
         "--admin-socket=/run/attache/admin",
     ];
-    let (code, out, said) = inject(&options, manifests).await;
-    assert_eq!(code, 0, "{said}");
+    let (code, out, error) = inject(&options, manifests).await;
+    assert_eq!(code, 0, "{error}");
     assert!(
-        said.starts_with("attache: standard input: document 1, line 5: this Pod has the node's network"),
-        "{said}"
+        error.starts_with("attache: standard input: document 1, line 5: this Pod uses the node's network"),
+        "{error}"
     );
     assert_eq!(validate(&out).await, Ok(1));
     let spec = documents(&out).await.remove(0)["spec"].take();
@@ -294,15 +294,15 @@ async fn options_decide_on_volumes_and_users_and_warnings_do_not_stop_anything()
     assert_eq!((context.get("runAsUser"), &context["runAsNonRoot"]), (None, &json!(true)));
     let volumes: Vec<_> = spec["volumes"].as_array().unwrap().iter().map(|volume| &volume["name"]).collect();
     assert_eq!(volumes, ["own", "attache-socket", "attache-state", "attache-token"]);
-    // A key is in it, and that is not for the node's disk.
+    // It holds a key, which must not be written to the node's disk.
     assert_eq!(spec["volumes"][2]["emptyDir"], json!({ "medium": "Memory", "sizeLimit": "1Mi" }));
 }
 
 #[tokio::test]
-async fn the_example_for_istio_stays_one_for_istio() {
+async fn the_istio_example_stays_an_istio_example() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kubernetes/istio-drop-in.yaml");
     let text = std::fs::read_to_string(file).unwrap();
-    // As it would be without the agent: what has no annotation and no volume gets both.
+    // The manifest without the agent has neither annotation nor volume, and gets both.
     let agent = text.split_once("      initContainers:\n").unwrap();
     let rest = agent.1.split_once("      containers:\n").unwrap().1;
     let rest = rest.split_once("      volumes:\n").unwrap().0;
@@ -310,8 +310,8 @@ async fn the_example_for_istio_stays_one_for_istio() {
     let bare = format!("{}      containers:\n{rest}", agent.0)
         .replace(&format!("      annotations:\n{annotations}"), "");
     assert_ne!(bare, text);
-    let (_, _, said) = inject(&[&["--name=second"], &ISTIOD[..]].concat(), &text).await;
-    assert!(said.contains("container attache is an agent already"), "{said}");
+    let (_, _, error) = inject(&[&["--name=second"], &ISTIOD[..]].concat(), &text).await;
+    assert!(error.contains("container attache is already an agent"), "{error}");
     for manifests in [&text, &bare] {
         let outcome = injected(&["--", "--ca-address=istiod.istio-system.svc:15012"], manifests).await;
         assert_eq!(validate(&outcome).await, Ok(2));

@@ -1,5 +1,5 @@
-//! Whoever looks up what is wrong finds it: each cause is named in the log, in the state as JSON, in a metric, and in
-//! `docs/troubleshooting.md`, with the words that the agent says.
+//! Each cause of a failure can be looked up: it is named in the log, in the status JSON, in a metric, and in
+//! `docs/troubleshooting.md`, with the agent's own words.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,20 +19,20 @@ fn page() -> String {
     std::fs::read_to_string(format!("{}/docs/troubleshooting.md", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
-/// One of the page's sections.
+/// One section of the page.
 fn section(page: &str, heading: &str) -> String {
     let (_, behind) = page.split_once(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("{heading}"));
     behind.split("\n## ").next().unwrap().to_owned()
 }
 
-/// Words of the agent's, and where else they are found.
+/// The agent's words, and the other places where they are found.
 struct Cause<'a> {
     section: &'a str,
-    /// Quoted there.
+    /// Quoted in that section.
     words: &'a str,
     /// A sample that is not 0.
     metric: &'a str,
-    /// Where in the state the words are.
+    /// JSON pointer to the words in the status.
     state: &'a str,
 }
 
@@ -45,10 +45,10 @@ impl Cause<'_> {
         let mut seen = (Value::Null, 0.0);
         let found = async {
             loop {
-                let told = output(&["status", "--output", "json", "--admin-socket", &admin(&socket)]).await;
-                let report: Value = serde_json::from_slice(&told.stdout).unwrap_or_default();
+                let status = output(&["status", "--output", "json", "--admin-socket", &admin(&socket)]).await;
+                let report: Value = serde_json::from_slice(&status.stdout).unwrap_or_default();
                 seen = (report.pointer(state).cloned().unwrap_or(report), agent.metric(metric).await);
-                if seen.0.as_str().is_some_and(|told| told.contains(words)) && seen.1 > 0.0 {
+                if seen.0.as_str().is_some_and(|state| state.contains(words)) && seen.1 > 0.0 {
                     return;
                 }
                 sleep(Duration::from_millis(20)).await;
@@ -71,7 +71,7 @@ fn start(folder: &Path, name: &str, options: &[&str]) -> Agent {
 
 const NO_NEW: &str = "No new certificate comes";
 
-/// Finds `words` of a failed call.
+/// Looks up `words` of a failed call.
 async fn no_certificate(folder: &Path, words: &str, outcome: &str, options: &[&str]) {
     let mut agent = start(folder, "web", options);
     let metric = format!("attache_ca_requests_total{{provider=\"citadel\",outcome=\"{outcome}\"}}");
@@ -82,12 +82,12 @@ async fn no_certificate(folder: &Path, words: &str, outcome: &str, options: &[&s
 }
 
 #[tokio::test]
-async fn why_the_ca_gives_nothing_is_found() {
+async fn why_the_ca_issues_nothing_can_be_looked_up() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
     let mut options = ca.client(folder);
-    // What was issued two hours ago has ended.
+    // A certificate issued two hours ago has expired.
     options.extend(["--cert-ttl", "1h"].map(str::to_owned));
     let cases = [
         (Mood::Refuse(Code::PermissionDenied), "PermissionDenied", "refused"),
@@ -119,15 +119,15 @@ async fn why_the_ca_gives_nothing_is_found() {
     std::fs::write(&path, "two\nlines").unwrap();
     no_certificate(folder, "holds no token", "credential", &strs(&options)).await;
     std::fs::write(&path, "").unwrap();
-    let words = "whoever writes it has not done so yet, or failed";
+    let words = "its writer has not written it yet, or failed";
     no_certificate(folder, words, "credential", &strs(&options)).await;
     std::fs::remove_file(&path).unwrap();
-    let words = "mount the token there, or name its place with";
+    let words = "mount the token there, or set its path with";
     no_certificate(folder, words, "credential", &strs(&options)).await;
 }
 
 #[tokio::test]
-async fn why_the_ca_is_not_reached_is_found() {
+async fn why_the_ca_is_unreachable_can_be_looked_up() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Never).await;
@@ -156,7 +156,7 @@ async fn why_the_ca_is_not_reached_is_found() {
 }
 
 #[tokio::test]
-async fn why_files_are_not_used_is_found() {
+async fn why_files_are_not_used_can_be_looked_up() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = folder.join("ca");
@@ -171,15 +171,15 @@ async fn why_files_are_not_used_is_found() {
     let der = attache::pki::pem::certificates(&one.chain).unwrap()[0].to_vec();
     let expired = Mounted::expired(&ca, "web");
     let cases = [
-        (&one.chain, Some(&other.key), "the private key does not fit the certificate of", "mismatch"),
+        (&one.chain, Some(&other.key), "the private key does not match the certificate of", "mismatch"),
         (&reversed, Some(&one.key), "the leaf must come first", "mismatch"),
-        (&one.chain, None, "is there, but", "incomplete"),
+        (&one.chain, None, "exists, but", "incomplete"),
         (&one.key, Some(&one.key), "it holds no PEM certificate", "not_parsed"),
         (&one.chain, Some(&one.chain), "it holds no PEM private key", "not_parsed"),
         (&one.chain, Some(&encrypted), "its private key is encrypted", "not_parsed"),
         (&one.chain, Some(&half_pem), "its PEM is damaged", "not_parsed"),
         (&der, Some(&one.key), "it is DER, not PEM", "not_parsed"),
-        (&expired.chain, Some(&expired.key), "it expired at", "not_valid"),
+        (&expired.chain, Some(&expired.key), "expired at", "not_valid"),
     ];
     for (chain, key, words, reason) in cases {
         let _ = std::fs::remove_dir_all(&certs);
@@ -200,7 +200,7 @@ async fn why_files_are_not_used_is_found() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_between_envoy_and_the_agent_is_found() {
+async fn problems_between_envoy_and_the_agent_can_be_looked_up() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let (certs, prefix) = (folder.join("certs"), folder.join("prefix"));
@@ -229,11 +229,11 @@ async fn what_is_wrong_between_envoy_and_the_agent_is_found() {
         first.type_url = "type.googleapis.com/envoy.config.cluster.v3.Cluster".to_owned();
         let mut stream = Stream::open_with(&client, first).await.unwrap();
         stream.next().await.unwrap_err();
-        let words = "is not served here: this socket has";
+        let words = "unsupported type_url";
         cause(refused, words, foreign, "/refusal").is_found(&mut agent).await;
 
         let _stream = Stream::open(&client, &[&outside]).await.unwrap();
-        let words = "it is outside of the folders that --file-prefix allows";
+        let words = "outside the directories that --file-prefix allows";
         let metric = "attache_source_failures_total{source=\"files\",reason=\"unreadable\"}";
         cause("Mounted files are not used", words, metric, "/secrets/2/error").is_found(&mut agent).await;
 
@@ -249,7 +249,7 @@ async fn what_is_wrong_between_envoy_and_the_agent_is_found() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_crls_output_and_state_is_found() {
+async fn problems_with_crls_output_and_state_can_be_looked_up() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
@@ -263,9 +263,9 @@ async fn what_is_wrong_with_crls_output_and_state_is_found() {
     let more = ["--crl", &crls, "--state-dir", &state, "--output-dir", &out];
     let mut agent = start(folder, "web", &[&strs(&options)[..], &more].concat());
     let not_written = "The output directory or the state is not written";
-    agent.process.wait_log("the CRL file is not used").await;
+    agent.process.wait_log("CRL file not used").await;
     let causes = [
-        (not_written, "see what is wrong with that disk", "attache_state_failing", "/state/error"),
+        (not_written, "check that disk", "attache_state_failing", "/state/error"),
         (
             not_written,
             "move it away, or choose another --output-dir",
@@ -285,14 +285,14 @@ async fn what_is_wrong_with_crls_output_and_state_is_found() {
     agent.process.wait_log("output hook failed").await;
     assert_eq!(agent.metric("attache_output_failing").await, 1.0);
     let socket = agent.socket.to_str().unwrap();
-    let told = output(&["status", "--output", "json", "--admin-socket", &admin(socket)]).await;
-    let report: Value = serde_json::from_slice(&told.stdout).unwrap();
+    let status = output(&["status", "--output", "json", "--admin-socket", &admin(socket)]).await;
+    let report: Value = serde_json::from_slice(&status.stdout).unwrap();
     assert_eq!(report["output"]["hook_failing"], true, "{report}");
 }
 
-/// What stands in the first column of the page's tables is said somewhere in the agent.
+/// The first column of the page's tables quotes the agent's sources.
 #[test]
-fn the_page_quotes_what_the_agent_says() {
+fn the_page_quotes_the_agents_messages() {
     fn sources(folder: &Path, all: &mut String) {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -305,7 +305,7 @@ fn the_page_quotes_what_the_agent_says() {
     }
     let mut all = String::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut all);
-    // Long messages go on in the next line.
+    // Long messages continue on the next line.
     let said = all.split("\\\n").map(str::trim_start).collect::<String>().replace("\\\"", "\"");
     let mut quotes = 0;
     let page = page();
@@ -315,7 +315,7 @@ fn the_page_quotes_what_the_agent_says() {
             for quote in cell.split('`').skip(1).step_by(2) {
                 // The kernel's words.
                 let is_found = quote == "Permission denied" || said.contains(quote);
-                assert!(is_found, "nothing in the agent says {quote:?}");
+                assert!(is_found, "no source of the agent contains {quote:?}");
                 quotes += 1;
             }
         }
@@ -357,5 +357,5 @@ async fn a_real_envoy_shows_what_the_page_says() {
     let rejected = ["sds.default.update_rejected", "sds.ROOTCA.update_rejected"];
     rejected.into_iter().for_each(quoted);
     let is_rejected = async || envoy.stat(rejected[0]).await + envoy.stat(rejected[1]).await > 0;
-    envoy.wait_until("it rejects one of the two", is_rejected).await;
+    envoy.wait_until("Envoy rejects one of the two", is_rejected).await;
 }

@@ -1,4 +1,4 @@
-//! The built agent, driven over its real socket, and what it depends on.
+//! Drives the built agent over its real socket, with its real dependencies or fakes of them.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! What Prometheus makes of the agent's metrics, and of the alerts and the dashboard in `examples/monitoring`.
+//! Prometheus reads the agent's metrics, and the alerts and the dashboard in `examples/monitoring`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -15,19 +15,17 @@ use tonic::Code;
 use crate::support::envoy::http_get;
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::{Mounted, spiffe};
+use crate::support::installed::installed;
 use crate::support::process::{Agent, PATIENCE, Process, strs};
 use crate::support::sds::{Stream, on_connection};
+use crate::support::wait::wait_for;
 
-/// The path of a promtool, fetched by the first test that needs it.
+/// The path of promtool, downloaded by the first test that needs it.
 async fn promtool() -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let output =
-        Command::new(file("examples/get-promtool")).env("CARGO_TARGET_DIR", target).output().await.unwrap();
-    assert!(output.status.success(), "no promtool:\n{}", String::from_utf8_lossy(&output.stderr));
-    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+    installed("get-promtool", &[]).await
 }
 
-/// Prometheus itself: packages have it beside promtool.
+/// Prometheus itself: packages install it beside promtool.
 async fn prometheus() -> PathBuf {
     let promtool = promtool().await;
     let own = std::env::var_os("PROMETHEUS_BIN").map(PathBuf::from);
@@ -38,13 +36,13 @@ async fn prometheus() -> PathBuf {
     })
 }
 
-/// Runs promtool with `input`, and asserts that it is content, without a word about style.
+/// Runs promtool with `input`, and asserts that it has no complaint, not even about style.
 async fn passes(arguments: &[&str], input: &str) {
     let mut command = Command::new(promtool().await);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.kill_on_drop(true).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // It may end before it has read all.
+    // It may exit before it has read all.
     let _ = stdin.write_all(input.as_bytes()).await;
     drop(stdin);
     let output = timeout(PATIENCE, child.wait_with_output()).await.unwrap().unwrap();
@@ -60,7 +58,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(file(path)).unwrap()
 }
 
-/// Every metric of the documentation, with its type.
+/// Every documented metric, with its type.
 fn described() -> BTreeMap<String, String> {
     let page = read("docs/metrics.md");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `")).filter_map(|row| {
@@ -78,14 +76,14 @@ fn is_ours(name: &str) -> bool {
     name.starts_with("attache_") || name.starts_with("process_")
 }
 
-/// The names of metrics in an expression, less what histograms append.
+/// The names of metrics in an expression, without the suffixes of histograms.
 fn names(expression: &str) -> BTreeSet<String> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let words = words.filter(|word| is_ours(word));
     words.map(|word| word.strip_suffix("_bucket").unwrap_or(word).to_owned()).collect()
 }
 
-/// Panels, as Grafana would send them.
+/// The panels' expressions, as Grafana would send them.
 fn dashboard_expressions() -> Vec<String> {
     let dashboard: Value = serde_json::from_str(&read("examples/monitoring/dashboard.json")).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
@@ -93,7 +91,7 @@ fn dashboard_expressions() -> Vec<String> {
     for panel in panels.iter().filter(|panel| panel["type"] != "row") {
         let targets = panel["targets"].as_array().unwrap();
         if panel["type"] == "table" && targets.len() > 1 {
-            // Else the first is shown alone, and all that are shown are called "Value".
+            // Otherwise only the first is shown, and all that are shown are called "Value".
             assert_eq!(panel["transformations"][0]["id"], "merge", "{}", panel["title"]);
             let overrides = panel["fieldConfig"]["overrides"].as_array().unwrap();
             for target in targets {
@@ -112,7 +110,7 @@ fn dashboard_expressions() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn every_metric_is_described_and_none_that_is_not_there() {
+async fn the_documented_metrics_are_exactly_those_that_exist() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
     let mut agent = Agent::ready(folder.path(), "web", &strs(&ca.client(folder.path()))).await;
@@ -127,7 +125,7 @@ async fn every_metric_is_described_and_none_that_is_not_there() {
     let (_, row) = page.split_once("(troubleshooting.md#the-agent-refuses-envoy): `").unwrap();
     let (row, _) = row.split_once("`. ").unwrap();
     let described: BTreeSet<_> = row.split("`, `").collect();
-    assert_eq!(reasons.collect::<BTreeSet<_>>(), described, "each is there from the start");
+    assert_eq!(reasons.collect::<BTreeSet<_>>(), described, "each exists from the start");
 
     let process = ["process_open_fds", "process_resident_memory_bytes", "process_cpu_seconds_total"];
     for name in process {
@@ -141,14 +139,14 @@ async fn every_metric_is_described_and_none_that_is_not_there() {
 }
 
 #[tokio::test]
-async fn what_good_and_failing_agents_show_passes_promtool() {
+async fn the_metrics_of_good_and_failing_agents_pass_promtool() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
     let (state, output) = (folder.join("state"), folder.join("out"));
     let more = ["--state-dir", state.to_str().unwrap(), "--output-dir", output.to_str().unwrap()];
     let options = ca.client(folder);
-    // In labels both are escaped.
+    // Labels escape both characters.
     let roots = folder.join("a\"b\\c.pem");
     std::fs::write(&roots, Mounted::new(&folder.join("ca"), "web").root).unwrap();
     let mut good = Agent::ready(folder, "web", &[&strs(&options)[..], &more].concat()).await;
@@ -189,7 +187,7 @@ async fn what_good_and_failing_agents_show_passes_promtool() {
     for (sample, value) in expected {
         assert_eq!(failing.metric(sample).await, value, "{sample}\n{text}");
     }
-    // The files are read again until they have stood still.
+    // Files are read again until they are stable.
     for sample in [
         "attache_source_failures_total{source=\"files\",reason=\"mismatch\"}",
         "attache_renewal_consecutive_failures",
@@ -199,7 +197,7 @@ async fn what_good_and_failing_agents_show_passes_promtool() {
 }
 
 #[tokio::test]
-async fn the_alerts_are_tested_and_say_where_to_read_on() {
+async fn the_alerts_pass_their_tests_and_link_to_the_documentation() {
     passes(&["check", "rules", &file("examples/monitoring/alerts.yaml")], "").await;
     passes(&["test", "rules", &file("examples/monitoring/alerts_test.yaml")], "").await;
     let (alerts, tests) =
@@ -220,14 +218,14 @@ async fn the_alerts_are_tested_and_say_where_to_read_on() {
     }
 }
 
-/// As GitHub makes it of a heading.
+/// A heading's anchor, as GitHub makes it.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.collect::<String>().to_lowercase().replace(' ', "-")
 }
 
 #[tokio::test]
-async fn the_dashboard_asks_what_prometheus_understands() {
+async fn prometheus_understands_the_dashboards_queries() {
     let folder = tempfile::tempdir().unwrap();
     let mut rules = "groups: [{name: panels, rules: [".to_owned();
     for (number, expression) in dashboard_expressions().into_iter().enumerate() {
@@ -251,7 +249,7 @@ async fn watch(folder: &Path, target: SocketAddr) -> (Process, SocketAddr) {
     let path = folder.join("prometheus.yaml");
     std::fs::write(&path, config).unwrap();
     let binary = prometheus().await;
-    // Somebody may take the port in between.
+    // Another process may take the port in between.
     for round in 0..10 {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let mut command = Command::new(&binary);
@@ -259,16 +257,11 @@ async fn watch(folder: &Path, target: SocketAddr) -> (Process, SocketAddr) {
         command.arg(folder.join(format!("data-{round}"))).arg(format!("--web.listen-address={free}"));
         command.kill_on_drop(true).stdin(Stdio::null());
         let mut process = Process::start(command);
-        let is_up = async {
-            while !http_get(free, "/-/ready").await.is_ok_and(|(status, ..)| status == 200) {
-                sleep(Duration::from_millis(50)).await;
-            }
-        };
+        let is_up = wait_for("Prometheus is ready", async || {
+            http_get(free, "/-/ready").await.ok().filter(|(status, ..)| *status == 200)
+        });
         tokio::select! {
-            up = timeout(PATIENCE, is_up) => {
-                up.unwrap_or_else(|_| panic!("{}", process.log()));
-                return (process, free);
-            }
+            _ = is_up => return (process, free),
             _ = process.ended() => {}
         }
     }
@@ -286,20 +279,18 @@ async fn a_real_prometheus_reads_the_metrics_and_fires_an_alert() {
         serde_json::from_str(&body).unwrap()
     };
     let until = async |what: &str, path: &str, holds: &dyn Fn(&Value) -> bool| {
+        let mut seen = ask(path).await;
         let reached = async {
-            while !holds(&ask(path).await["data"]) {
+            while !holds(&seen["data"]) {
                 sleep(Duration::from_millis(100)).await;
+                seen = ask(path).await;
             }
         };
-        assert!(
-            timeout(PATIENCE, reached).await.is_ok(),
-            "{what}: {}\n{}",
-            ask(path).await,
-            prometheus.log()
-        );
+        let is_reached = timeout(PATIENCE, reached).await.is_ok();
+        assert!(is_reached, "{what}: {seen}\n{}", prometheus.log());
     };
     let has_sample = |data: &Value| data["result"].as_array().is_some_and(|found| !found.is_empty());
-    // Everything in one scrape, as OpenMetrics: units come by no other way.
+    // All in one scrape, as OpenMetrics: only it carries units.
     until("a scrape", "/api/v1/query?query=up==1", &has_sample).await;
     until("a sample", "/api/v1/query?query=attache_ca_requests_total==1", &has_sample).await;
     let metadata = ask("/api/v1/metadata?metric=attache_secret_not_after_timestamp_seconds").await;

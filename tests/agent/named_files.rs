@@ -1,4 +1,4 @@
-//! Files that are asked for by name: `file-cert:`, `file-root:`, the roots of the system.
+//! Files that are subscribed to by name: `file-cert:`, `file-root:`, the system's roots.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,16 @@ use tokio::time::timeout;
 use tonic::{Code, Status};
 
 use crate::support::files::{Mounted, swap};
-use crate::support::process::{Agent, PATIENCE, output};
+use crate::support::process::{Agent, PATIENCE, output, strs};
 use crate::support::sds::{
     Client, DeltaStream, Stream, certificates, content, delta_secrets, fetch, on_connection, request, secrets,
 };
+use crate::support::wait::wait_for;
 
-/// Longer than the window in which changes are folded into one.
+/// Longer than the debounce window.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// Key pair and roots of a CA of their own, so that each generation has other roots.
+/// A key pair and roots of a CA of their own, so that each generation has other roots.
 fn generation(folder: &Path, number: usize) -> Mounted {
     Mounted::new(&folder.join(format!("ca-{number}")), "web")
 }
@@ -32,7 +33,7 @@ fn roots_name(path: impl AsRef<Path>) -> String {
     format!("file-root:{}", path.as_ref().display())
 }
 
-/// An agent that serves `default` from `certs` in `folder`, which is also where it runs.
+/// An agent that serves `default` from `certs` in `folder`, which is also its working directory.
 async fn agent(folder: &Path, arguments: &[&str]) -> Agent {
     let certs = folder.join("certs");
     Mounted::new(&folder.join("ca"), "own").write(&certs);
@@ -45,7 +46,7 @@ async fn agent(folder: &Path, arguments: &[&str]) -> Agent {
     agent
 }
 
-/// The files of a volume: `mounted`, and the system's roots as they may be, with entries that are nothing.
+/// The files of a volume: `mounted`, and a system bundle with entries that are not certificates.
 fn with_system<'a>(mounted: &'a Mounted, system: &'a [u8]) -> impl Iterator<Item = (&'a str, &'a [u8])> {
     mounted.files().into_iter().chain([("system.pem", system)])
 }
@@ -58,7 +59,7 @@ fn odd_bundle(mounted: &Mounted) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn each_kind_of_name_is_served_in_every_protocol_and_followed() {
+async fn each_kind_of_name_is_served_and_followed_in_every_protocol() {
     let folder = tempfile::tempdir().unwrap();
     let volume = folder.path().join("volume");
     let first = generation(folder.path(), 0);
@@ -118,12 +119,13 @@ async fn each_kind_of_name_is_served_in_every_protocol_and_followed() {
         fetch(&client, &["file-root:nowhere/root.pem", "default"]).await.unwrap();
     })
     .await;
-    // Whoever reads the log learns which file it was, wherever the agent runs.
+    // The log names the file by its full path, whatever the agent's working directory.
     let (_, line) = agent.process.wait_log("name=\"file-root:system\"").await;
     assert!(line.contains(&format!("from=\"{}\"", volume.join("system.pem").display())), "{line}");
-    let (_, line) = agent.process.wait_log("files that were asked for can't be served yet").await;
+    let (_, line) =
+        agent.process.wait_log("requested files are not used; there is nothing else to serve yet").await;
     let missing = folder.path().join("nowhere/root.pem");
-    assert!(line.contains(&format!("{} is not there", missing.display())), "{line}");
+    assert!(line.contains(&format!("{} does not exist", missing.display())), "{line}");
 }
 
 fn text(pem: &[u8]) -> String {
@@ -131,7 +133,7 @@ fn text(pem: &[u8]) -> String {
 }
 
 #[tokio::test]
-async fn names_on_one_file_do_not_depend_on_each_others_streams() {
+async fn names_of_one_file_do_not_depend_on_each_others_streams() {
     let folder = tempfile::tempdir().unwrap();
     let volume = folder.path().join("volume");
     swap(&volume, generation(folder.path(), 0).files());
@@ -153,7 +155,7 @@ async fn names_on_one_file_do_not_depend_on_each_others_streams() {
             streams.push(stream);
         }
         let mut number = 0;
-        // From the front and from the back in turn, until one is left, which gets several.
+        // From the front and from the back in turn, until one is left, which gets several changes.
         for gone in [0, 3, 0, 1, 9, 9, 9] {
             if gone < streams.len() {
                 drop(streams.remove(gone));
@@ -173,7 +175,7 @@ async fn names_on_one_file_do_not_depend_on_each_others_streams() {
 }
 
 #[tokio::test]
-async fn hundreds_of_names_in_a_folder_get_each_swap_once() {
+async fn hundreds_of_names_in_a_directory_get_each_swap_once() {
     const NAMES: usize = 400;
     let folder = tempfile::tempdir().unwrap();
     let volume = folder.path().join("volume");
@@ -217,14 +219,14 @@ async fn hundreds_of_names_in_a_folder_get_each_swap_once() {
     assert_eq!(pushes, ["4"; NAMES], "the first one, and one for each swap");
 }
 
-/// Asks for each of `names` in a call of its own, all at once, with a deadline; gives the errors, by name.
+/// Fetches each of `names` in a call of its own, all at once, with a deadline; returns the errors by name.
 async fn refused(client: &Client, names: impl IntoIterator<Item = &str>) -> Vec<(String, Status)> {
     let mut calls = JoinSet::new();
     for name in names {
         let (mut client, name) = (client.clone(), name.to_owned());
         calls.spawn(async move {
             let mut request = tonic::Request::new(request(&[&name]));
-            // Before its deadline the agent says why it has nothing, instead of waiting for it any longer.
+            // Before the deadline the agent replies with the reason, instead of waiting longer.
             request.set_timeout(Duration::from_secs(2));
             let error = client.fetch_secrets(request).await.expect_err(&name);
             assert!(matches!(error.code(), Code::NotFound | Code::Unavailable), "{error:?}");
@@ -291,23 +293,23 @@ async fn only_what_parses_leaves_the_agent_and_nothing_else_shows() {
     }
     names.push("file-root:/etc/\u{1b}[31m\nforged".to_owned());
     names.push("file-cert:/etc/a\0~/etc/b".to_owned());
-    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let names = strs(&names);
 
     on_connection(&agent.socket.clone(), async |client| {
-        let mut told = String::new();
+        let mut errors = String::new();
         for (name, error) in refused(&client, names.iter().copied()).await {
             assert!(
                 error.message().starts_with("no secret ") && error.message().len() > 40,
                 "{name}: {error:?}"
             );
-            told = told + error.message() + "\n";
+            errors = errors + error.message() + "\n";
         }
-        // All at once, and one that is good.
+        // All at once, and one good name.
         let mut stream = Stream::open(&client, &[&names[..], &["default"]].concat()).await.unwrap();
         let response = stream.next().await.unwrap();
         let served: Vec<_> = secrets(&response).into_iter().map(|secret| secret.name).collect();
         assert_eq!(served, ["default"]);
-        // The last of them was looked at.
+        // The last of them has been read.
         let count = names.len() - 2;
         agent.wait_metric("attache_secret_failing{name=\"file-root:/dev/tty\"}", 1).await;
         assert!(stream.is_quiet(QUIET).await);
@@ -318,7 +320,7 @@ async fn only_what_parses_leaves_the_agent_and_nothing_else_shows() {
         let too_long = 3;
         assert_eq!(failing.count(), count - too_long);
         let log = agent.process.log();
-        for (where_to, text) in [("errors", &told), ("metrics", &metrics), ("log", &log)] {
+        for (where_to, text) in [("errors", &errors), ("metrics", &metrics), ("log", &log)] {
             for hidden in [SECRET, &base64[..40], key_line] {
                 assert!(!text.contains(hidden), "{hidden} is in the {where_to}:\n{text}");
             }
@@ -332,7 +334,7 @@ async fn only_what_parses_leaves_the_agent_and_nothing_else_shows() {
 }
 
 #[tokio::test]
-async fn what_stands_around_certificates_does_not_leave_with_them() {
+async fn text_around_certificates_is_not_served_with_them() {
     let folder = tempfile::tempdir().unwrap();
     let mounted = Mounted::new(&folder.path().join("ca"), "web");
     let all = folder.path().join("all.pem");
@@ -353,7 +355,7 @@ async fn what_stands_around_certificates_does_not_leave_with_them() {
 }
 
 #[tokio::test]
-async fn a_prefix_lets_nothing_out_that_lies_elsewhere() {
+async fn a_prefix_exposes_nothing_outside_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let inside = Mounted::new(&path("ca-inside"), "web");
@@ -394,10 +396,10 @@ async fn a_prefix_lets_nothing_out_that_lies_elsewhere() {
             pair_name(&chain, path("elsewhere/key.pem")),
         ];
         for (name, error) in refused(&client, forbidden.iter().map(String::as_str)).await {
-            let is_told = error.message().contains("outside of the folders that --file-prefix allows");
+            let is_told = error.message().contains("outside the directories that --file-prefix allows");
             assert!(is_told, "{name}: {error:?}");
         }
-        // A link that goes in and out while it is read.
+        // A link that moves between inside and outside while it is read.
         let (link, staged) = (path("allowed/restless.pem"), path("allowed/staged"));
         let turn = {
             let link = link.clone();
@@ -421,6 +423,7 @@ async fn a_prefix_lets_nothing_out_that_lies_elsewhere() {
                 while Instant::now() < until {
                     turn(targets[turns % 2]);
                     turns += 1;
+                    // The rate of the attack.
                     tokio::time::sleep(Duration::from_micros(300)).await;
                 }
                 turns
@@ -428,7 +431,7 @@ async fn a_prefix_lets_nothing_out_that_lies_elsewhere() {
         });
         let mut reads = 0;
         while Instant::now() < until {
-            // A name of its own each time is read anew each time.
+            // A new name each time, so that the file is read again each time.
             reads += 1;
             let name = roots_name(path(&format!("allowed{}/restless.pem", "/.".repeat(reads))));
             let mut request = tonic::Request::new(request(&[&name]));
@@ -440,9 +443,9 @@ async fn a_prefix_lets_nothing_out_that_lies_elsewhere() {
         }
         let turns = turning.await.unwrap();
         assert!(turns > 100 && reads > 10, "{turns} turns, {reads} reads");
-        // What was inside is served still, and followed when it comes back.
+        // The content from inside is still served, and followed when it returns.
         turn(targets[1]);
-        // It sends nothing that it did not send before.
+        // Nothing is sent that was sent before.
         assert!(stream.is_quiet(QUIET).await);
         let next = Mounted::new(&path("ca-next"), "web");
         swap(&path("allowed"), next.files());
@@ -454,7 +457,7 @@ async fn a_prefix_lets_nothing_out_that_lies_elsewhere() {
 }
 
 #[tokio::test]
-async fn names_that_lead_nowhere_leave_nothing_behind() {
+async fn names_without_a_file_leave_nothing_behind() {
     const STREAMS: usize = 5;
     const NAMES: usize = 400;
     let folder = tempfile::tempdir().unwrap();
@@ -466,8 +469,7 @@ async fn names_that_lead_nowhere_leave_nothing_behind() {
             for stream in 0..STREAMS {
                 let name = |index| format!("file-root:/nowhere/{wave}/{stream}/{index}");
                 let names: Vec<_> = ["default".to_owned()].into_iter().chain((0..NAMES).map(name)).collect();
-                let names: Vec<_> = names.iter().map(String::as_str).collect();
-                let mut stream = Stream::open(&client, &names).await.unwrap();
+                let mut stream = Stream::open(&client, &strs(&names)).await.unwrap();
                 assert_eq!(secrets(&stream.next().await.unwrap()).len(), 1);
                 streams.push(stream);
             }
@@ -477,19 +479,18 @@ async fn names_that_lead_nowhere_leave_nothing_behind() {
         })
         .await;
         agent.wait_metric("attache_streams{name=\"default\"}", 0).await;
-        let forgotten = async {
-            while agent.status("/metrics").await.1.contains("file-root") {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        timeout(PATIENCE, forgotten).await.expect("names stay in the metrics");
+        wait_for("the names are gone from the metrics", async || {
+            let (_, metrics) = agent.status("/metrics").await;
+            (!metrics.contains("file-root")).then_some(())
+        })
+        .await;
         memory.push(agent.memory());
     }
     assert!(memory[9] < memory[1] * 6 / 5, "kB after each wave: {memory:?}");
 }
 
 #[tokio::test]
-async fn what_began_or_ended_before_1970_harms_nobody() {
+async fn certificates_from_before_1970_harm_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let root = |name: &str, from: i32, until: i32| {
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
@@ -509,8 +510,8 @@ async fn what_began_or_ended_before_1970_harms_nobody() {
         stream.next().await.unwrap();
         let error = fetch(&client, &[&ended]).await.unwrap_err();
         assert!(error.message().contains("1970-01-01"), "{error}");
-        let told = output(&["status", "--output", "json", "--socket", socket.to_str().unwrap()]).await;
-        let report: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap();
+        let status = output(&["status", "--output", "json", "--socket", socket.to_str().unwrap()]).await;
+        let report: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
         let secrets = report["secrets"].as_array().unwrap();
         let served = secrets.iter().find(|secret| secret["name"] == good.as_str()).unwrap();
         assert_eq!(served["trust_bundle"]["roots"][0]["not_before"], "1970-01-01T00:00:00.000Z");

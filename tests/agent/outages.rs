@@ -1,4 +1,4 @@
-//! CAs that are away: at the start, and for longer than the certificate is valid.
+//! Unreachable CAs: at the start, and for longer than the certificate is valid.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use crate::support::provider::{Behaviour, Provider, Site};
 use crate::support::sds::{Client, Stream, on_connection, request, secrets};
 
 const QUIET: Duration = Duration::from_millis(300);
-/// How soon a CA that is back is used, on a machine that is not busy.
+/// How soon a CA is used again once it is back, on a machine that is not busy.
 const SOON: Duration = Duration::from_secs(2);
 
-/// How long the agent meant to wait after each failure that it has logged.
+/// The delay that the agent announced after each logged failure.
 fn delays(log: &str) -> Vec<Duration> {
     let failures = log.lines().filter(|line| line.contains("no new certificate"));
     let delays = failures.map(|line| line.rsplit_once(" retry=").unwrap().1);
     delays.map(|text| humantime::parse_duration(text).unwrap()).collect()
 }
 
-/// Why nothing is answered for `default`.
+/// The status message for `default`.
 async fn refusal(client: &Client) -> String {
     let mut fetch = Request::new(request(&["default"]));
     fetch.set_timeout(QUIET);
@@ -31,7 +31,7 @@ async fn refusal(client: &Client) -> String {
 
 async fn waits_for_the_ca<P: Provider>() {
     let mut site = Site::<P>::start(Behaviour::Down, P::LIFETIME, &["--log-level", "attache=debug"]).await;
-    let told = P::told(Behaviour::Down).unwrap().words;
+    let told = P::expected_log(Behaviour::Down).unwrap().words;
     let line = site.wait_failure(told[0], 0).await;
     for words in told.iter().copied().chain(["there is no certificate yet"]) {
         assert!(line.contains(words), "{words:?} is not in {line}");
@@ -45,11 +45,11 @@ async fn waits_for_the_ca<P: Provider>() {
         for name in ["default", "ROOTCA"] {
             assert!(body.contains(&format!("{name}: connecting to the CA at")), "{body}");
         }
-        site.assert_told_once(told[0]);
+        site.assert_logged_once(told[0]);
         let failures = site.agent.process.count("no new certificate");
         site.set(Behaviour::Signs);
         site.agent.process.wait_log("ready").await;
-        // A call may have been under way.
+        // A call may have been in progress.
         assert!(
             site.agent.process.count("no new certificate") <= failures + 1,
             "{}",
@@ -65,12 +65,12 @@ async fn waits_for_the_ca<P: Provider>() {
 }
 
 #[tokio::test]
-async fn a_ca_that_is_down_at_the_start_is_used_when_it_comes() {
+async fn a_ca_that_is_down_at_the_start_is_used_once_it_is_up() {
     tokio::join!(waits_for_the_ca::<FakeCa>(), waits_for_the_ca::<FakeVault>());
 }
 
 async fn outlives_its_certificate<P: Provider>() {
-    // Renewal is due with half of it left.
+    // Renewal is due with half of the lifetime left.
     let mut site = Site::<P>::start(Behaviour::Signs, 8, &["--log-level", "attache=debug"]).await;
     site.agent.process.wait_log("ready").await;
     let tries = |site: &Site<P>| site.proxy.as_ref().unwrap().connections();
@@ -97,7 +97,7 @@ async fn outlives_its_certificate<P: Provider>() {
             "{body}"
         );
 
-        // Nothing is taken from who has it, and it is given to nobody else.
+        // Nothing is taken from old streams, and nothing is sent to new ones.
         assert!(old.is_quiet(QUIET).await);
         let mut new = Stream::open(&client, &["default"]).await.unwrap();
         assert!(new.is_quiet(QUIET).await);
@@ -105,13 +105,13 @@ async fn outlives_its_certificate<P: Provider>() {
         site.agent.process.wait_next_log("no new certificate").await;
         let log = site.agent.process.log();
         assert!(delays(&log).into_iter().all(|delay| delay <= SOON), "{log}");
-        site.assert_told_once("the connection to the CA at");
+        site.assert_logged_once("the connection to the CA at");
 
         let failures = site.agent.process.count("no new certificate");
         site.set(Behaviour::Signs);
         let back = std::time::Instant::now();
         let (recovered, _) = site.agent.process.wait_log("the CA signs again").await;
-        // A call may have been under way; and much time for a busy machine.
+        // A call may have been in progress; and a busy machine is slow.
         assert!(
             site.agent.process.count("no new certificate") <= failures + 1,
             "{}",
@@ -128,6 +128,6 @@ async fn outlives_its_certificate<P: Provider>() {
 }
 
 #[tokio::test]
-async fn an_outage_that_outlives_the_certificate_is_told_and_its_end_is_noticed_soon() {
+async fn an_outage_longer_than_the_certificate_is_reported_and_its_end_is_noticed_soon() {
     tokio::join!(outlives_its_certificate::<FakeCa>(), outlives_its_certificate::<FakeVault>());
 }

@@ -11,6 +11,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::support::files::{Mounted, swap};
 use crate::support::process::{Agent, PATIENCE};
+use crate::support::wait::wait_until;
 
 const NAMES: [&str; 3] = ["key.pem", "cert-chain.pem", "root-cert.pem"];
 
@@ -35,15 +36,6 @@ fn whole(directory: &Path) -> String {
     let (pair, roots) = read(directory);
     roots.verify(&pair, attache::base::clock::Clock::system().now()).unwrap();
     pair.leaf().serial.clone()
-}
-
-pub async fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let waited = timeout(PATIENCE, async {
-        while !holds() {
-            sleep(Duration::from_millis(5)).await;
-        }
-    });
-    assert!(waited.await.is_ok(), "timed out: {what}");
 }
 
 /// Options of an agent that renews a certificate of the embedded CA every two seconds.
@@ -370,7 +362,7 @@ async fn a_full_disk_leaves_the_old_set_until_there_is_room() {
     .await;
     drop(filler);
     let (_, line) = agent.process.wait_log("output write failed").await;
-    for words in ["No space left", "make room there, or choose another --output-dir"] {
+    for words in ["No space left", "free some space there, or choose another --output-dir"] {
         assert!(line.contains(words), "{line}");
     }
     let held = whole(&out);

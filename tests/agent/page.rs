@@ -16,15 +16,15 @@ use crate::support::files::spiffe;
 use crate::support::process::{Agent, failure, output, strs};
 use crate::support::sds::{Stream, on_connection};
 
-/// A name and a reason as nobody should send them.
+/// A name and a reason with markup.
 const NAME: &str = "file-root:/<b>x";
 const REASON: &str = "<img src=x onerror=alert(1)>";
 
 /// Starts an agent with a status page at `address`.
-async fn start(folder: &Path, ca: &FakeCa, address: &str) -> (Agent, SocketAddr) {
+async fn start(dir: &Path, ca: &FakeCa, address: &str) -> (Agent, SocketAddr) {
     let options = ["--admin-address", address, "--cert-ttl", "10m"].map(str::to_owned);
-    let options = [ca.client(folder), options.to_vec()].concat();
-    let mut agent = Agent::ready(folder, "web", &strs(&options)).await;
+    let options = [ca.client(dir), options.to_vec()].concat();
+    let mut agent = Agent::ready(dir, "web", &strs(&options)).await;
     let (_, line) = agent.process.wait_log("attache serves").await;
     let (_, address) = line.split_once("page=http://").unwrap();
     let address = address.split('/').next().unwrap().parse().unwrap();
@@ -38,15 +38,15 @@ async fn report(page: SocketAddr) -> Value {
 }
 
 #[tokio::test]
-async fn a_browser_shows_what_is_what_was_and_what_comes_and_follows_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
-    let (mut agent, address) = start(folder, &ca, "127.0.0.1:0").await;
+async fn a_browser_shows_state_history_and_plans_and_follows_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let ca = FakeCa::start(dir, &spiffe("web")).await;
+    let (mut agent, address) = start(dir, &ca, "127.0.0.1:0").await;
     let socket = agent.socket.clone();
     let renew = ["renew", "--socket", socket.to_str().unwrap()];
     let home = format!("http://{address}/");
-    let mut browser = Chromium::open(folder, &home).await;
+    let mut browser = Chromium::open(dir, &home).await;
 
     on_connection(&socket, async |client| {
         let mut own = Stream::open(&client, &["default"]).await.unwrap();
@@ -57,7 +57,7 @@ async fn a_browser_shows_what_is_what_was_and_what_comes_and_follows_it() {
         roots.reject(&first, REASON).await;
         let _other = Stream::open(&client, &[NAME]).await.unwrap();
 
-        // The facts, and no markup made of anybody's words.
+        // The facts, and no markup from names and reasons.
         browser.wait("document.querySelectorAll('article').length === 3").await;
         browser.wait("document.body.innerText.includes('onerror')").await;
         browser.wait("document.body.innerText.includes('1: 1 with this version')").await;
@@ -85,8 +85,8 @@ async fn a_browser_shows_what_is_what_was_and_what_comes_and_follows_it() {
             "s left)",
             "(in ",
         ];
-        for words in shown {
-            assert!(text.contains(words), "{words}:\n{text}");
+        for part in shown {
+            assert!(text.contains(part), "{part}:\n{text}");
         }
         for moment in ["not_after", "renews", "received"] {
             let moment = own[moment].as_str().unwrap();
@@ -102,7 +102,7 @@ async fn a_browser_shows_what_is_what_was_and_what_comes_and_follows_it() {
             browser.wait(&drawn(kind, number)).await;
         }
 
-        // A renewal comes, and is seen without another load of the page.
+        // A renewal appears without a reload of the page.
         browser.evaluate("window.loaded = 'once'").await;
         assert!(output(&renew).await.status.success());
         let serial = report(address).await["secrets"][0]["key_pair"]["serial"].clone();
@@ -112,7 +112,7 @@ async fn a_browser_shows_what_is_what_was_and_what_comes_and_follows_it() {
             browser.wait(&drawn(kind, number)).await;
         }
 
-        // The CA fails, and signs again.
+        // The CA fails and recovers.
         ca.set(Mood::Refuse(Code::PermissionDenied));
         let (code, _) = failure(&renew).await;
         assert_eq!(code, 1);
@@ -126,7 +126,7 @@ async fn a_browser_shows_what_is_what_was_and_what_comes_and_follows_it() {
         browser.wait("document.querySelector('#rows').innerText.includes('recovered')").await;
         browser.wait(&drawn("rect.failing", 2)).await;
         browser.wait(&drawn(".failed", 2)).await;
-        // What is near can be looked at closely: the next renewal is farther away.
+        // Zoomed in, the next renewal is out of range.
         let choose = |minutes: &str| format!("back.value = '{minutes}'; back.onchange()");
         browser.evaluate(&choose("10")).await;
         for (kind, number) in [(".renewal", 0), (".failed", 2), ("rect.failing", 2)] {
@@ -146,18 +146,20 @@ async fn a_browser_shows_what_is_what_was_and_what_comes_and_follows_it() {
     }
     assert_eq!(browser.complaints(), [&Value::Null; 0]);
 
-    // The agent goes: the page says so, and keeps what it knew.
+    // The agent stops: the page reports it, and keeps the last state.
     let pid = browser.evaluate("report.pid").await;
     agent.process.signal(Signal::TERM);
     agent.process.ended().await;
-    browser.wait("document.querySelector('#gone').innerText.includes('does not answer since')").await;
+    browser
+        .wait("document.querySelector('#gone').innerText.includes('No answer from the agent since')")
+        .await;
     let text = browser.evaluate("document.title + document.body.innerText").await;
     let text = text.as_str().unwrap();
-    for words in ["NO ANSWER", "WAS READY", "Below is what it said last", &spiffe("web")] {
-        assert!(text.contains(words), "{words}:\n{text}");
+    for part in ["NO ANSWER", "WAS READY", "Below is its last known state", &spiffe("web")] {
+        assert!(text.contains(part), "{part}:\n{text}");
     }
-    // Another comes in its place.
-    let (_agent, _) = start(folder, &ca, &address.to_string()).await;
+    // Another agent starts at the same address.
+    let (_agent, _) = start(dir, &ca, &address.to_string()).await;
     browser.wait(&format!("document.title.startsWith('READY') && report.pid !== {pid}")).await;
     browser.wait("document.querySelector('#gone').innerText === ''").await;
     assert_eq!(browser.evaluate("window.loaded").await, "once");
@@ -170,7 +172,7 @@ async fn a_browser_shows_what_is_what_was_and_what_comes_and_follows_it() {
     }
 }
 
-/// The whole answer to a request of these lines.
+/// The complete response to a request of these lines.
 async fn raw(to: SocketAddr, lines: &[&str]) -> String {
     let mut io = TcpStream::connect(to).await.unwrap();
     let request = format!("{}\r\nconnection: close\r\n\r\n", lines.join("\r\n"));
@@ -181,14 +183,14 @@ async fn raw(to: SocketAddr, lines: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn the_page_can_be_looked_at_from_here_and_nothing_can_be_asked_of_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
-    let (mut agent, address) = start(folder, &ca, "0").await;
+async fn the_page_is_readable_from_this_machine_only_and_read_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let ca = FakeCa::start(dir, &spiffe("web")).await;
+    let (mut agent, address) = start(dir, &ca, "0").await;
     assert!(address.ip().is_loopback());
 
-    // The same as on the admin socket.
+    // The report is the same as on the admin socket.
     let shown = output(&["status", "--output", "json", "--socket", agent.socket.to_str().unwrap()]).await;
     let mut on_socket: Value = serde_json::from_slice(&shown.stdout).unwrap();
     let mut on_page = report(address).await;
@@ -216,17 +218,17 @@ async fn the_page_can_be_looked_at_from_here_and_nothing_can_be_asked_of_it() {
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.ends_with("\r\n\r\n"), "{head}");
     assert_eq!(agent.serials().len(), 1);
 
-    // Somebody else's port: said at the start.
+    // A taken port ends the start with an error.
     let taken = address.to_string();
-    let options = [ca.client(folder), vec!["--admin-address".to_owned(), taken]].concat();
-    let mut second = Agent::start(folder, "second", &strs(&options));
+    let options = [ca.client(dir), vec!["--admin-address".to_owned(), taken]].concat();
+    let mut second = Agent::start(dir, "second", &strs(&options));
     second.process.wait_log("choose another --admin-address").await;
     assert_eq!(second.process.ended().await.code(), Some(1));
     agent.process.signal(Signal::TERM);
     assert_eq!(agent.process.ended().await.code(), Some(0));
 }
 
-/// The inodes of TCP sockets that listen on this machine.
+/// The inodes of all listening TCP sockets of this machine.
 fn listening() -> Vec<String> {
     let tables =
         ["/proc/net/tcp", "/proc/net/tcp6"].map(|table| std::fs::read_to_string(table).unwrap_or_default());
@@ -237,20 +239,20 @@ fn listening() -> Vec<String> {
 
 #[tokio::test]
 async fn without_the_option_nothing_listens() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let ca = FakeCa::start(dir, &spiffe("web")).await;
     let listeners = async |name: &str, options: &[&str]| {
-        let client = ca.client(folder);
-        let agent = Agent::ready(folder, name, &[&strs(&client), options].concat()).await;
+        let client = ca.client(dir);
+        let agent = Agent::ready(dir, name, &[&strs(&client), options].concat()).await;
         let listening = listening();
         let open = std::fs::read_dir(format!("/proc/{}/fd", agent.process.pid().as_raw_nonzero())).unwrap();
-        // It may close one while they are looked at.
+        // The agent may close a file meanwhile.
         let open = open.filter_map(|one| std::fs::read_link(one.unwrap().path()).ok());
         open.filter(|target| listening.iter().any(|socket| target.as_os_str() == socket.as_str())).count()
     };
     assert_eq!(listeners("with", &["--admin-address", "0"]).await, 2);
-    // That of the status address.
+    // One is the listener of the status address.
     assert_eq!(listeners("without", &[]).await, 1);
     assert_eq!(listeners("none", &["--admin-address", "none"]).await, 1);
 }

@@ -1,4 +1,4 @@
-//! Those who wait for the agent: by its ready file, by `attache get --wait`; and those who look on for long.
+//! Waiting for the agent with its ready file and `attache get --wait`, and commands that keep watching it.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -11,10 +11,10 @@ use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::time::timeout;
 use tonic::Code;
 
-use crate::output::wait_until;
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::spiffe;
 use crate::support::process::{Agent, PATIENCE, Process, attache, failure, output, strs};
+use crate::support::wait::wait_until;
 
 async fn refusing_ca(folder: &Path) -> FakeCa {
     let ca = FakeCa::start(folder, &spiffe("web")).await;
@@ -22,18 +22,18 @@ async fn refusing_ca(folder: &Path) -> FakeCa {
     ca
 }
 
-/// Has the CA asked at once.
+/// Requests a renewal, until one succeeds.
 pub async fn renew(socket: &str) {
     let mut renewed = output(&["renew", "--socket", socket]).await;
     if !renewed.status.success() {
-        // A try that was under way is told as its outcome, and may have been refused just before.
+        // A renewal in progress reports its own outcome, which may be a refusal from just before.
         renewed = output(&["renew", "--socket", socket]).await;
     }
     assert!(renewed.status.success(), "{}", String::from_utf8_lossy(&renewed.stderr));
 }
 
 #[tokio::test]
-async fn the_ready_file_is_there_while_the_agent_is_ready() {
+async fn the_ready_file_exists_while_the_agent_is_ready() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("place");
     std::fs::create_dir(&place).unwrap();
@@ -41,13 +41,13 @@ async fn the_ready_file_is_there_while_the_agent_is_ready() {
     let ca = refusing_ca(folder.path()).await;
     let mut options = ca.client(folder.path());
     options.extend(["--ready-file", ready.to_str().unwrap(), "--cert-ttl", "6s"].map(str::to_owned));
-    // What a run that was killed has left.
+    // The file of a run that was killed.
     std::fs::write(&ready, "attache is ready (process 1)\n").unwrap();
     let mut agent = Agent::start(folder.path(), "agent", &strs(&options));
     agent.process.wait_log("no new certificate").await;
     assert!(!ready.exists());
 
-    // A disk that takes nothing is told of once, and tried again.
+    // A disk that refuses writes is reported once, and retried.
     std::fs::remove_dir(&place).unwrap();
     ca.set(Mood::Good);
     let socket = agent.socket.to_str().unwrap().to_owned();
@@ -55,18 +55,18 @@ async fn the_ready_file_is_there_while_the_agent_is_ready() {
     let (_, line) = agent.process.wait_log("ready file not written").await;
     assert!(line.contains(" WARN ") && line.contains("--ready-file"), "{line}");
     std::fs::create_dir(&place).unwrap();
-    wait_until("the file is there", || ready.exists()).await;
+    wait_until("the ready file exists", || ready.exists()).await;
     assert_eq!(std::fs::metadata(&ready).unwrap().permissions().mode() & 0o777, 0o644);
     let pid = agent.process.pid().as_raw_nonzero();
     assert_eq!(std::fs::read_to_string(&ready).unwrap(), format!("attache is ready (process {pid})\n"));
     assert_eq!(std::fs::read_dir(&place).unwrap().count(), 1);
 
-    // Another agent that can't start leaves it alone.
+    // Another agent that can't start leaves the file alone.
     let same = [&["run", "--socket", &socket], &strs(&options)[..]].concat();
     let (code, error) = failure(&same).await;
     assert!(code == 1 && error.contains("belongs to a live agent") && ready.exists(), "{error}");
 
-    // So does one with a socket of its own.
+    // So does an agent with another socket.
     let other = folder.path().join("other.sock").display().to_string();
     let other = [&["run", "--socket", &other, "--status-address", "none"], &strs(&options)[..]].concat();
     let (code, error) = failure(&other).await;
@@ -75,10 +75,10 @@ async fn the_ready_file_is_there_while_the_agent_is_ready() {
 
     ca.set(Mood::Refuse(Code::Unavailable));
     agent.process.wait_log("no longer ready").await;
-    wait_until("the file is gone", || !ready.exists()).await;
+    wait_until("the ready file is gone", || !ready.exists()).await;
     ca.set(Mood::Good);
     renew(&socket).await;
-    wait_until("the file is there again", || ready.exists()).await;
+    wait_until("the ready file exists again", || ready.exists()).await;
     agent.process.signal(Signal::TERM);
     assert_eq!(agent.process.ended().await.code(), Some(0));
     assert!(!ready.exists());
@@ -99,10 +99,13 @@ async fn get_waits_for_the_agent_and_for_all_secrets() {
         command.env("ATTACHE_SOCKET", &socket);
         command
     };
-    // Without an agent: no longer than it may.
+    // Without an agent, it waits no longer than its timeout.
     let gone = get(&["--timeout", "300ms"]).output().await.unwrap();
     let error = String::from_utf8(gone.stderr).unwrap();
-    assert!(gone.status.code() == Some(1) && error.contains("not there within 300ms: connecting"), "{error}");
+    assert!(
+        gone.status.code() == Some(1) && error.contains("not available within 300ms: connecting"),
+        "{error}"
+    );
 
     let mut waiting = Process::start(get(&["--output", "none"]));
     waiting.wait_log("waiting: connecting to").await;
@@ -112,11 +115,11 @@ async fn get_waits_for_the_agent_and_for_all_secrets() {
     let error = String::from_utf8(late.stderr).unwrap();
     let last = error.lines().last().unwrap();
     assert!(
-        late.status.code() == Some(1) && last.contains("not there within 1s: no secret \"default\""),
+        late.status.code() == Some(1) && last.contains("not available within 1s: no secret \"default\""),
         "{error}"
     );
     assert!(last.contains("PermissionDenied"), "{error}");
-    // What can't come is not waited for.
+    // A name that can never come is not waited for.
     let unknown = get(&["nobody", "default"]).output().await.unwrap();
     let error = String::from_utf8(unknown.stderr).unwrap();
     assert!(
@@ -134,11 +137,11 @@ async fn get_waits_for_the_agent_and_for_all_secrets() {
     drop(agent);
 }
 
-/// Takes `count` connections at `socket` and ends them without a word: every other one has sent something by then.
+/// Accepts `count` connections at `socket` and closes them silently, every other one after it has sent something.
 async fn turn_away(socket: &Path, count: usize) {
     let listener = tokio::net::UnixListener::bind(socket).unwrap();
     for index in 0..count {
-        let (mut peer, _) = timeout(PATIENCE, listener.accept()).await.expect("nobody comes").unwrap();
+        let (mut peer, _) = timeout(PATIENCE, listener.accept()).await.expect("no client connects").unwrap();
         if index % 2 == 0 {
             peer.read_exact(&mut [0; 24]).await.unwrap();
         }
@@ -147,7 +150,7 @@ async fn turn_away(socket: &Path, count: usize) {
 }
 
 #[tokio::test]
-async fn who_is_always_turned_away_does_not_wait_and_who_is_once_does() {
+async fn a_client_that_is_always_turned_away_gives_up_and_one_turned_away_once_waits() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("agent.sock");
     let command = |arguments: &[&str]| {
@@ -161,10 +164,11 @@ async fn who_is_always_turned_away_does_not_wait_and_who_is_once_does() {
         let socket = socket.clone();
         async move { turn_away(&socket, 1000).await }
     });
-    wait_until("somebody listens", || socket.exists()).await;
-    // Who waits is told once that it does, and once that it does no more.
+    wait_until("the test listens", || socket.exists()).await;
+    // Each client reports once that it waits, and once that it has stopped waiting.
     for (arguments, times) in [(&["get"][..], 1), (&["get"], 1), (&["get", "--wait"], 2), (&["watch"], 1)] {
-        let ended = timeout(PATIENCE, command(arguments).output()).await.expect("it does not end").unwrap();
+        let ended =
+            timeout(PATIENCE, command(arguments).output()).await.expect("the command does not exit").unwrap();
         let error = String::from_utf8(ended.stderr).unwrap();
         assert_eq!(ended.status.code(), Some(1), "{error}");
         assert!(error.lines().count() == times && error.matches(&words).count() == times, "{error}");
@@ -173,7 +177,7 @@ async fn who_is_always_turned_away_does_not_wait_and_who_is_once_does() {
     let _ = away.await;
     std::fs::remove_file(&socket).unwrap();
 
-    // An agent that is just stopping is followed by another one.
+    // An agent that is stopping is followed by another one.
     let mut waiting = Process::start(command(&["get", "--wait"]));
     waiting.wait_log("waiting: connecting to").await;
     turn_away(&socket, 2).await;
@@ -182,7 +186,7 @@ async fn who_is_always_turned_away_does_not_wait_and_who_is_once_does() {
     assert_eq!(waiting.ended().await.code(), Some(0), "{}", waiting.log());
 }
 
-/// A command that goes on, and what it prints.
+/// A long-running command and its output.
 struct Running {
     lines: Lines<BufReader<ChildStdout>>,
     errors: Lines<BufReader<ChildStderr>>,
@@ -211,7 +215,7 @@ impl Running {
 async fn wait<IO: tokio::io::AsyncBufRead + Unpin>(lines: &mut Lines<IO>, words: &str) -> String {
     let found = timeout(PATIENCE, async {
         loop {
-            let line = lines.next_line().await.unwrap().expect("it has ended");
+            let line = lines.next_line().await.unwrap().expect("the command has exited");
             if line.contains(words) {
                 return line;
             }
@@ -221,7 +225,7 @@ async fn wait<IO: tokio::io::AsyncBufRead + Unpin>(lines: &mut Lines<IO>, words:
 }
 
 #[tokio::test]
-async fn watch_and_status_go_on_when_the_agent_restarts() {
+async fn watch_and_status_continue_when_the_agent_restarts() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
     let mut agent = Agent::ready(folder.path(), "web", &strs(&ca.client(folder.path()))).await;
@@ -233,26 +237,26 @@ async fn watch_and_status_go_on_when_the_agent_restarts() {
         let push: serde_json::Value = serde_json::from_str(&line).unwrap();
         push["secret"]["certificates"][0]["serial"].as_str().unwrap().to_owned()
     };
-    let mut told = vec![serial(watching.wait("\"version\"").await)];
+    let mut serials = vec![serial(watching.wait("\"version\"").await)];
     let mut looking = Running::start(attache(&["status", "--watch", "--socket", &socket]));
     looking.wait("ready; CA: citadel").await;
     // A renewal is pushed.
     renew(&socket).await;
-    told.push(serial(watching.wait("\"version\"").await));
+    serials.push(serial(watching.wait("\"version\"").await));
 
     agent.process.kill().await;
-    // Told once each: that it is gone, and that nobody is there.
+    // Reported once each: that the agent is gone, and that no agent listens.
     let gone = watching.wait_error("").await;
-    assert!(gone.ends_with("; connecting anew") && !gone.contains("status:"), "{gone}");
+    assert!(gone.ends_with("; reconnecting") && !gone.contains("status:"), "{gone}");
     let nobody = watching.wait_error("").await;
-    assert!(nobody.contains("connecting to ") && nobody.ends_with("; connecting anew"), "{nobody}");
+    assert!(nobody.contains("connecting to ") && nobody.ends_with("; reconnecting"), "{nobody}");
     assert!(timeout(Duration::from_millis(1500), watching.wait_error("")).await.is_err());
-    looking.wait_error("the agent is gone: connecting to the admin socket").await;
+    looking.wait_error("agent unreachable: connecting to the admin socket").await;
     agent.restart();
-    told.push(serial(watching.wait("\"version\"").await));
+    serials.push(serial(watching.wait("\"version\"").await));
     looking.wait(&format!("process {},", agent.process.pid().as_raw_nonzero())).await;
-    told.dedup();
-    assert_eq!(told.len(), 3, "{told:?}");
+    serials.dedup();
+    assert_eq!(serials.len(), 3, "{serials:?}");
 
     let (code, error) = failure(&["watch", "--socket", "/nowhere/socket"]).await;
     assert!(code == 1 && error.contains("/nowhere/socket") && error.contains("attache run"), "{error}");

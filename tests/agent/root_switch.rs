@@ -1,5 +1,5 @@
-//! The mesh gets another root: real Envoys under traffic, each with an agent and a CA of its own, whose answers the
-//! test decides.
+//! The mesh gets a new root: real Envoys under traffic, each with an agent and a CA of its own, whose answers the test
+//! decides.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -27,12 +27,12 @@ use crate::support::sds::{DeltaStream, Stream, certificates as only, content, de
 /// Renewed every 1.6 s.
 const LIFETIME: Duration = Duration::from_secs(8);
 const SHORT: [&str; 4] = ["--cert-ttl", "8s", "--grace-ratio", "0.8"];
-/// One warning: the CA is asked in plain text.
+/// One warning: the CA is called in plain text.
 const PLAIN_TEXT: usize = 1;
 
 type Root = Arc<DevelopmentCa>;
 
-/// Two CAs that have nothing in common but their name.
+/// Two CAs that share nothing but their name.
 fn roots(folder: &Path) -> [Root; 2] {
     ["old", "new"].map(|name| Arc::new(DevelopmentCa::open(&folder.join(name), Clock::system()).unwrap()))
 }
@@ -56,7 +56,7 @@ async fn ca_of(folder: &Path, account: &str, root: &Root) -> (FakeCa, Vec<String
     (ca, options)
 }
 
-/// One of the two that talk: its CA, its agent, its Envoy.
+/// One of the two peers: its CA, its agent, its Envoy.
 struct Side {
     ca: FakeCa,
     agent: Agent,
@@ -65,7 +65,7 @@ struct Side {
 }
 
 impl Side {
-    /// A secret as Envoy uses it: all certificates of it.
+    /// A secret as Envoy uses it: all its certificates.
     async fn used(&self, name: &str, field: &str) -> Vec<CertificateDer<'static>> {
         let dump = self.envoy.admin_get("/config_dump?resource=dynamic_active_secrets").await;
         let dump: Value = serde_json::from_str(&dump).unwrap();
@@ -85,7 +85,7 @@ impl Side {
         let is_trusted = async || {
             sorted(self.used("ROOTCA", "/validation_context/trusted_ca/inline_bytes").await) == wanted
         };
-        self.envoy.wait_until(&format!("it trusts these {} roots", wanted.len()), is_trusted).await;
+        self.envoy.wait_until(&format!("Envoy trusts these {} roots", wanted.len()), is_trusted).await;
     }
 
     /// Waits until Envoy presents a certificate of `root`.
@@ -94,7 +94,7 @@ impl Side {
             let chain = self.used("default", "/tls_certificate/certificate_chain/inline_bytes").await;
             chain.last() == Some(root.chain()[0])
         };
-        self.envoy.wait_until("it presents a certificate of the other root", is_used).await;
+        self.envoy.wait_until("Envoy presents a certificate of the other root", is_used).await;
     }
 }
 
@@ -129,7 +129,7 @@ impl Mesh {
         [&self.web, &self.api]
     }
 
-    /// Waits until requests fail, and why: the peer's certificate chains to nothing that is trusted.
+    /// Waits until requests fail because the peer's certificate chains to no trusted root.
     async fn wait_refused(&self, by: &Side) {
         let is_refused = async || http_get(self.outbound, "/").await.unwrap().0 == 503;
         self.web.envoy.wait_until("requests fail", is_refused).await;
@@ -148,19 +148,19 @@ async fn nothing_fails_when_the_new_root_is_announced(delta: bool) {
     let [old, new] = roots(folder.path());
     let mut mesh = Mesh::start(folder.path(), &old, delta).await;
     let traffic = Traffic::start(mesh.outbound);
-    // The new one is named, the old one signs.
+    // The new root is announced, the old one signs.
     for side in mesh.sides() {
         side.ca.switch(&old, &[&old, &new]);
     }
     for side in mesh.sides() {
         side.wait_trust(&[&old, &new]).await;
     }
-    // The new one signs, for one of them after the other.
+    // The new root signs, for one side after the other.
     for side in mesh.sides() {
         side.ca.switch(&new, &[&old, &new]);
         side.wait_signed_by(&new).await;
     }
-    // Nobody speaks of the old one any more. It is trusted as long as there may be certificates of it.
+    // The old root is no longer in the answers. It is trusted as long as certificates of it may exist.
     for side in mesh.sides() {
         side.ca.switch(&new, &[&new]);
     }
@@ -171,11 +171,11 @@ async fn nothing_fails_when_the_new_root_is_announced(delta: bool) {
     assert!(report.failures.is_empty(), "{:#?}\n{}", report.failures, mesh.web.envoy.log());
     assert!(report.serials.len() >= 4, "{:?}", report.serials);
     for side in [&mut mesh.web, &mut mesh.api] {
-        // The first, both, the new one.
+        // The first bundle, both roots, the new root.
         side.agent.wait_metric("attache_acks_total{name=\"ROOTCA\"}", 3).await;
         assert_eq!(side.agent.metric("attache_pushes_total{name=\"ROOTCA\"}").await, 3.0);
         let log = side.agent.process.log();
-        assert_eq!(side.agent.process.count("the trust roots change"), 2, "{log}");
+        assert_eq!(side.agent.process.count("trust roots changed"), 2, "{log}");
         assert_eq!(side.agent.process.count("WARN"), PLAIN_TEXT, "{log}");
         let (_, metrics) = side.agent.status("/metrics").await;
         let roots: Vec<_> =
@@ -196,9 +196,9 @@ async fn nothing_fails_in_delta_when_the_new_root_is_announced() {
     nothing_fails_when_the_new_root_is_announced(true).await;
 }
 
-/// Who switches first presents what the other does not know yet.
+/// The side that switches first presents a certificate that the other can't verify yet.
 #[tokio::test]
-async fn without_an_announcement_requests_fail_until_the_last_has_switched() {
+async fn without_an_announcement_requests_fail_until_the_last_side_has_switched() {
     let folder = tempfile::tempdir().unwrap();
     let [old, new] = roots(folder.path());
     let mut mesh = Mesh::start(folder.path(), &old, false).await;
@@ -225,8 +225,8 @@ async fn without_an_announcement_requests_fail_until_the_last_has_switched() {
     for side in [&mesh.web, &mesh.api] {
         let log = side.agent.process.log();
         assert_eq!(side.agent.process.count("WARN"), PLAIN_TEXT, "{log}");
-        let (_, switch) = log.split_once("the trust roots change").unwrap();
-        // Both roots are there, and Envoy has said so, before it gets the certificate.
+        let (_, switch) = log.split_once("trust roots changed").unwrap();
+        // Both roots are pushed, and acknowledged by Envoy, before it gets the certificate.
         let steps = switch.lines().filter_map(|line| {
             let (step, line) = ["sent", "accepted"]
                 .into_iter()
@@ -239,8 +239,8 @@ async fn without_an_announcement_requests_fail_until_the_last_has_switched() {
             [("sent", "ROOTCA"), ("accepted", "ROOTCA"), ("sent", "default"), ("accepted", "default")],
             "{switch}"
         );
-        // The old one stays for a lifetime, counted from the switch.
-        let line = log.lines().find(|line| line.contains("the trust roots change")).unwrap();
+        // The old root stays for one lifetime, counted from the switch.
+        let line = log.lines().find(|line| line.contains("trust roots changed")).unwrap();
         let moment = |text: &str| humantime::parse_rfc3339(text.split_whitespace().next().unwrap()).unwrap();
         let until = moment(line.split_once("old_until=").unwrap().1);
         let stays = until.duration_since(moment(line)).unwrap();
@@ -249,9 +249,9 @@ async fn without_an_announcement_requests_fail_until_the_last_has_switched() {
     }
 }
 
-/// Its key is lost: who holds a certificate of the old root is refused from now on.
+/// Its key is lost: certificates of the old root are refused from now on.
 #[tokio::test]
-async fn an_agent_that_drops_old_roots_has_its_envoy_refuse_their_certificates_at_once() {
+async fn an_agent_that_drops_old_roots_makes_its_envoy_refuse_their_certificates_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let [old, new] = roots(folder.path());
     let mut mesh = Mesh::start(folder.path(), &old, false).await;
@@ -263,10 +263,10 @@ async fn an_agent_that_drops_old_roots_has_its_envoy_refuse_their_certificates_a
     }
     mesh.web.ca.switch(&new, &[&new]);
     mesh.web.wait_signed_by(&new).await;
-    // A restart is no reason to forget the old root.
+    // A restart does not forget the old root.
     mesh.web.agent.process.kill().await;
     mesh.web.agent.restart();
-    mesh.web.agent.process.wait_log("the certificate of an earlier run is served").await;
+    mesh.web.agent.process.wait_log("certificate of an earlier run restored").await;
     mesh.web.agent.wait_metric("attache_streams{name=\"ROOTCA\"}", 1).await;
     mesh.web.wait_trust(&[&old, &new]).await;
     assert_eq!(http_get(mesh.outbound, "/").await.unwrap().0, 200);
@@ -280,7 +280,7 @@ async fn an_agent_that_drops_old_roots_has_its_envoy_refuse_their_certificates_a
     wait_success(&mesh.web.envoy, mesh.outbound).await;
 }
 
-/// However long a stream takes to accept the roots (within 5 s), the certificate that needs them comes afterwards.
+/// However long a stream takes to accept the roots (within 5 s), the certificate that needs them is sent afterwards.
 #[tokio::test]
 async fn the_certificate_waits_for_the_streams_of_the_roots_in_both_dialects() {
     let folder = tempfile::tempdir().unwrap();
@@ -309,10 +309,10 @@ async fn the_certificate_waits_for_the_streams_of_the_roots_in_both_dialects() {
 
         let is_new = |push: &DiscoveryResponse| certificates(&only(push)).contains(new.chain()[0]);
         let quiet = Duration::from_millis(200);
-        // Certificates that were renewed before the switch may be under way.
+        // Certificates renewed before the switch may still arrive.
         while let Ok(push) = timeout(quiet, pair.next()).await {
             let push = push.unwrap();
-            assert!(!is_new(&push), "nobody has accepted the roots");
+            assert!(!is_new(&push), "no stream has accepted the roots");
             pair.accept(&push).await;
         }
         sotw.accept(&in_sotw).await;

@@ -16,7 +16,7 @@ use crate::support::sds::{Client, DeltaStream, Stream, on_connection};
 const CONNECTIONS: [(usize, usize); 2] = [(1, 5_000), (100, 50)];
 const STREAMS: usize = 10_000;
 
-/// Streams of both dialects in turn.
+/// Streams of alternating dialects.
 enum Either {
     InFull(Stream, Option<DiscoveryResponse>),
     Delta(DeltaStream, Option<DeltaDiscoveryResponse>),
@@ -46,7 +46,7 @@ impl Either {
         }
     }
 
-    /// Takes the last response as good.
+    /// Accepts the last response.
     async fn accept(&self) {
         match self {
             Self::InFull(stream, last) => stream.accept(last.as_ref().unwrap()).await,
@@ -54,14 +54,14 @@ impl Either {
         }
     }
 
-    /// Whether nothing is there that was not read.
+    /// Whether there is no unread response.
     async fn is_quiet(&mut self) -> bool {
         let mut next = std::pin::pin!(self.next());
         std::future::poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx).is_pending())).await
     }
 }
 
-/// `count` streams on a connection of their own, which does its next part whenever all others are there too.
+/// `count` streams on a connection of their own; each step starts when all other connections have reached it.
 async fn connection(socket: PathBuf, count: usize, part: Rc<Barrier>) {
     on_connection(&socket, async |client| {
         let mut streams = Vec::new();
@@ -70,7 +70,7 @@ async fn connection(socket: PathBuf, count: usize, part: Rc<Barrier>) {
         }
         let mut before = String::new();
         for _ in 0..2 {
-            // Side by side: the responses that nobody reads must not keep the one that is read next from coming.
+            // Concurrently: unread responses must not delay the one that is read next.
             let mut reads = JoinSet::new();
             for mut stream in streams.drain(..) {
                 reads.spawn_local(async { (stream.next().await, stream) });
@@ -83,13 +83,13 @@ async fn connection(socket: PathBuf, count: usize, part: Rc<Barrier>) {
                 streams.push(stream);
             }
             before = version.unwrap();
-            // At once, as the workers of an Envoy do.
+            // At once, like the workers of an Envoy.
             for stream in &streams {
                 stream.accept().await;
             }
             part.wait().await;
         }
-        // The agent has taken in every verdict: what else it had to say would be here.
+        // The agent has processed every ACK: any further response would have arrived by now.
         part.wait().await;
         for stream in &mut streams {
             assert!(stream.is_quiet().await, "more than one response to a change");
@@ -122,15 +122,15 @@ async fn ten_thousand_streams_get_each_change_once_and_leave_nothing_behind() {
                     Some(ended) = tasks.join_next() => panic!("a connection ended: {ended:?}"),
                 }
             };
-            let told = |times: usize| (2 * (wave - 1) + times) * STREAMS;
+            let acks = |times: usize| (2 * (wave - 1) + times) * STREAMS;
             parts().await;
-            agent.wait_metric("attache_acks_total{name=\"default\"}", told(1)).await;
+            agent.wait_metric("attache_acks_total{name=\"default\"}", acks(1)).await;
             assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, STREAMS as f64);
             *open = agent.memory();
             Mounted::new(&ca, "web").write(&dir);
             parts().await;
-            agent.wait_metric("attache_acks_total{name=\"default\"}", told(2)).await;
-            assert_eq!(agent.metric("attache_pushes_total{name=\"default\"}").await, told(2) as f64);
+            agent.wait_metric("attache_acks_total{name=\"default\"}", acks(2)).await;
+            assert_eq!(agent.metric("attache_pushes_total{name=\"default\"}").await, acks(2) as f64);
             parts().await;
             while let Some(ended) = tasks.join_next().await {
                 ended.unwrap();
@@ -139,8 +139,8 @@ async fn ten_thousand_streams_get_each_change_once_and_leave_nothing_behind() {
         }
         open
     });
-    // What the first ones needed is free again for the second. It may still be the process's own: glibc keeps what
-    // lies under a page in use, and spreads the second wave over more of it. musl, of which the image is, does not.
+    // The memory of the first wave is free for the second. The process may still hold it: glibc keeps memory below a
+    // page in use, and spreads the second wave over more of it. musl, which the image uses, does not.
     let [first, second] = waves.await;
     assert!(
         second < first * 8 / 5,

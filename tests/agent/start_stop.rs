@@ -1,4 +1,4 @@
-//! Starting, stopping, and what is said when that is not possible.
+//! Starting, stopping, and the errors when that is not possible.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -16,7 +16,7 @@ async fn embedded(folder: &std::path::Path, name: &str) -> Agent {
 }
 
 #[tokio::test]
-async fn every_mistake_is_told_in_one_report_with_exit_code_2() {
+async fn all_mistakes_are_in_one_report_with_exit_code_2() {
     let (code, report) = failure(&["run", "--sokcet", "x", "--nonsense", "--cert-ttl", "soon"]).await;
     assert_eq!(code, 2);
     for words in [
@@ -30,7 +30,7 @@ async fn every_mistake_is_told_in_one_report_with_exit_code_2() {
     }
     let (_, report) = failure(&["--bogus", "run", "--ca", "none"]).await;
     assert!(report.contains("unknown option --bogus"), "{report}");
-    // A value that may be a secret is not shown, whatever is wrong with it.
+    // A value that may be a secret is never shown, whatever is wrong with it.
     let (_, report) = failure(&["run", "--ca", "none", "--ca-header", "authorization: Bearer s3cret"]).await;
     assert!(report.contains("--ca-header authorization") && !report.contains("s3cret"), "{report}");
     let long = format!("/tmp/{}", "x".repeat(200));
@@ -58,7 +58,7 @@ async fn every_mistake_is_told_in_one_report_with_exit_code_2() {
 }
 
 #[tokio::test]
-async fn what_prevents_the_start_is_told_with_the_way_out_and_exit_code_1() {
+async fn what_prevents_the_start_is_reported_with_the_remedy_and_exit_code_1() {
     let folder = tempfile::tempdir().unwrap();
     let mut first = embedded(folder.path(), "first").await;
     let taken_status = first.status_address().await.to_string();
@@ -73,7 +73,7 @@ async fn what_prevents_the_start_is_told_with_the_way_out_and_exit_code_1() {
         (&missing, "none", &ca_dir, &["create or mount", "--socket"]),
         (&file, "none", &ca_dir, &["is not a socket", "--socket"]),
         (&free, &taken_status, &ca_dir, &["in use", "--status-address"]),
-        (&free, "none", &file, &["development CA's folder", "--ca-dir"]),
+        (&free, "none", &file, &["development CA's directory", "--ca-dir"]),
     ];
     for (socket, status, ca_dir, words) in cases {
         let arguments =
@@ -112,12 +112,12 @@ async fn sigterm_and_sigint_end_the_streams_remove_the_socket_and_exit_0() {
 }
 
 #[tokio::test]
-async fn a_connection_that_does_not_end_does_not_hold_the_exit_back() {
+async fn a_connection_that_stays_open_does_not_delay_the_exit() {
     let folder = tempfile::tempdir().unwrap();
     let ca_dir = folder.path().join("ca");
     let options = ["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap(), "--drain-timeout", "200ms"];
     let mut agent = Agent::ready(folder.path(), "agent", &options).await;
-    // It connects and says nothing: not even HTTP/2's first words.
+    // It connects and sends nothing, not even the HTTP/2 preface.
     let _silent = tokio::net::UnixStream::connect(&agent.socket).await.unwrap();
     let garbage = tokio::net::UnixStream::connect(&agent.socket).await.unwrap();
     garbage.try_write(&[0xff; 4096]).unwrap();
@@ -126,7 +126,7 @@ async fn a_connection_that_does_not_end_does_not_hold_the_exit_back() {
 }
 
 #[tokio::test]
-async fn who_has_not_said_a_word_is_not_waited_for_at_the_end() {
+async fn a_client_that_has_sent_nothing_does_not_delay_the_exit() {
     let folder = tempfile::tempdir().unwrap();
     let mut agent = embedded(folder.path(), "agent").await;
     let _silent = tokio::net::UnixStream::connect(&agent.socket).await.unwrap();
@@ -137,7 +137,7 @@ async fn who_has_not_said_a_word_is_not_waited_for_at_the_end() {
 }
 
 #[tokio::test]
-async fn probes_tell_what_is_missing_and_metrics_when_it_ends() {
+async fn probes_name_what_is_missing_and_metrics_when_it_expires() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("certs");
     std::fs::create_dir(&dir).unwrap();
@@ -147,7 +147,7 @@ async fn probes_tell_what_is_missing_and_metrics_when_it_ends() {
     assert_eq!(agent.status("/elsewhere").await.0, 404);
     let (status, body) = agent.status("/readyz").await;
     let dir_name = dir.display();
-    let absent = |name: &str, file: &str| format!("{name}: there is none of {dir_name}/{file}, ");
+    let absent = |name: &str, file: &str| format!("{name}: none of {dir_name}/{file}, ");
     assert_eq!(status, 503);
     for (line, expected) in
         body.lines().zip([absent("default", "cert-chain.pem"), absent("ROOTCA", "root-cert.pem")])
@@ -161,7 +161,7 @@ async fn probes_tell_what_is_missing_and_metrics_when_it_ends() {
     agent.process.wait_log(" ready ").await;
     assert_eq!(agent.status("/readyz").await, (200, "ready\n".to_owned()));
     assert_eq!(agent.metric("attache_ready").await, 1.0);
-    #[expect(clippy::disallowed_methods, reason = "compared with what the agent's own clock says")]
+    #[expect(clippy::disallowed_methods, reason = "compared with the agent's own clock")]
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let end = Duration::from_secs_f64(
         agent.metric("attache_secret_not_after_timestamp_seconds{name=\"default\"}").await,
@@ -169,9 +169,9 @@ async fn probes_tell_what_is_missing_and_metrics_when_it_ends() {
     assert!(end > now && end <= now + Duration::from_secs(3600), "{end:?}");
 }
 
-/// Opening a FIFO waits for its other end: on the one thread that would be the end of everything.
+/// Opening a FIFO blocks until its other end is opened: on the only thread that would stop the agent.
 #[tokio::test]
-async fn fifos_and_devices_in_the_place_of_files_stop_nothing() {
+async fn fifos_and_devices_in_place_of_files_block_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let fifo = folder.path().join("fifo");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -199,7 +199,7 @@ async fn fifos_and_devices_in_the_place_of_files_stop_nothing() {
         ];
         let mut agent = Agent::start(folder.path(), "agent", &options);
         let (_, line) = agent.process.wait_log("no new certificate").await;
-        assert!(line.contains("not a plain file"), "{line}");
+        assert!(line.contains("not a regular file"), "{line}");
         agent.process.wait_log("mounted files are not used").await;
         assert_eq!(agent.status("/livez").await.0, 200);
         agent.process.signal(Signal::TERM);
@@ -209,7 +209,7 @@ async fn fifos_and_devices_in_the_place_of_files_stop_nothing() {
 }
 
 #[tokio::test]
-async fn a_folder_that_somebody_has_locked_is_named() {
+async fn a_directory_locked_by_another_process_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let lock = std::fs::File::open(folder.path()).unwrap();
     lock.lock().unwrap();
@@ -217,8 +217,8 @@ async fn a_folder_that_somebody_has_locked_is_named() {
     let (code, error) =
         failure(&["run", "--ca", "none", "--socket", &socket, "--status-address", "none"]).await;
     assert_eq!(code, 1);
-    assert!(error.contains("holds a lock on it"), "{error}");
-    assert_eq!(error.matches("holds a lock on it").count(), 1, "told once: {error}");
+    assert!(error.contains("holds its lock"), "{error}");
+    assert_eq!(error.matches("holds its lock").count(), 1, "reported once: {error}");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! `--state-dir`: what outlives the agent, and what does not.
+//! `--state-dir`: what survives a restart, and what does not.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use rustix::process::Signal;
 use tonic::Code;
 
-use crate::output::wait_until;
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::spiffe;
 use crate::support::process::{Agent, failure, strs};
 use crate::support::sds::{Stream, content, on_connection, secrets, served_serial};
+use crate::support::wait::wait_until;
 
 /// Options of an agent that keeps its state in `state`, and renews with `ratio` of a minute left.
 fn options(ca: &FakeCa, folder: &Path, state: &Path, ratio: &str) -> Vec<String> {
@@ -21,7 +21,7 @@ fn options(ca: &FakeCa, folder: &Path, state: &Path, ratio: &str) -> Vec<String>
     options
 }
 
-/// Everything that a stream gets that opens now.
+/// Everything that a new stream gets.
 async fn served(agent: &Agent) -> Vec<(String, Option<String>)> {
     on_connection(&agent.socket, async |client| {
         let mut all = Vec::new();
@@ -39,7 +39,7 @@ async fn stop(agent: &mut Agent) {
     assert!(agent.process.ended().await.success());
 }
 
-/// An agent whose first certificate is on the disk.
+/// An agent whose first certificate is on disk.
 async fn kept(folder: &Path, ca: &FakeCa, state: &Path, ratio: &str) -> (Agent, PathBuf) {
     let agent = Agent::ready(folder, "web", &strs(&options(ca, folder, state, ratio))).await;
     let file = state.join("attache.state");
@@ -48,7 +48,7 @@ async fn kept(folder: &Path, ca: &FakeCa, state: &Path, ratio: &str) -> (Agent, 
 }
 
 #[tokio::test]
-async fn an_agent_that_starts_while_the_ca_is_away_serves_what_it_had_and_renews_when_it_is_back() {
+async fn an_agent_that_starts_while_the_ca_is_down_serves_its_state_and_renews_once_the_ca_is_back() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
@@ -62,7 +62,7 @@ async fn an_agent_that_starts_while_the_ca_is_away_serves_what_it_had_and_renews
 
     ca.set(Mood::Refuse(Code::Unavailable));
     agent.restart();
-    let (_, line) = agent.process.wait_log("the certificate of an earlier run is served").await;
+    let (_, line) = agent.process.wait_log("certificate of an earlier run restored").await;
     assert!(line.contains(" INFO ") && line.contains(file.to_str().unwrap()), "{line}");
     assert!(line.contains("renews="), "{line}");
     agent.process.wait_log(" ready ").await;
@@ -70,7 +70,7 @@ async fn an_agent_that_starts_while_the_ca_is_away_serves_what_it_had_and_renews
     assert_eq!(served(&agent).await, before);
 
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    assert!(line.contains("the certificate that is served is valid until"), "{line}");
+    assert!(line.contains("the served certificate is valid until"), "{line}");
     assert_eq!(served(&agent).await, before);
     ca.set(Mood::Good);
     agent.process.wait_log("the CA signs again").await;
@@ -79,24 +79,24 @@ async fn an_agent_that_starts_while_the_ca_is_away_serves_what_it_had_and_renews
 }
 
 #[tokio::test]
-async fn whenever_the_agent_is_killed_the_next_one_finds_a_whole_state() {
+async fn whenever_the_agent_is_killed_the_next_run_finds_a_complete_state() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
     // Renewed every 0.2 s.
     let (mut agent, _) = kept(folder, &ca, &folder.join("state"), "0.999").await;
     for round in 1..=6 {
-        // Just before the state is written, or while it is, or after it.
+        // The kill comes before the state is written, during the write, or after it.
         agent.process.wait_next_log("certificate issued").await;
         tokio::time::sleep(std::time::Duration::from_micros(300 * round)).await;
         agent.process.kill().await;
         agent.restart();
-        agent.process.wait_log("the certificate of an earlier run is served").await;
+        agent.process.wait_log("certificate of an earlier run restored").await;
     }
 }
 
 #[tokio::test]
-async fn a_state_that_is_of_no_use_is_told_of_and_replaced() {
+async fn a_useless_state_is_reported_and_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
@@ -118,9 +118,9 @@ async fn a_state_that_is_of_no_use_is_told_of_and_replaced() {
         options
     };
     let cases: [(&str, &str, Vec<String>, &[&str]); 6] = [
-        ("empty", "", as_before(), &["is not what this agent writes", "no first line"]),
-        ("junk", "<html>\n</html>\n", as_before(), &["is not what this agent writes", "no JSON"]),
-        ("cut", &good[..good.len() - 60], as_before(), &["is not what this agent writes"]),
+        ("empty", "", as_before(), &["is not a state file of this agent", "no first line"]),
+        ("junk", "<html>\n</html>\n", as_before(), &["is not a state file of this agent", "not JSON"]),
+        ("cut", &good[..good.len() - 60], as_before(), &["is not a state file of this agent"]),
         ("newer", &good.replace("\"version\":1", "\"version\":9"), as_before(), &["the format 9"]),
         ("elsewhere", &good, elsewhere(), &["it came from citadel at", &there]),
         ("other", &good, somebody_else(), &["names spiffe://cluster.local/ns/default/sa/web, not"]),
@@ -128,10 +128,10 @@ async fn a_state_that_is_of_no_use_is_told_of_and_replaced() {
     for (name, content, options, words) in cases {
         fs::write(&file, content).unwrap();
         let mut agent = Agent::ready(folder, name, &strs(&options)).await;
-        let (_, line) = agent.process.wait_log("an earlier run is not used").await;
+        let (_, line) = agent.process.wait_log("of an earlier run not used").await;
         assert!(line.contains(" WARN ") && line.contains(file.to_str().unwrap()), "{name}: {line}");
         assert!(words.iter().all(|word| line.contains(word)), "{name}: {line}");
-        wait_until("it is replaced", || {
+        wait_until("the state is replaced", || {
             fs::read_to_string(&file).is_ok_and(|now| now != content && now.starts_with("{\"version\":1,"))
         })
         .await;
@@ -142,7 +142,7 @@ async fn a_state_that_is_of_no_use_is_told_of_and_replaced() {
 }
 
 #[tokio::test]
-async fn a_disk_that_takes_no_state_is_told_of_once_and_keeps_no_certificate_back() {
+async fn a_disk_that_refuses_the_state_is_reported_once_and_delays_no_certificate() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
@@ -151,11 +151,11 @@ async fn a_disk_that_takes_no_state_is_told_of_once_and_keeps_no_certificate_bac
     // Renewed every 0.2 s.
     let options = options(&ca, folder, &disk, "0.999");
     let options = strs(&options);
-    let written = "the state is not kept";
+    let written = "state not saved";
 
     let mut agent = Agent::on_small_disk(folder, "full", &options, &disk, "1m").await;
     agent.process.wait_log(" ready ").await;
-    // The disk is in a namespace of the agent's own.
+    // The disk is mounted in the agent's own namespace.
     let root = PathBuf::from(format!("/proc/{}/root", agent.process.pid().as_raw_nonzero()));
     let its_disk = root.join(disk.strip_prefix("/").unwrap());
     let mut filler = fs::File::create(its_disk.join("filler")).unwrap();
@@ -166,14 +166,14 @@ async fn a_disk_that_takes_no_state_is_told_of_once_and_keeps_no_certificate_bac
     .await;
     drop(filler);
     let (_, line) = agent.process.wait_log(written).await;
-    let words = [" WARN ", "No space left", "make room there", "--state-dir", "attache.state.new"];
+    let words = [" WARN ", "No space left", "free some space there", "--state-dir", "attache.state.new"];
     assert!(words.iter().all(|word| line.contains(word)), "{line}");
     agent.process.wait_next_log("certificate issued").await;
     agent.process.wait_next_log("certificate issued").await;
     assert!(agent.serials().contains(&served_serial(&agent.socket).await));
     assert_eq!(agent.process.count(written), 1, "{}", agent.process.log());
     fs::remove_file(its_disk.join("filler")).unwrap();
-    agent.process.wait_log("the state is written again").await;
+    agent.process.wait_log("state saved again").await;
     drop(agent);
 
     let mut agent = Agent::on_small_disk(folder, "read-only", &options, &disk, "1m,ro").await;
@@ -186,17 +186,17 @@ async fn a_disk_that_takes_no_state_is_told_of_once_and_keeps_no_certificate_bac
 }
 
 #[tokio::test]
-async fn nobody_gets_the_state_by_naming_its_file() {
+async fn naming_the_state_file_does_not_serve_it() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = FakeCa::start(folder, &spiffe("web")).await;
     let (mut agent, file) = kept(folder, &ca, &folder.join("state"), "0.5").await;
-    // Whoever has the chain would have a whole pair.
+    // With the chain, a client could ask for a whole pair.
     let chain = folder.join("chain.pem");
     fs::write(&chain, &served(&agent).await[0].0).unwrap();
     let link = folder.join("link.pem");
     std::os::unix::fs::symlink(&file, &link).unwrap();
-    let told = "this leads to where the agent itself writes; it is not read";
+    let told = "file ignored: its path leads to where the agent itself writes";
     for (times, key) in [(1, &file), (2, &link)] {
         let name = format!("file-cert:{}~{}", chain.display(), key.display());
         let socket = agent.socket.to_str().unwrap();

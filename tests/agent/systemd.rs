@@ -9,12 +9,13 @@ use tokio::process::Command;
 use tokio::time::timeout;
 use tonic::Code;
 
-use crate::output::wait_until;
 use crate::readiness::renew;
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::spiffe;
+use crate::support::installed::installed;
 use crate::support::process::{Agent, PATIENCE, Process, attache, failure, output, strs};
 use crate::support::sds::{Stream, on_connection};
+use crate::support::wait::wait_until;
 
 /// A service manager that records the agent's messages.
 struct Manager {
@@ -134,12 +135,7 @@ async fn the_watchdog_is_fed_twice_per_period() {
 
 /// The path of one of systemd's tools, which the first test that needs it downloads.
 async fn tool(name: &str) -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-systemd");
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let output = Command::new(&script).arg(name).env("CARGO_TARGET_DIR", target).output().await;
-    let output = output.unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
-    assert!(output.status.success(), "no {name}:\n{}", String::from_utf8_lossy(&output.stderr));
-    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+    installed("get-systemd", &[name]).await
 }
 
 /// Listens on sockets, and starts an agent on the first connection.

@@ -1,4 +1,4 @@
-//! Where tokens come from: a file, a token service, the metadata server; and what becomes of one that a CA refuses.
+//! Sources of tokens: a file, a token service, the metadata server; and what happens after a CA refuses one.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
 use attache::ca::citadel::Citadel;
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
-use attache::net::endpoint::{CA_OPTIONS, Endpoint, Roots};
+use attache::net::endpoint::{Endpoint, Roots};
 use attache::net::grpc::Connections;
 use attache::pki::csr;
 use attache::pki::key::{KeyType, SigningKey};
@@ -20,14 +20,11 @@ use tonic::metadata::MetadataValue;
 use crate::support::fake_ca::{FakeCa, Mood as CaMood};
 use crate::support::fake_vault::FakeVault;
 use crate::support::files::{spiffe, token};
-use crate::support::process::Agent;
+use crate::support::process::{Agent, strs};
 use crate::support::token_service::{Mood, TokenService};
+use crate::support::wait::wait_until;
 
-fn strs(all: &[String]) -> Vec<&str> {
-    all.iter().map(String::as_str).collect()
-}
-
-/// What `service` is asked, with its subject in `folder`.
+/// The exchange with `service`, whose subject token is in `folder`.
 fn exchange(service: &TokenService, folder: &Path, scheme: &str, roots: Roots) -> Exchange {
     Exchange {
         url: format!("{scheme}://{}/v1/token", service.address).parse().unwrap(),
@@ -42,7 +39,7 @@ fn settings(exchange: Exchange, patience: Duration) -> Settings {
     Settings::Service { service: Service::Exchange(exchange), patience }
 }
 
-/// A source of tokens, and a clock that a test can set.
+/// A source of tokens, and a clock that the test sets.
 fn source(service: &TokenService, folder: &Path) -> (Arc<TokenSource>, Clock) {
     #[expect(clippy::disallowed_methods, reason = "tokens of now")]
     let clock = Clock::starting_at(SystemTime::now());
@@ -51,13 +48,13 @@ fn source(service: &TokenService, folder: &Path) -> (Arc<TokenSource>, Clock) {
 }
 
 #[tokio::test]
-async fn a_token_is_kept_until_it_nears_its_end_or_is_refused() {
+async fn a_token_is_kept_until_it_nears_expiry_or_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let service = TokenService::start().await;
     let (source, clock) = source(&service, folder.path());
     let first = source.token().await.unwrap();
     assert_eq!(source.token().await.unwrap().secret(), first.secret());
-    assert!(source.another(&first).await.is_none(), "it had only just been got");
+    assert!(source.another(&first).await.is_none(), "the token was fetched just before");
     // But it is not kept.
     let second = source.token().await.unwrap();
     assert_ne!(second.secret(), first.secret());
@@ -65,7 +62,7 @@ async fn a_token_is_kept_until_it_nears_its_end_or_is_refused() {
     let third = source.another(&kept).await.unwrap();
     assert_eq!(service.given(), [first.secret(), second.secret(), third.secret()]);
     assert_eq!(source.token().await.unwrap().secret(), third.secret());
-    // A refusal that comes late is not one of the newer token.
+    // A late refusal does not apply to the newer token.
     assert!(source.another(&second).await.is_none());
     assert_eq!(source.token().await.unwrap().secret(), third.secret());
 
@@ -77,19 +74,14 @@ async fn a_token_is_kept_until_it_nears_its_end_or_is_refused() {
 }
 
 #[tokio::test]
-async fn calls_at_once_share_an_exchange_and_one_that_is_given_up_holds_nobody_back() {
+async fn concurrent_calls_share_an_exchange_and_a_cancelled_one_blocks_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let service = TokenService::start().await;
     let (source, _) = source(&service, folder.path());
     service.set(Mood::Hang);
-    let asked = async {
-        while service.calls().is_empty() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
     tokio::select! {
         _ = source.token() => panic!("nothing was given"),
-        () = asked => {}
+        () = wait_until("the service is called", || !service.calls().is_empty()) => {}
     }
     service.set(Mood::Good);
     let calls: Vec<_> = (0..8)
@@ -105,7 +97,7 @@ async fn calls_at_once_share_an_exchange_and_one_that_is_given_up_holds_nobody_b
 }
 
 #[tokio::test]
-async fn whatever_a_token_service_answers_it_is_said_and_the_next_exchange_succeeds() {
+async fn every_failed_exchange_is_reported_and_the_next_one_succeeds() {
     use Class::{Permanent, Transient};
     let folder = tempfile::tempdir().unwrap();
     let service = TokenService::start().await;
@@ -122,16 +114,20 @@ async fn whatever_a_token_service_answers_it_is_said_and_the_next_exchange_succe
         (Mood::Refuse(400, "invalid_grant", "expired"), own, Transient),
         (
             Mood::Refuse(400, "invalid_grant", ""),
-            "400 Bad Request: invalid_grant: it does not take",
+            "400 Bad Request: invalid_grant: it does not accept",
             Transient,
         ),
         (Mood::Refuse(400, "invalid_request", "bad audience"), "--token-exchange-audience", Permanent),
         (Mood::Refuse(400, "invalid_target", ""), "--token-exchange-audience", Permanent),
         (Mood::Refuse(400, "invalid_scope", ""), "--token-exchange-scope", Permanent),
-        (Mood::Refuse(401, "invalid_client", ""), "authenticate by more than the token", Transient),
+        (
+            Mood::Refuse(401, "invalid_client", ""),
+            "requires client authentication in addition to the token",
+            Transient,
+        ),
         (Mood::Refuse(400, "unsupported_grant_type", ""), "--token-exchange-url", Permanent),
-        (Mood::Say(307, ""), "sends callers elsewhere", Permanent),
-        (Mood::Say(403, "<html>\nno"), "<html>\u{fffd}no: it does not take", Permanent),
+        (Mood::Say(307, ""), "it redirects, and the token is not sent elsewhere", Permanent),
+        (Mood::Say(403, "<html>\nno"), "<html>\u{fffd}no: it does not accept", Permanent),
         (Mood::Say(404, ""), "404 Not Found: is --token-exchange-url right?", Permanent),
         (Mood::Say(429, ""), "too often", Transient),
         (Mood::Say(503, google), "503 Service Unavailable: try later", Transient),
@@ -155,7 +151,7 @@ async fn whatever_a_token_service_answers_it_is_said_and_the_next_exchange_succe
 }
 
 #[tokio::test]
-async fn a_token_service_that_is_slow_is_told_from_a_ca_that_is() {
+async fn a_slow_token_service_is_distinguished_from_a_slow_ca() {
     let folder = tempfile::tempdir().unwrap();
     let service = TokenService::start().await;
     let exchange = exchange(&service, folder.path(), "http", Roots::System);
@@ -169,7 +165,7 @@ async fn a_token_service_that_is_slow_is_told_from_a_ca_that_is() {
 }
 
 #[tokio::test]
-async fn a_token_service_is_known_by_its_tls_certificate() {
+async fn a_token_service_is_authenticated_by_its_tls_certificate() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let ca = folder.join("ca");
@@ -201,7 +197,7 @@ fn a_request() -> SigningRequest {
 fn citadel(ca: &FakeCa, token: Settings) -> Citadel {
     let address = format!("http://{}", ca.address).parse().unwrap();
     Citadel {
-        endpoint: Endpoint { address, roots: Roots::System, server_name: None, options: CA_OPTIONS },
+        endpoint: Endpoint { address, roots: Roots::System, server_name: None },
         token: TokenSource::new(token, Clock::system()),
         client_cert: None,
         repeats: Mutex::default(),
@@ -214,7 +210,7 @@ fn citadel(ca: &FakeCa, token: Settings) -> Citadel {
     }
 }
 
-/// The tokens that the CA was called with.
+/// The tokens of the calls to the CA.
 fn bearers(ca: &FakeCa) -> Vec<String> {
     let header =
         |value: &MetadataValue<_>| value.to_str().unwrap().strip_prefix("Bearer ").unwrap().to_owned();
@@ -222,7 +218,7 @@ fn bearers(ca: &FakeCa) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_refused_token_that_was_rotated_meanwhile_is_read_again_within_the_same_try() {
+async fn a_refused_token_that_was_rotated_meanwhile_is_read_again_within_the_same_attempt() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
     let file = folder.path().join("token");
@@ -233,12 +229,12 @@ async fn a_refused_token_that_was_rotated_meanwhile_is_read_again_within_the_sam
     citadel.sign(&a_request()).await.unwrap();
     assert_eq!(bearers(&ca), ["outdated", "rotated"]);
 
-    // The same one again would be refused again.
+    // The same token would be refused again.
     ca.set(CaMood::Refuse(Code::Unauthenticated));
     let error = citadel.sign(&a_request()).await.unwrap_err();
     assert!(error.to_string().contains("the token is not a JWT; it is read from"), "{error}");
     assert_eq!(bearers(&ca).len(), 3);
-    // Another refusal is not about the token.
+    // Other refusals are not about the token.
     ca.set(CaMood::Refuse(Code::PermissionDenied));
     let path = folder.path().join("token");
     ca.during_next_call(move || std::fs::write(path, "rotated-again").unwrap());
@@ -247,7 +243,7 @@ async fn a_refused_token_that_was_rotated_meanwhile_is_read_again_within_the_sam
 }
 
 #[tokio::test]
-async fn istios_ca_gets_what_the_token_was_exchanged_for() {
+async fn istios_ca_gets_the_exchanged_token() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
     let service = TokenService::start().await;
@@ -261,7 +257,7 @@ async fn istios_ca_gets_what_the_token_was_exchanged_for() {
     assert_eq!(given.len(), 2);
     assert_eq!(bearers(&ca), [0, 0, 1].map(|index| given[index].clone()));
 
-    // None that was refused is used again.
+    // A refused token is not used again.
     ca.set(CaMood::Refuse(Code::Unauthenticated));
     citadel.sign(&a_request()).await.unwrap_err();
     ca.set(CaMood::Good);
@@ -271,7 +267,7 @@ async fn istios_ca_gets_what_the_token_was_exchanged_for() {
 }
 
 #[tokio::test]
-async fn a_token_for_somebody_else_is_told_with_whom_istios_ca_wants() {
+async fn a_token_for_another_audience_is_reported_with_the_one_that_istios_ca_expects() {
     let folder = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
     ca.set(CaMood::Refuse(Code::Unauthenticated));
@@ -307,13 +303,13 @@ async fn the_metadata_servers_identity_token_is_for_istios_ca() {
 }
 
 #[tokio::test]
-async fn vault_is_logged_in_to_with_what_the_token_was_exchanged_for() {
+async fn the_login_to_vault_uses_the_exchanged_token() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let (vault, service) = (FakeVault::start(folder).await, TokenService::start().await);
     service.change(|rules| rules.gives = Some(vault.jwt.clone()));
     let mut options = vault.client(folder);
-    // The agent exchanges another one than Vault takes.
+    // The agent exchanges another token than the one that Vault accepts.
     std::fs::write(folder.join("jwt"), service.subject()).unwrap();
     options.extend(["--token-exchange-url".to_owned(), format!("http://{}/v1/token", service.address)]);
     let mut agent = Agent::start(folder, "web", &strs(&options));

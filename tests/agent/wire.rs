@@ -1,7 +1,7 @@
-//! The hand-written subset in `proto/` against the full definitions: the same bytes mean the same.
+//! The hand-written subset in `proto/` against the full definitions: the same bytes have the same meaning.
 //!
-//! Our side of each pair is spelled out field by field, without `..Default::default()`: a field that is added
-//! to `proto/` does not compile here until it is compared too.
+//! Our side of each pair is spelled out field by field, without `..Default::default()`: a field that is added to
+//! `proto/` does not compile here until it is compared too.
 
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -22,8 +22,8 @@ use proto::envoy::extensions::transport_sockets::tls::v3 as tls;
 use proto::envoy::service::discovery::v3 as discovery;
 use proto::google::protobuf;
 
-/// What the one writes the other reads. Either would skip a field that has another number, and misread or
-/// refuse one that has another type.
+/// What either side writes, the other reads. Either would skip a field with another number, and misread or refuse one
+/// of another type.
 fn both_ways<Ours, Theirs>(ours: Ours, theirs: Theirs)
 where
     Ours: Message + Default + PartialEq + Debug,
@@ -98,7 +98,7 @@ fn full_request() -> full_discovery::DiscoveryRequest {
 }
 
 #[test]
-fn discovery_messages_are_envoys() {
+fn discovery_messages_match_envoys() {
     both_ways(node(), full_node());
     both_ways(
         core::ControlPlane { identifier: "attache".into() },
@@ -127,7 +127,7 @@ fn discovery_messages_are_envoys() {
 }
 
 #[test]
-fn delta_messages_are_envoys() {
+fn delta_messages_match_envoys() {
     let versions = || [("default".to_owned(), "v1".to_owned())].into();
     both_ways(
         discovery::DeltaDiscoveryRequest {
@@ -181,7 +181,7 @@ fn delta_messages_are_envoys() {
 }
 
 #[test]
-fn secrets_are_envoys() {
+fn secrets_match_envoys() {
     use core::data_source::Specifier;
     use full_core::data_source::Specifier as FullSpecifier;
     for (ours, theirs) in [
@@ -229,7 +229,7 @@ fn secrets_are_envoys() {
 }
 
 #[test]
-fn structs_are_protobufs() {
+fn structs_match_protobufs() {
     use full_protobuf::value::Kind as FullKind;
     use protobuf::value::Kind;
     let value = |kind| protobuf::Value { kind: Some(kind) };
@@ -258,7 +258,7 @@ fn structs_are_protobufs() {
 }
 
 #[test]
-fn what_the_subset_leaves_out_is_skipped() {
+fn fields_outside_the_subset_are_skipped() {
     let text = |text: &str| full_protobuf::Value {
         kind: Some(full_protobuf::value::Kind::StringValue(text.into())),
     };
@@ -320,15 +320,15 @@ fn what_the_subset_leaves_out_is_skipped() {
     assert_eq!(read, tls::Secret { name: "tickets".into(), r#type: None });
 }
 
-/// A length-delimited field, as the encoding's specification has it. Short enough for one-byte lengths.
+/// A length-delimited field, as in the encoding's specification. Short enough for one-byte lengths.
 fn delimited(number: u8, content: &[u8]) -> Vec<u8> {
     let length = u8::try_from(content.len()).ok().filter(|length| *length < 0x80).unwrap();
     [&[number << 3 | 2, length], content].concat()
 }
 
-/// No crate carries Istio's definitions, so their bytes are written out.
+/// No crate carries Istio's definitions, so their bytes are spelled out.
 #[test]
-fn certificate_requests_and_answers_are_istios() {
+fn certificate_requests_and_answers_match_istios() {
     use proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
 
     let signer = |name: &str| protobuf::Value { kind: Some(protobuf::value::Kind::StringValue(name.into())) };
@@ -351,9 +351,9 @@ fn certificate_requests_and_answers_are_istios() {
     assert_eq!(IstioCertificateResponse::decode(&*with_unknown).unwrap(), response);
 }
 
-/// Nor Google's.
+/// The same for Google's definitions.
 #[test]
-fn what_googles_service_is_asked_and_answers_is_googles() {
+fn certificate_requests_and_answers_match_googles() {
     use privateca::certificate::CertificateConfig;
     use privateca::fetch_ca_certs_response::CertChain;
     use proto::google::cloud::security::privateca::v1 as privateca;
@@ -393,7 +393,7 @@ fn what_googles_service_is_asked_and_answers_is_googles() {
     assert_eq!(fetched.encode_to_vec(), delimited(1, &chain));
 }
 
-/// A gRPC service that refuses every call and keeps its path.
+/// A gRPC service that refuses every call and records its path.
 #[derive(Clone, Default)]
 struct Paths(Arc<Mutex<Vec<String>>>);
 
@@ -419,7 +419,7 @@ impl tower_service::Service<http::Request<tonic::body::Body>> for Paths {
 }
 
 #[tokio::test]
-async fn services_and_methods_have_the_originals_paths() {
+async fn services_and_methods_have_the_original_paths() {
     use full::envoy::service::secret::v3 as full_secret;
     use proto::envoy::service::secret::v3 as secret;
     use proto::google::cloud::security::privateca::v1 as privateca;

@@ -25,7 +25,7 @@ fn plan(account: &str, ca: &Path) -> Plan {
     let identity = format!("spiffe://cluster.local/ns/default/sa/{account}").parse().unwrap();
     let debounce = Duration::from_millis(100);
     Plan {
-        files: files::Settings {
+        files: files::FileSettings {
             mounted: Vec::new(),
             is_alone: false,
             debounce,

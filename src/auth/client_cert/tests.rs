@@ -1,13 +1,14 @@
-//! Every state in which the folder can be found.
+//! Every state of the directory.
 
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, SanType};
+
 use super::*;
 use crate::base::spiffe_id::SpiffeId;
-use crate::ca::embedded::DevelopmentCa;
 use crate::pki::key::{KeyType, SigningKey};
-use crate::pki::{csr, pem};
+use crate::pki::pem;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -18,27 +19,41 @@ fn identity() -> SpiffeId {
 /// Chain and key, as text.
 type Texts = (Vec<u8>, Vec<u8>);
 
-/// A CA in a folder of its own, and a folder for client certificates.
+/// An intermediate CA, and a directory for client certificates.
 struct Desk {
-    folder: tempfile::TempDir,
-    ca: DevelopmentCa,
+    directory: tempfile::TempDir,
+    ca: CertifiedIssuer<'static, SigningKey>,
     client: ClientCertFolder,
+}
+
+fn key() -> SigningKey {
+    SigningKey::generate(KeyType::default()).unwrap()
 }
 
 impl Desk {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let ca = DevelopmentCa::open(&folder.path().join("ca"), Clock::system()).unwrap();
-        let client = ClientCertFolder::new(folder.path().join("client"));
+        let directory = tempfile::tempdir().unwrap();
+        let params = |name: &str| {
+            let mut params = CertificateParams::default();
+            params.distinguished_name.push(DnType::CommonName, name);
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params
+        };
+        let root = CertifiedIssuer::self_signed(params("root"), key()).unwrap();
+        let ca = CertifiedIssuer::signed_by(params("intermediate"), key(), &root).unwrap();
+        let client = ClientCertFolder::new(directory.path().join("client"));
         std::fs::create_dir(client.path()).unwrap();
-        Self { folder, ca, client }
+        Self { directory, ca, client }
     }
 
     fn texts(&self) -> Texts {
-        let key = SigningKey::generate(KeyType::default()).unwrap();
-        let leaf = self.ca.issue(&csr::request(&key, None).unwrap(), &identity(), HOUR).unwrap();
-        let [intermediate, _] = self.ca.chain();
-        (pem::of_certificates([&leaf, intermediate]), key.to_private_key().to_pem().to_vec())
+        let key = key();
+        let now = Clock::system().now();
+        let mut params = CertificateParams::default();
+        params.subject_alt_names = vec![SanType::URI(identity().as_str().try_into().unwrap())];
+        (params.not_before, params.not_after) = ((now - HOUR / 30).into(), (now + HOUR).into());
+        let leaf = params.signed_by(&key, &self.ca).unwrap();
+        (pem::of_certificates([leaf.der(), self.ca.as_ref().der()]), key.to_private_key().to_pem().to_vec())
     }
 
     fn put(&self, chain: &[u8], key: &[u8]) {
@@ -52,7 +67,7 @@ impl Desk {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_presented_is_named() {
+async fn a_certificate_that_is_not_presented_is_named() {
     let desk = Desk::new();
     let clock = Clock::system();
     assert!(desk.refusal(&clock).await.contains("neither cert-chain.pem nor key.pem"));
@@ -64,7 +79,7 @@ async fn what_is_not_presented_is_named() {
         (half, &key, "cert-chain.pem: its PEM is damaged"),
         (&chain, b"", "key.pem: it holds no PEM private key"),
         (&chain, &key[..key.len() / 2], "key.pem"),
-        (&chain, &foreign, "does not fit"),
+        (&chain, &foreign, "does not match"),
     ];
     for (chain, key, words) in cases {
         desk.put(chain, key);
@@ -75,24 +90,24 @@ async fn what_is_not_presented_is_named() {
     desk.put(&chain, &key);
     assert_eq!(desk.client.read(&clock).await.unwrap().pair.chain().len(), 2);
     std::fs::remove_file(desk.client.path().join(KEY_FILE)).unwrap();
-    assert!(desk.refusal(&clock).await.contains("key.pem is not"));
+    assert!(desk.refusal(&clock).await.contains("key.pem does not"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_presented_in_its_time_only() {
+async fn a_certificate_is_presented_only_while_it_is_valid() {
     let desk = Desk::new();
     let (chain, key) = desk.texts();
     desk.put(&chain, &key);
     let clock = Clock::starting_at(Clock::system().now());
     assert!(desk.client.read(&clock).await.is_ok());
     clock.set_by(3_601_000);
-    assert!(desk.refusal(&clock).await.contains("it expired at"));
+    assert!(desk.refusal(&clock).await.contains("expired at"));
     clock.set_by(-7_200_000);
-    assert!(desk.refusal(&clock).await.contains("it is valid only from"));
+    assert!(desk.refusal(&clock).await.contains("valid only from"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_other_half_of_a_change_is_waited_for() {
+async fn the_read_waits_for_the_other_half_of_a_change() {
     let desk = Desk::new();
     let (old, new) = (desk.texts(), desk.texts());
     desk.put(&new.0, &old.1);
@@ -104,9 +119,9 @@ async fn the_other_half_of_a_change_is_waited_for() {
     read.unwrap();
 }
 
-/// One folder for each generation, and links through `..data`, which is swapped.
+/// One directory for each generation, and links through `..data`, which is swapped.
 #[test]
-fn a_swap_is_never_seen_half() {
+fn half_of_a_swap_is_never_read() {
     let desk = Desk::new();
     let root = desk.client.path();
     let generations: Vec<_> = (0..8).map(|_| desk.texts()).collect();
@@ -149,7 +164,7 @@ fn a_swap_is_never_seen_half() {
 }
 
 #[tokio::test]
-async fn its_words_say_whose_it_is_and_hold_no_key() {
+async fn messages_name_the_identity_and_hold_no_key() {
     let desk = Desk::new();
     let (chain, key) = desk.texts();
     desk.put(&chain, &key);
@@ -159,5 +174,5 @@ async fn its_words_say_whose_it_is_and_hold_no_key() {
     for line in std::str::from_utf8(&key).unwrap().lines() {
         assert!(!words.contains(line), "{words}");
     }
-    assert!(words.contains(desk.folder.path().to_str().unwrap()), "{words}");
+    assert!(words.contains(desk.directory.path().to_str().unwrap()), "{words}");
 }

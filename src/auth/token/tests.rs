@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::ca::InvalidResponse;
+use crate::net::error::{RootsError, TlsError};
 
 const NOW: SystemTime = SystemTime::UNIX_EPOCH;
 
@@ -10,7 +10,7 @@ fn granted(answer: &Value) -> Result<Granted, String> {
 }
 
 #[test]
-fn a_token_is_of_use_until_the_last_quarter_of_its_life() {
+fn a_token_is_used_until_the_last_quarter_of_its_lifetime() {
     let answer =
         |expires_in: Value| json!({ "access_token": "a", "token_type": "Bearer", "expires_in": expires_in });
     let cases = [
@@ -21,7 +21,7 @@ fn a_token_is_of_use_until_the_last_quarter_of_its_life() {
         (json!("3600"), 2699, true),
         (json!("3600"), 2700, false),
         (json!(3599.5), 2600, true),
-        // Whoever says more is not believed.
+        // Longer lifetimes are cut.
         (json!(1e300), 0, false),
         (json!(1u64 << 40), 64_799, true),
         (json!(1u64 << 40), 64_800, false),
@@ -33,7 +33,7 @@ fn a_token_is_of_use_until_the_last_quarter_of_its_life() {
         let granted = granted(&answer(expires_in.clone())).unwrap();
         assert_eq!(granted.is_fresh(NOW + Duration::from_secs(at)), expected, "{expires_in} at {at} s");
     }
-    // Where the service says nothing, a JWT does.
+    // Without expires_in, the expiry of a JWT counts.
     let jwt = "e30.eyJleHAiOjM2MDB9.c2ln";
     let granted = granted(&json!({ "access_token": jwt })).unwrap();
     assert!(
@@ -43,7 +43,7 @@ fn a_token_is_of_use_until_the_last_quarter_of_its_life() {
 }
 
 #[test]
-fn what_is_no_bearer_token_is_refused_and_never_shown() {
+fn an_answer_without_a_bearer_token_is_refused_and_never_shown() {
     let cases = [
         (json!([]), "no access_token"),
         (json!({ "access_token": 7 }), "no access_token"),
@@ -63,31 +63,45 @@ fn what_is_no_bearer_token_is_refused_and_never_shown() {
 }
 
 #[test]
-fn a_failed_call_speaks_of_the_service_and_its_options() {
-    let address = "https://sts:443".to_owned();
+fn a_failed_call_names_the_service_and_its_options() {
+    const OPTIONS: &ConnectionOptions = &ConnectionOptions {
+        address: "--other-url",
+        roots: "--other-root",
+        server_name: "use its name in --other-url",
+        client_cert: "it needs none",
+    };
     let refused = || std::io::Error::other("Connection refused");
-    let cases = [
+    let cases: [(TransportError, &str, Class); 6] = [
         (
-            CaError::Unreachable { address: address.clone(), source: refused() },
-            "Connection refused; is it on?",
+            TransportError::Unreachable(refused()),
+            "connecting failed: Connection refused; is it on?",
             Class::Transient,
         ),
         (
-            CaError::Broken { address: address.clone(), source: refused() },
-            "before it had answered",
+            TransportError::Broken(refused()),
+            "the connection broke before it had answered: Connection refused",
             Class::Transient,
         ),
         (
-            CaError::Tls { address, reason: "set --other-root to".to_owned() },
-            "handshake failed: set --other-root to",
+            TransportError::Handshake(refused()),
+            "Connection refused in the TLS handshake; is this a TLS port? Plaintext needs http:// in --other-url",
+            Class::Transient,
+        ),
+        (
+            TlsError::UnknownIssuer { roots: "/root".to_owned() }.into(),
+            "the TLS handshake failed: its certificate is not signed by /root; set --other-root to its root",
             Class::Permanent,
         ),
-        (CaError::Roots("name it with --other-root".to_owned()), "with --other-root", Class::Permanent),
-        (InvalidResponse::Unreadable("it is long".to_owned()).into(), "it is long", Class::Permanent),
+        (
+            RootsError::NoSystemRoots.into(),
+            "name the server's root with --other-root FILE, or --other-root system",
+            Class::Permanent,
+        ),
+        (TransportError::TooLong { limit: 7 }, "it is longer than 7 bytes", Class::Permanent),
     ];
     for (error, words, class) in cases {
-        let failure = Failure::of_call(error, "is it on?");
-        assert!(failure.reason.contains(words) && !failure.reason.contains("--ca"), "{failure:?}");
+        let failure = Failure::of_call(&error, OPTIONS, "is it on?");
+        assert!(failure.reason.ends_with(words), "{failure:?}");
         assert_eq!(failure.class, class, "{failure:?}");
     }
 }

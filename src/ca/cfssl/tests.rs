@@ -1,15 +1,15 @@
-//! What is sent, and what refusals mean. `tests/agent/ca_cfssl.rs` talks to servers.
+//! Requests, and the meaning of refusals. `tests/agent/ca_cfssl.rs` uses servers.
 
 use std::path::Path;
 use std::time::Duration;
 
 use super::*;
-use crate::net::endpoint::{Address, CA_OPTIONS, Roots};
+use crate::net::endpoint::{Address, Roots};
 
 fn cfssl(auth_key: Option<PathBuf>) -> Cfssl {
     let address = Address::with_ports("http://127.0.0.1", PORT, PORT).unwrap();
     Cfssl {
-        endpoint: Endpoint { address, roots: Roots::System, server_name: None, options: CA_OPTIONS },
+        endpoint: Endpoint { address, roots: Roots::System, server_name: None },
         profile: Some("mesh".to_owned()),
         label: None,
         auth_key,
@@ -23,8 +23,8 @@ fn request(identity: Option<&str>) -> SigningRequest {
     SigningRequest { csr: vec![1, 2, 3], identity, ttl: Duration::from_secs(60) }
 }
 
-fn key_file(folder: &Path, content: &str) -> PathBuf {
-    let path = folder.join("key");
+fn key_file(directory: &Path, content: &str) -> PathBuf {
+    let path = directory.join("key");
     std::fs::write(&path, content).unwrap();
     path
 }
@@ -45,8 +45,8 @@ fn a_request_names_the_identity_and_never_an_empty_list() {
 
 #[test]
 fn with_a_key_the_request_is_authenticated() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = key_file(folder.path(), "0b0b0b0b0b0b0B0B0b0b0b0b0b0b0b0b0b0b0b0b\n");
+    let directory = tempfile::tempdir().unwrap();
+    let path = key_file(directory.path(), "0b0b0b0b0b0b0B0B0b0b0b0b0b0b0b0b0b0b0b0b\n");
     // RFC 4231, test case 1.
     let key = hmac::Key::new(hmac::HMAC_SHA256, &read_key(&path).unwrap());
     let token = STANDARD.encode(hmac::sign(&key, b"Hi There"));
@@ -61,11 +61,11 @@ fn with_a_key_the_request_is_authenticated() {
 
 #[test]
 fn a_bad_key_file_is_named_without_its_content() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for (content, words) in
         [("", "empty"), (" \n", "empty"), ("abc", "even number"), ("s3cret", "hexadecimal")]
     {
-        let error = read_key(&key_file(folder.path(), content)).unwrap_err().to_string();
+        let error = read_key(&key_file(directory.path(), content)).unwrap_err().to_string();
         assert!(error.contains(words) && error.contains("--cfssl-auth-key-file"), "{error}");
         assert!(!error.contains("s3cret"), "{error}");
     }
@@ -74,7 +74,7 @@ fn a_bad_key_file_is_named_without_its_content() {
 }
 
 #[test]
-fn a_refusal_has_cfssls_words_what_to_do_and_a_class() {
+fn a_refusal_has_cfssls_message_a_remedy_and_a_class() {
     let cases = [
         (400, 400, "authentication required", Class::Permanent, "--cfssl-auth-key-file"),
         (400, 400, "invalid token", Class::Permanent, "is not the auth_key"),

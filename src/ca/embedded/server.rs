@@ -1,7 +1,7 @@
-//! The development CA as a server of Istio's CA protocol, so that everything can be tried without Istio.
+//! The development CA as a server of Istio's CA protocol, for trying everything without Istio.
 //!
-//! It takes a token's word for whom it is: no signature is checked. A client certificate it has issued itself. It refuses
-//! what istiod refuses.
+//! It trusts the claims of a token without verifying its signature, and client certificates that it issued itself. It
+//! refuses what istiod refuses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,65 +19,62 @@ use crate::pki::pem;
 use crate::proto::istio::v1::auth::istio_certificate_service_server::IstioCertificateService;
 use crate::proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
 
-/// What a caller is told when the token is not good enough: istiod's words.
+/// The message for a refused token: istiod's.
 const NOT_AUTHENTICATED: &str = "request authenticate failure";
-/// The audience that istiod wants.
+/// The audience that istiod requires.
 const AUDIENCE: &str = "istio-ca";
-/// What a TTL of zero or less stands for.
+/// The TTL for requests with zero or less.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// Serves certificates of one development CA, to the callers of one connection.
+/// Serves certificates of one development CA to the callers of one connection.
 #[derive(Clone, Debug)]
 pub struct CaServer {
-    settings: Arc<Settings>,
-    /// The client certificate of the connection, which TLS has checked.
+    settings: Arc<CaServerSettings>,
+    /// The client certificate of the connection, verified by TLS.
     caller: Option<Arc<Certificate>>,
 }
 
-/// How the server decides.
 #[derive(Debug)]
-pub struct Settings {
-    /// Who signs.
+pub struct CaServerSettings {
     pub ca: DevelopmentCa,
-    /// Everybody's identity; where none, that of the client certificate or the token's `sub`.
+    /// The identity of all callers; if none, that of the client certificate or the token's `sub`.
     pub identity: Option<SpiffeId>,
     /// The trust domain of identities from tokens.
     pub trust_domain: String,
-    /// The cluster id that callers must send, if they send one.
+    /// The only cluster id that is accepted; callers need not send one.
     pub cluster_id: String,
-    /// Longer requests are refused.
+    /// Requests for longer lifetimes are refused.
     pub max_ttl: Duration,
-    /// For the expiry of tokens.
+    /// Decides whether tokens have expired.
     pub clock: Clock,
 }
 
 impl CaServer {
-    /// A server that decides by `settings`.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: CaServerSettings) -> Self {
         Self { settings: Arc::new(settings), caller: None }
     }
 
-    /// The same for a connection whose client has proved to be the one of `certificate`.
+    /// The same server for a connection whose client has proved possession of `certificate`.
     pub fn for_caller(&self, certificate: Certificate) -> Self {
         Self { caller: Some(Arc::new(certificate)), ..self.clone() }
     }
 }
 
-impl Settings {
+impl CaServerSettings {
     fn identify(
         &self,
         caller: Option<&Certificate>,
         request: &Request<IstioCertificateRequest>,
     ) -> Result<SpiffeId, Status> {
         let refuse = |why: &str| {
-            tracing::warn!(why, "a caller is not authenticated");
+            tracing::warn!(why, "caller not authenticated");
             Status::unauthenticated(NOT_AUTHENTICATED)
         };
-        // Before the token, as istiod has it: what was proved counts more than what is merely said.
+        // Before the token, like istiod: a proof counts more than a claim.
         if let Some((caller, own)) = caller.and_then(|caller| Some((caller, caller.spiffe_id()?))) {
-            // A connection may outlive the certificate that it was opened with.
+            // A connection may outlive its client certificate.
             if caller.not_after <= self.clock.now() {
-                return Err(refuse("its client certificate has expired"));
+                return Err(refuse("the client certificate has expired"));
             }
             return Ok(self.identity.clone().unwrap_or(own));
         }
@@ -85,18 +82,19 @@ impl Settings {
         let bearer = header("authorization").and_then(|value| value.strip_prefix("Bearer "));
         let token = Token::new(bearer.ok_or_else(|| {
             refuse(match caller {
-                Some(_) => "its client certificate has no SPIFFE ID, and there is no bearer token",
+                Some(_) => "the client certificate has no SPIFFE ID, and there is no bearer token",
                 None => "there is no bearer token",
             })
         })?);
         if header("clusterid").is_some_and(|id| id != self.cluster_id) {
-            return Err(refuse("it sends another cluster id"));
+            return Err(refuse("another cluster id"));
         }
         if let Some(identity) = &self.identity {
             return Ok(identity.clone());
         }
-        let claims =
-            token.claims().ok_or_else(|| refuse("the token is not a JWT; --spiffe-id would do without"))?;
+        let claims = token
+            .claims()
+            .ok_or_else(|| refuse("the token is not a JWT; --spiffe-id makes one unnecessary"))?;
         if claims.expires.is_some_and(|at| at <= self.clock.now()) {
             return Err(refuse("the token has expired"));
         }
@@ -133,11 +131,11 @@ impl IstioCertificateService for CaServer {
         }
         let issued = settings.ca.issue(&csr, &identity, ttl);
         let leaf =
-            issued.map_err(|error| Status::invalid_argument(format!("the CSR is not taken: {error}")))?;
+            issued.map_err(|error| Status::invalid_argument(format!("the CSR is not accepted: {error}")))?;
         let [intermediate, root] = settings.ca.chain();
         let ttl = humantime::format_duration(ttl);
         tracing::info!(%identity, %ttl, "certificate issued");
-        // As an istiod with a plugged-in intermediate: strings of one, two and one certificates.
+        // Like an istiod with a plugged-in intermediate: strings of one, two and one certificates.
         let text =
             |certificates: &[_]| String::from_utf8_lossy(&pem::of_certificates(certificates)).into_owned();
         let cert_chain = vec![

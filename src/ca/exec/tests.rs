@@ -22,43 +22,43 @@ fn exec(sign: &str, roots: Option<&str>) -> Exec {
 }
 
 /// A key's request, and files with what a CA made of it: `leaf`, `ca`, `root`, and `other`, another CA's root.
-fn signed(folder: &Path) -> SigningRequest {
+fn signed(directory: &Path) -> SigningRequest {
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let csr = csr::request(&key, Some(&web())).unwrap();
-    let open = |name: &str| DevelopmentCa::open(&folder.join(name), Clock::system()).unwrap();
+    let open = |name: &str| DevelopmentCa::open(&directory.join(name), Clock::system()).unwrap();
     let (ours, others) = (open("ours"), open("others"));
     let leaf = ours.issue(&csr, &web(), Duration::from_secs(3600)).unwrap();
     let [ca, root] = ours.chain();
     for (name, certificate) in [("leaf", &leaf), ("ca", ca), ("root", root), ("other", others.chain()[1])] {
-        std::fs::write(folder.join(name), pem::of_certificates([certificate])).unwrap();
+        std::fs::write(directory.join(name), pem::of_certificates([certificate])).unwrap();
     }
     SigningRequest { csr, identity: Some(web()), ttl: Duration::from_secs(90) }
 }
 
 #[tokio::test]
 async fn the_request_goes_in_and_the_certificates_come_out() {
-    let folder = tempfile::tempdir().unwrap();
-    let request = signed(folder.path());
-    let place = folder.path().display();
+    let directory = tempfile::tempdir().unwrap();
+    let request = signed(directory.path());
+    let place = directory.path().display();
     let sign = format!(
         "cd {place} && cat > csr && echo \"$ATTACHE_SPIFFE_ID $ATTACHE_TTL_SECONDS\" > asked && cat leaf ca root"
     );
     let answer = exec(&sign, None).sign(&request).await.unwrap();
     assert_eq!((answer.chain.len(), answer.roots.len()), (2, 1));
-    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
     assert_eq!(read("csr"), csr::to_pem(&request.csr));
     assert_eq!(read("asked"), format!("{} 90\n", web()));
-    let nobody = SigningRequest { identity: None, ..request };
-    exec(&sign, None).sign(&nobody).await.unwrap();
+    let anonymous = SigningRequest { identity: None, ..request };
+    exec(&sign, None).sign(&anonymous).await.unwrap();
     assert_eq!(read("asked"), " 90\n");
 }
 
 #[tokio::test]
-async fn where_a_command_prints_the_roots_these_are_the_roots_and_no_others() {
-    let folder = tempfile::tempdir().unwrap();
-    let request = signed(folder.path());
+async fn the_roots_that_a_command_prints_replace_all_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let request = signed(directory.path());
     let certificates = |names: &str| -> Vec<_> {
-        let read = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
+        let read = |name: &str| std::fs::read(directory.path().join(name)).unwrap();
         names.split_whitespace().flat_map(|name| pem::certificates(&read(name)).unwrap()).collect()
     };
     let cases = [
@@ -68,12 +68,12 @@ async fn where_a_command_prints_the_roots_these_are_the_roots_and_no_others() {
         ("leaf ca root", "other root", "leaf ca", "other root"),
         // A bundle of both.
         ("leaf", "ca root", "leaf ca", "root"),
-        // Nobody could trust an intermediate.
+        // An intermediate is no root.
         ("leaf", "ca", "leaf ca", ""),
     ];
     for (printed, roots, chain, expected) in cases {
-        // The CSR is not read: that is the command's own business.
-        let cat = |names: &str| format!("cd {} && cat {names}", folder.path().display());
+        // The command does not have to read the CSR.
+        let cat = |names: &str| format!("cd {} && cat {names}", directory.path().display());
         let answer = exec(&cat(printed), Some(&cat(roots))).sign(&request).await.unwrap();
         assert_eq!(answer.chain, certificates(chain), "{printed}, {roots}");
         assert_eq!(answer.roots, certificates(expected), "{printed}, {roots}");
@@ -81,35 +81,30 @@ async fn where_a_command_prints_the_roots_these_are_the_roots_and_no_others() {
 }
 
 #[tokio::test]
-async fn a_failure_is_told_with_what_the_command_said_and_classified() {
-    let folder = tempfile::tempdir().unwrap();
-    let request = signed(folder.path());
-    let leaf = folder.path().join("leaf").display().to_string();
+async fn a_failure_reports_stderr_and_has_a_class() {
+    let directory = tempfile::tempdir().unwrap();
+    let request = signed(directory.path());
+    let leaf = directory.path().join("leaf").display().to_string();
     let print_leaf = format!("cat {leaf}");
     let cases: [(&str, Option<&str>, Class, &[&str]); 14] = [
-        (
-            "echo no luck >&2; exit 3",
-            None,
-            Class::Transient,
-            &["--ca-exec ", "status: 3", "it said: no luck"],
-        ),
+        ("echo no luck >&2; exit 3", None, Class::Transient, &["--ca-exec ", "status: 3", "stderr: no luck"]),
         ("exit 75", None, Class::Transient, &["status: 75"]),
         ("exit 77", None, Class::Permanent, &["status: 77"]),
         (
             "no-such-program",
             None,
             Class::Permanent,
-            &["found no such program", "it said: ", "no-such-program"],
+            &["found no such program", "stderr: ", "no-such-program"],
         ),
-        (&leaf, None, Class::Permanent, &["126", "not one for the agent's user"]),
+        (&leaf, None, Class::Permanent, &["126", "is not executable, or not for the agent's user"]),
         ("kill -9 $$", None, Class::Transient, &["signal: 9"]),
-        ("true", None, Class::Transient, &["printed nothing"]),
-        ("echo; echo down >&2", None, Class::Transient, &["printed nothing; it said: down"]),
-        ("echo '<html>'; echo hm >&2", None, Class::Permanent, &["no PEM certificate", "it said: hm"]),
+        ("true", None, Class::Transient, &["without output"]),
+        ("echo; echo down >&2", None, Class::Transient, &["without output; stderr: down"]),
+        ("echo '<html>'; echo hm >&2", None, Class::Permanent, &["no PEM certificate", "stderr: hm"]),
         ("cat", None, Class::Permanent, &["no PEM certificate"]),
         ("yes", None, Class::Permanent, &["printed more than 1048576 bytes"]),
         ("head -c 1048577 /dev/zero", None, Class::Permanent, &["printed more than 1048576 bytes"]),
-        (&print_leaf, Some("exit 4"), Class::Transient, &["--ca-exec-roots ended with", "status: 4"]),
+        (&print_leaf, Some("exit 4"), Class::Transient, &["--ca-exec-roots failed with", "status: 4"]),
         (&print_leaf, Some("echo x"), Class::Permanent, &["--ca-exec-roots", "no PEM certificate"]),
     ];
     for (sign, roots, class, words) in cases {
@@ -125,25 +120,25 @@ async fn a_failure_is_told_with_what_the_command_said_and_classified() {
 
 #[tokio::test]
 async fn without_a_root_the_remedy_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let request = signed(folder.path());
-    let exec = exec(&format!("cd {} && cat leaf ca", folder.path().display()), None);
+    let directory = tempfile::tempdir().unwrap();
+    let request = signed(directory.path());
+    let exec = exec(&format!("cd {} && cat leaf ca", directory.path().display()), None);
     assert!(exec.sign(&request).await.unwrap().roots.is_empty());
     assert!(exec.remedy(&InvalidResponse::NoRoot).unwrap().contains("--ca-exec-roots"));
 }
 
 #[tokio::test]
-async fn a_command_that_is_given_up_on_may_clean_up_and_the_next_waits_for_its_end() {
-    let folder = tempfile::tempdir().unwrap();
-    let request = signed(folder.path());
-    let place = folder.path().display();
+async fn a_cancelled_command_may_clean_up_and_the_next_waits_for_its_exit() {
+    let directory = tempfile::tempdir().unwrap();
+    let request = signed(directory.path());
+    let place = directory.path().display();
     let sign = format!(
         "cd {place}; if [ -e first ]; then [ -e gone ] && cat leaf ca root; exit; fi
          trap 'sleep 0.3; touch gone; exit' TERM; touch first; while :; do sleep 0.05; done"
     );
     let exec = exec(&sign, None);
     let is_running = async {
-        while !folder.path().join("first").exists() {
+        while !directory.path().join("first").exists() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -152,19 +147,19 @@ async fn a_command_that_is_given_up_on_may_clean_up_and_the_next_waits_for_its_e
         () = is_running => {}
     }
     let answer = exec.sign(&request).await.unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(answer.chain.len(), 2, "the first was gone");
+    assert_eq!(answer.chain.len(), 2, "the first had exited");
 }
 
 #[tokio::test]
 async fn a_command_that_ignores_sigterm_is_killed_with_its_children() {
-    let folder = tempfile::tempdir().unwrap();
-    let request = signed(folder.path());
-    let place = folder.path().display();
+    let directory = tempfile::tempdir().unwrap();
+    let request = signed(directory.path());
+    let place = directory.path().display();
     let sign = format!("trap '' TERM; cd {place}; sleep 1000 & echo $! $$ > new && mv new pids; wait; wait");
     let exec = exec(&sign, None);
     let pids = async {
         loop {
-            match std::fs::read_to_string(folder.path().join("pids")) {
+            match std::fs::read_to_string(directory.path().join("pids")) {
                 Ok(pids) => return pids,
                 Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
             }
@@ -178,21 +173,21 @@ async fn a_command_that_ignores_sigterm_is_killed_with_its_children() {
     for pid in pids.split_whitespace() {
         let stat = format!("/proc/{pid}/stat");
         while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
-            assert!(started.elapsed() < PATIENCE, "process {pid} lives on");
+            assert!(started.elapsed() < PATIENCE, "process {pid} still runs");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 }
 
 #[tokio::test]
-async fn a_background_process_that_holds_the_pipes_is_not_waited_for() {
-    let folder = tempfile::tempdir().unwrap();
-    let request = signed(folder.path());
-    let place = folder.path().display();
+async fn a_background_process_that_holds_the_pipes_does_not_delay_the_call() {
+    let directory = tempfile::tempdir().unwrap();
+    let request = signed(directory.path());
+    let place = directory.path().display();
     let sign = format!("cd {place} && cat leaf ca root; sleep 1000 & echo $! > pid");
     let answer = timeout(PATIENCE, exec(&sign, None).sign(&request)).await.unwrap().unwrap();
     assert_eq!(answer.roots.len(), 1);
-    let pid = std::fs::read_to_string(folder.path().join("pid")).unwrap();
+    let pid = std::fs::read_to_string(directory.path().join("pid")).unwrap();
     let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }

@@ -9,7 +9,7 @@ fn condition(kind: &str, status: &str) -> Value {
 }
 
 #[test]
-fn what_the_api_server_says_of_a_request() {
+fn the_status_of_a_request_is_read() {
     use Progress::{Rejected, Signed, Waits};
     let pem = STANDARD.encode("pem");
     let approved = condition("Approved", "True");
@@ -21,7 +21,7 @@ fn what_the_api_server_says_of_a_request() {
         (json!({ "conditions": [approved] }), Waits(Stage::Signature)),
         (json!({ "conditions": [approved], "certificate": "" }), Waits(Stage::Signature)),
         (json!({ "conditions": [{ "type": "Approved" }], "certificate": pem }), Signed(b"pem".to_vec())),
-        // Nobody has approved it: a certificate that is there all the same is nobody's word.
+        // A certificate without an approval is ignored.
         (json!({ "certificate": pem }), Waits(Stage::Approval)),
         (
             json!({ "conditions": [condition("Denied", "True")] }),
@@ -41,7 +41,7 @@ fn what_the_api_server_says_of_a_request() {
 }
 
 #[test]
-fn what_is_not_the_request_is_not_read_as_one() {
+fn another_object_is_not_read_as_the_request() {
     let junk = object(json!({ "conditions": [{ "type": "Approved" }], "certificate": "not base64" }));
     let odd =
         [json!(null), json!([]), json!({}), json!("text"), json!({ "metadata": 1 }), object(json!({})), junk];
@@ -64,7 +64,7 @@ fn names_of_signers() {
 }
 
 #[test]
-fn a_request_has_one_name_which_the_api_takes() {
+fn the_name_of_a_request_is_derived_from_the_csr_and_valid() {
     let name = name_of(b"one");
     assert_eq!(name, name_of(b"one"));
     assert_ne!(name, name_of(b"two"));

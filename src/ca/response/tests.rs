@@ -1,4 +1,4 @@
-//! The ways in which CAs lay out a chain, and what comes of each.
+//! The layouts in which CAs send a chain, and the result of each.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -31,8 +31,8 @@ impl Certificates {
     fn new() -> Self {
         let now = Clock::system().now();
         let [ours, others] = [(); 2].map(|()| {
-            let folder = tempfile::tempdir().unwrap();
-            DevelopmentCa::open(folder.path(), Clock::system()).unwrap()
+            let directory = tempfile::tempdir().unwrap();
+            DevelopmentCa::open(directory.path(), Clock::system()).unwrap()
         });
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
         let csr = csr::request(&key, Some(&web())).unwrap();
@@ -86,20 +86,20 @@ fn every_layout_of_a_good_chain_gives_the_same_key_pair_and_roots() {
         // Duplicates of the intermediate, and of the leaf.
         ("L I I R", "LI", "R"),
         ("L L I R", "LI", "R"),
-        // All roots are taken, announced ones too, wherever they stand.
+        // All roots are taken, announced ones too, in any position.
         ("L I RS", "LI", "RS"),
         ("L I R S", "LI", "RS"),
         ("L I S R", "LI", "RS"),
         ("LI SR R S", "LI", "RS"),
-        // The root stands in the middle.
+        // The root is in the middle.
         ("L R I", "LI", "R"),
-        // The last is no root, but the contract is that it is what peers are to trust.
+        // The last is not self-issued, but by contract it is the trust anchor.
         ("L I", "L", "I"),
-        // Of an unneeded certificate the chain only gets longer.
+        // An unneeded certificate only makes the chain longer.
         ("L I T R", "LIT", "R"),
     ];
     for (layout, chain, roots) in cases {
-        let answer = Answer::from_groups(certificates.groups(layout)).unwrap();
+        let answer = IssuedChain::from_groups(certificates.groups(layout)).unwrap();
         let key = certificates.key.to_private_key();
         let (pair, bundle) = answer
             .check(key, Some(&web()), certificates.now)
@@ -111,7 +111,7 @@ fn every_layout_of_a_good_chain_gives_the_same_key_pair_and_roots() {
 }
 
 #[test]
-fn a_layout_that_nobody_could_check_is_refused() {
+fn a_layout_that_no_peer_could_verify_is_refused() {
     let certificates = Certificates::new();
     let cases = [
         ("", "no_root"),
@@ -128,7 +128,7 @@ fn a_layout_that_nobody_could_check_is_refused() {
         ("R L I", "junk"),
     ];
     for (layout, label) in cases {
-        let answer = Answer::from_groups(certificates.groups(layout)).unwrap();
+        let answer = IssuedChain::from_groups(certificates.groups(layout)).unwrap();
         let key = certificates.key.to_private_key();
         let error = answer.check(key, Some(&web()), certificates.now).unwrap_err();
         assert_eq!(error.label(), label, "{layout}: {error}");
@@ -136,18 +136,18 @@ fn a_layout_that_nobody_could_check_is_refused() {
 }
 
 #[test]
-fn an_answer_is_bounded() {
+fn the_size_of_a_response_is_bounded() {
     let certificates = Certificates::new();
     let many = |count: usize| vec![vec![certificates.of('L')], vec![certificates.of('R'); count - 1]];
-    assert_eq!(Answer::from_groups(many(64)).unwrap().roots.len(), 63);
-    assert_eq!(Answer::from_groups(many(65)), Err(InvalidResponse::TooLong(65)));
+    assert_eq!(IssuedChain::from_groups(many(64)).unwrap().roots.len(), 63);
+    assert_eq!(IssuedChain::from_groups(many(65)), Err(InvalidResponse::TooLong(65)));
     // However they are grouped.
     let single = many(65).concat().into_iter().map(|one| vec![one]).collect();
-    assert_eq!(Answer::from_groups(single), Err(InvalidResponse::TooLong(65)));
+    assert_eq!(IssuedChain::from_groups(single), Err(InvalidResponse::TooLong(65)));
 }
 
 #[test]
-fn what_is_no_certificate_is_refused_wherever_it_stands() {
+fn junk_is_refused_in_any_position() {
     let certificates = Certificates::new();
     let junk = || CertificateDer::from(b"junk".to_vec());
     let cut = || {
@@ -159,16 +159,16 @@ fn what_is_no_certificate_is_refused_wherever_it_stands() {
         for place in 0..3 {
             let mut groups = certificates.groups("L I R");
             groups[place] = vec![bad.clone()];
-            let error = Answer::from_groups(groups).unwrap_err();
+            let error = IssuedChain::from_groups(groups).unwrap_err();
             assert_eq!(error.label(), "junk", "{place}: {error}");
         }
     }
-    // Where a provider sorts its answer itself, the check finds it.
-    let good = Answer::from_groups(certificates.groups("L I R")).unwrap();
+    // Where a provider sorts the response itself, the check finds it.
+    let good = IssuedChain::from_groups(certificates.groups("L I R")).unwrap();
     for answer in [
-        Answer { chain: vec![junk()], ..good.clone() },
-        Answer { chain: vec![certificates.of('L'), junk()], ..good.clone() },
-        Answer { roots: vec![junk()], ..good.clone() },
+        IssuedChain { chain: vec![junk()], ..good.clone() },
+        IssuedChain { chain: vec![certificates.of('L'), junk()], ..good.clone() },
+        IssuedChain { roots: vec![junk()], ..good.clone() },
     ] {
         let key = certificates.key.to_private_key();
         let error = answer.check(key, Some(&web()), certificates.now).unwrap_err();
@@ -176,7 +176,7 @@ fn what_is_no_certificate_is_refused_wherever_it_stands() {
     }
 }
 
-/// A CA whose leaves say what a test wants.
+/// A CA whose leaves have the names and dates that a test sets.
 struct OddCa {
     root: CertificateDer<'static>,
     issuer: Issuer<'static, SigningKey>,
@@ -210,18 +210,18 @@ impl OddCa {
         params.subject_alt_names = names.iter().map(name).collect();
         (params.not_before, params.not_after) = (valid.0.into(), valid.1.into());
         let leaf = params.signed_by(&key, &self.issuer).unwrap().der().clone();
-        let answer = Answer { chain: vec![leaf], roots: vec![self.root.clone()] };
+        let answer = IssuedChain { chain: vec![leaf], roots: vec![self.root.clone()] };
         answer.check(key.to_private_key(), asked, self.now)
     }
 }
 
 #[test]
-fn the_certificate_must_name_who_was_asked_for() {
+fn the_certificate_must_name_the_requested_identity() {
     let now = UNIX_EPOCH + Duration::from_secs(1_782_000_000);
     let ca = OddCa::new(now);
     let (ours, other) =
         ("spiffe://cluster.local/ns/default/sa/web", "spiffe://cluster.local/ns/default/sa/x");
-    // The names in it; whether an identity was asked for; what is wrong.
+    // The names in it; whether an identity was requested; the label of the outcome.
     let cases: [(&[&str], bool, &str); 9] = [
         (&[ours], true, "ok"),
         (&[ours, "web.example"], true, "ok"),

@@ -1,4 +1,4 @@
-//! Vault's token: read from a file, or got by logging in and kept until it nears its end.
+//! Vault's token: read from a file, or obtained by a login and kept until it nears its expiry.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -7,39 +7,39 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 use zeroize::Zeroizing;
 
-use super::words::Asked;
+use super::refusal::VaultRequest;
 use super::{Access, MountPath, Server, with_token};
 use crate::auth::token::TokenSource;
 use crate::auth::token_file::{Token, TokenFile};
 use crate::base::clock::Clock;
 use crate::ca::{CaError, InvalidResponse};
 
-/// Where calls get their token.
+/// The source of the token for calls.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one, for as long as the agent runs")]
-pub(super) enum Door {
+#[expect(clippy::large_enum_variant, reason = "there is one, as long as the agent runs")]
+pub(super) enum VaultAuth {
     Token(TokenFile),
     Login(Login),
 }
 
-/// What one call is made with.
+/// The token of one call.
 #[derive(Debug)]
-pub(super) enum Pass {
+pub(super) enum VaultToken {
     Read(Token),
     Session { session: Arc<Session>, is_kept: bool },
 }
 
-/// A token that Vault gave for the JWT.
+/// A token that Vault issued for the JWT.
 #[derive(Debug)]
 pub(super) struct Session {
     token: Token,
-    /// How long it was valid when it was new; none if it does not end.
+    /// Its lifetime when it was issued; none if it does not expire.
     lease: Option<Duration>,
-    ends: Option<SystemTime>,
+    expires: Option<SystemTime>,
     is_renewable: bool,
 }
 
-/// What has to happen to a session before a call is made with it.
+/// The step that a session needs before a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
     Nothing,
@@ -47,7 +47,7 @@ pub(super) enum Need {
     Login,
 }
 
-/// The way in by a JWT.
+/// Logs in with a JWT.
 #[derive(Debug)]
 pub(super) struct Login {
     mount: MountPath,
@@ -55,11 +55,11 @@ pub(super) struct Login {
     jwt: TokenSource,
     clock: Clock,
     session: Mutex<Option<Arc<Session>>>,
-    /// One call at a time logs in; those that wait for it use what it got.
+    /// One call at a time logs in; the calls that wait use the same session.
     turn: Semaphore,
 }
 
-impl Door {
+impl VaultAuth {
     pub(super) fn new(access: Access, clock: Clock) -> Self {
         match access {
             Access::Token(file) => Self::Token(file),
@@ -74,15 +74,19 @@ impl Door {
         }
     }
 
-    /// A token for a call. One that was just `refused` is not given again.
-    pub(super) async fn pass(&self, server: &Server, refused: Option<&Pass>) -> Result<Pass, CaError> {
+    /// A token for a call, but not the one that was just `refused`.
+    pub(super) async fn token(
+        &self,
+        server: &Server,
+        refused: Option<&VaultToken>,
+    ) -> Result<VaultToken, CaError> {
         match self {
-            Self::Token(file) => Ok(Pass::Read(file.read()?)),
-            Self::Login(login) => login.pass(server, refused).await,
+            Self::Token(file) => Ok(VaultToken::Read(file.read()?)),
+            Self::Login(login) => login.token(server, refused).await,
         }
     }
 
-    /// The file of Vault's token, if there is one.
+    /// The file of Vault's token.
     pub(super) fn token_file(&self) -> Option<&TokenFile> {
         match self {
             Self::Token(file) => Some(file),
@@ -90,30 +94,30 @@ impl Door {
         }
     }
 
-    /// Why nothing is signed for a workload whose identity is not known.
-    pub(super) fn nameless(&self) -> CaError {
-        const WAY_OUT: &str = "pass --spiffe-id, or --namespace and --service-account";
+    /// The error for a workload without a known identity.
+    pub(super) fn no_identity(&self) -> CaError {
+        const REMEDY: &str = "set --spiffe-id, or --namespace and --service-account";
         let reason = match self {
-            Self::Token(_) => "nothing tells this workload's",
+            Self::Token(_) => "no option sets this workload's",
             Self::Login(login) => match login.jwt.file().map(TokenFile::read) {
-                // Where the JWT is missing, so is the identity.
+                // Without the JWT the identity is unknown, too.
                 Some(Err(missing)) => return missing.into(),
                 _ => "the token names no service account",
             },
         };
-        CaError::Local(format!("Vault has to be asked for an identity, and {reason}: {WAY_OUT}"))
+        CaError::Local(format!("requests to Vault need an identity, and {reason}: {REMEDY}"))
     }
 }
 
-impl Pass {
-    pub(super) fn token(&self) -> &Token {
+impl VaultToken {
+    pub(super) fn secret(&self) -> &Token {
         match self {
             Self::Read(token) => token,
             Self::Session { session, .. } => &session.token,
         }
     }
 
-    /// Whether it is of an earlier login, and may have been revoked since.
+    /// Whether it is from an earlier login, and may have been revoked since.
     pub(super) fn is_kept(&self) -> bool {
         matches!(self, Self::Session { is_kept: true, .. })
     }
@@ -124,24 +128,24 @@ impl Pass {
 }
 
 impl Session {
-    /// What `auth` of an answer says, received at `now`.
+    /// Parses `auth` of an answer that was received at `now`.
     pub(super) fn new(mut reply: Value, now: SystemTime) -> Result<Self, CaError> {
         let token = match reply.pointer_mut("/auth/client_token").map(Value::take) {
             Some(Value::String(text)) if !text.is_empty() => Token::new(&Zeroizing::new(text)),
             _ => return Err(InvalidResponse::Unreadable("it has no auth.client_token".to_owned()).into()),
         };
-        let told = |name: &str| reply.get("auth").and_then(|auth| auth.get(name));
-        let seconds = told("lease_duration").and_then(Value::as_u64).unwrap_or_default();
-        // Zero is Vault's word for never.
+        let field = |name: &str| reply.get("auth").and_then(|auth| auth.get(name));
+        let seconds = field("lease_duration").and_then(Value::as_u64).unwrap_or_default();
+        // Zero means that it never expires.
         let lease = Some(Duration::from_secs(seconds)).filter(|lease| !lease.is_zero());
-        let is_renewable = told("renewable").and_then(Value::as_bool).unwrap_or_default();
-        Ok(Self { token, lease, ends: lease.and_then(|lease| now.checked_add(lease)), is_renewable })
+        let is_renewable = field("renewable").and_then(Value::as_bool).unwrap_or_default();
+        Ok(Self { token, lease, expires: lease.and_then(|lease| now.checked_add(lease)), is_renewable })
     }
 
-    /// What has to happen before a call at `now`. A session nears its end in the last quarter of its lease.
+    /// The step before a call at `now`. A session is renewed in the last quarter of its lease.
     pub(super) fn need(&self, now: SystemTime) -> Need {
-        let (Some(lease), Some(ends)) = (self.lease, self.ends) else { return Need::Nothing };
-        match ends.duration_since(now) {
+        let (Some(lease), Some(expires)) = (self.lease, self.expires) else { return Need::Nothing };
+        match expires.duration_since(now) {
             Ok(left) if left > lease / 4 => Need::Nothing,
             Ok(left) if !left.is_zero() && self.is_renewable => Need::Renewal,
             _ => Need::Login,
@@ -149,11 +153,11 @@ impl Session {
     }
 }
 
-/// How versions of Vault answer a JWT that they do not take.
+/// The statuses with which versions of Vault refuse a JWT.
 const REFUSALS: [u16; 4] = [400, 401, 403, 500];
 
 impl Login {
-    async fn pass(&self, server: &Server, refused: Option<&Pass>) -> Result<Pass, CaError> {
+    async fn token(&self, server: &Server, refused: Option<&VaultToken>) -> Result<VaultToken, CaError> {
         let turn = self.turn.acquire().await;
         let _turn = turn.map_err(|error| CaError::Local(error.to_string()))?;
         let kept = self.stored().clone().filter(|kept| !refused.is_some_and(|refused| refused.is_of(kept)));
@@ -166,20 +170,20 @@ impl Login {
             None => None,
         };
         if let Some(session) = session {
-            return Ok(Pass::Session { session, is_kept: true });
+            return Ok(VaultToken::Session { session, is_kept: true });
         }
-        // What is of no use is not kept until the next login succeeds.
+        // A useless session is dropped even if the login fails.
         *self.stored() = None;
         let session = self.log_in(server).await?;
-        Ok(Pass::Session { session, is_kept: false })
+        Ok(VaultToken::Session { session, is_kept: false })
     }
 
     async fn log_in(&self, server: &Server) -> Result<Arc<Session>, CaError> {
         let path = format!("auth/{}/login", self.mount);
-        let asked = Asked::Login { path: &path, role: &self.role, jwt: &self.jwt };
+        let request = VaultRequest::Login { path: &path, role: &self.role, jwt: &self.jwt };
         let post = async |jwt: &Token| {
             let body = login_body(&self.role, jwt)?;
-            server.post(&format!("/v1/{path}"), <_>::default(), body, &asked, jwt).await
+            server.post(&format!("/v1/{path}"), <_>::default(), body, &request, jwt).await
         };
         let mut jwt = self.jwt.token().await?;
         let mut reply = post(&jwt).await;
@@ -191,24 +195,24 @@ impl Login {
         }
         let reply = reply?;
         let session = Session::new(reply, self.clock.now())?;
-        tracing::debug!(path, role = self.role, lease = ?session.lease, "logged in to Vault");
+        tracing::debug!(path, role = self.role, lease = ?session.lease, "Vault login succeeded");
         Ok(self.store(session))
     }
 
-    /// The same session with a later end; none where Vault gives no more, so that one has to log in.
+    /// The same session with a later expiry; none if Vault refuses, so that a login is needed.
     async fn renew(&self, server: &Server, kept: &Session) -> Result<Option<Arc<Session>>, CaError> {
         let path = "/v1/auth/token/renew-self";
         let headers = with_token(&kept.token)?;
         let body = Zeroizing::new(b"{}".to_vec());
-        let reply = match server.post(path, headers, body, &Asked::Renewal, &kept.token).await {
+        let reply = match server.post(path, headers, body, &VaultRequest::Renewal, &kept.token).await {
             Err(CaError::Status { message, .. }) => {
-                tracing::debug!(reason = message, "Vault's token is not renewed");
+                tracing::debug!(reason = message, "Vault token not renewed");
                 return Ok(None);
             }
             reply => reply?,
         };
         let mut session = Session::new(reply, self.clock.now())?;
-        // Near the end of the token's longest life Vault gives less and less.
+        // Near the token's maximum lifetime Vault grants shorter and shorter leases.
         session.lease = session.lease.max(kept.lease);
         if session.need(self.clock.now()) != Need::Nothing {
             return Ok(None);
@@ -230,7 +234,7 @@ impl Login {
 /// `{"role": …, "jwt": …}`, written once, into memory that is wiped.
 fn login_body(role: &str, jwt: &Token) -> Result<Zeroizing<Vec<u8>>, CaError> {
     let unwritable = |error: serde_json::Error| CaError::Local(error.to_string());
-    // An escape takes up to six bytes. Sized beforehand: a buffer that grows leaves copies behind.
+    // An escape takes up to six bytes. Allocated at full size: a buffer that grows leaves copies in memory.
     let size = 6 * (role.len() + jwt.secret().len()) + 32;
     let mut body = Zeroizing::new(Vec::with_capacity(size));
     body.extend_from_slice(b"{\"role\":");
@@ -256,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_renewed_in_its_last_quarter_if_it_can_be() {
+    fn a_renewable_session_is_renewed_in_its_last_quarter() {
         let cases = [
             (3600, true, 0, Need::Nothing),
             (3600, true, 2699, Need::Nothing),
@@ -295,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_in_a_role_or_a_token_the_body_is_json() {
+    fn the_login_body_is_json_for_any_role_and_token() {
         let body = login_body("a \"role\"\n", &Token::new("jw\"t\\")).unwrap();
         let read: Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(read, json!({ "role": "a \"role\"\n", "jwt": "jw\"t\\" }));

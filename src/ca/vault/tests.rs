@@ -13,13 +13,13 @@ fn params(name: &str, is_ca: bool) -> CertificateParams {
     params
 }
 
-/// As Vault writes PEM: without a line's end behind it.
+/// PEM like Vault's: without a newline at the end.
 fn text(der: &CertificateDer<'static>) -> String {
     String::from_utf8(pem::of_certificates([der])).unwrap().trim_end().to_owned()
 }
 
 #[test]
-fn a_chain_and_its_root_are_found_however_much_vault_knows() {
+fn the_chain_and_its_root_are_found_in_every_form_of_answer() {
     let key = || SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let root = CertifiedIssuer::self_signed(params("root", true), key()).unwrap();
     let middle = CertifiedIssuer::signed_by(params("middle", true), key(), &root).unwrap();
@@ -34,12 +34,12 @@ fn a_chain_and_its_root_are_found_however_much_vault_knows() {
         if !chain.is_empty() {
             data["ca_chain"] = chain.into();
         }
-        let Answer { mut chain, mut roots } = sorted(data).unwrap();
+        let IssuedChain { mut chain, mut roots } = sorted(data).unwrap();
         chain.dedup();
         roots.dedup();
         (chain, roots)
     };
-    // Two versions of Vault, of an engine that is a root.
+    // An engine whose certificate is a root, with two versions of Vault.
     assert_eq!(sorted(&of_root, &root, &[]), (vec![of_root.clone()], vec![root.clone()]));
     assert_eq!(sorted(&of_root, &root, &[&root]), (vec![of_root.clone()], vec![root.clone()]));
     // An intermediate with its root, and without.
@@ -66,7 +66,7 @@ fn an_odd_answer_is_refused() {
 }
 
 #[test]
-fn paths_and_roles_are_what_vault_can_have() {
+fn paths_and_roles_that_vault_accepts() {
     let cases = [
         ("pki", Some("pki")),
         ("/teams/blue/pki/", Some("teams/blue/pki")),
@@ -89,7 +89,7 @@ fn paths_and_roles_are_what_vault_can_have() {
 }
 
 #[test]
-fn whatever_comes_nothing_panics() {
+fn no_answer_causes_a_panic() {
     let root =
         CertifiedIssuer::self_signed(params("root", true), SigningKey::generate(KeyType::EcdsaP256).unwrap());
     let root = text(root.unwrap().as_ref().der());
@@ -112,13 +112,13 @@ fn whatever_comes_nothing_panics() {
                 _ => bytes[at] = random.u8(..),
             }
         }
-        let asked = Asked::Renewal;
-        words::explain(StatusCode::FORBIDDEN, &bytes, &asked, &Token::new("hvs.x"));
+        let request = VaultRequest::Renewal;
+        refusal::explain(StatusCode::FORBIDDEN, &bytes, &request, &Token::new("hvs.x"));
         let Ok(mut reply) = serde_json::from_slice::<Value>(&bytes) else { continue };
         read += 1;
         let _ = texts(reply.get("warnings"));
         let _ = sorted(reply.pointer_mut("/data").map(Value::take).unwrap_or_default());
         let _ = access::Session::new(reply, std::time::UNIX_EPOCH);
     }
-    assert!(read > 100, "{read} of them are JSON");
+    assert!(read > 100, "only {read} are JSON");
 }

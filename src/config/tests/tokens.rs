@@ -1,10 +1,11 @@
-//! Where tokens come from, and the CA that wants them most.
+//! Token sources, and Google's CA, which depends on them most.
 
 use super::*;
 use crate::auth::exchange::Exchange;
 use crate::auth::metadata_server::{MetadataServer, Wanted};
 use crate::auth::token::{Service, Settings};
 use crate::auth::token_file::TokenFile;
+use crate::ca::google_cas::options::GoogleCasProvider;
 use crate::ca::vault;
 use crate::net::endpoint::Roots;
 use crate::source::issuer::IdentitySource;
@@ -13,8 +14,9 @@ const POOL: &str = "projects/p/locations/l/caPools/mesh";
 
 fn token(line: &str, environment: &[(&str, &str)]) -> Settings {
     match only(&config(line, environment).unwrap()) {
-        Provider::Citadel { token, .. } | Provider::GoogleCas { token, .. } => token,
-        Provider::Vault { settings, .. } => match settings.access {
+        Provider::Citadel(CitadelProvider { token, .. }) => token,
+        Provider::GoogleCas(GoogleCasProvider { token, .. }) => token,
+        Provider::Vault(VaultProvider { settings, .. }) => match settings.access {
             vault::Access::Login { jwt, .. } => jwt,
             vault::Access::Token(_) => panic!("no login"),
         },
@@ -25,19 +27,19 @@ fn token(line: &str, environment: &[(&str, &str)]) -> Settings {
 fn exchange(line: &str, environment: &[(&str, &str)]) -> Exchange {
     match token(line, environment) {
         Settings::Service { service: Service::Exchange(exchange), .. } => exchange,
-        other => panic!("no exchange: {other:?}"),
+        other => panic!("not an exchange: {other:?}"),
     }
 }
 
 fn metadata(line: &str, environment: &[(&str, &str)]) -> MetadataServer {
     match token(line, environment) {
         Settings::Service { service: Service::Metadata(server), .. } => server,
-        other => panic!("no metadata server: {other:?}"),
+        other => panic!("not a metadata server: {other:?}"),
     }
 }
 
 #[test]
-fn the_source_of_tokens_follows_from_what_is_set() {
+fn the_token_source_follows_from_the_options() {
     let google = format!("--ca google-cas --google-cas-pool {POOL}");
     let default = TokenFile::new("/var/run/secrets/tokens/istio-token");
     assert_eq!(token("--ca-address ca:1", &[]), default.clone().into());
@@ -54,7 +56,7 @@ fn the_source_of_tokens_follows_from_what_is_set() {
     assert_eq!((found.url, found.roots, found.subject), (url.parse().unwrap(), Roots::System, default));
     assert_eq!((found.audience.as_deref(), found.scope.as_deref()), (Some("istio-ca"), Some("a b")));
     let Settings::Service { patience, .. } = token(&line, &[]) else { panic!("a file") };
-    assert_eq!(patience, Duration::from_secs(2), "the CA has half of the time");
+    assert_eq!(patience, Duration::from_secs(2), "half of the time is left for the CA");
 
     let line =
         format!("{google} --token-source exchange --token-exchange-root r.pem --token-exchange-audience a");
@@ -73,7 +75,7 @@ fn the_source_of_tokens_follows_from_what_is_set() {
 }
 
 #[test]
-fn the_metadata_server_gives_what_the_ca_takes() {
+fn the_metadata_server_is_asked_for_the_token_that_the_ca_takes() {
     let found = metadata("--ca-address ca:1 --token-source gce", &[]);
     assert_eq!(found.address.to_string(), "http://metadata.google.internal:80");
     let audience = |audience: &str| Wanted::Identity { audience: audience.to_owned() };
@@ -88,7 +90,7 @@ fn the_metadata_server_gives_what_the_ca_takes() {
 }
 
 #[test]
-fn what_is_wrong_with_a_source_of_tokens_is_said_with_the_way_out() {
+fn each_mistake_about_token_sources_names_its_remedy() {
     let ca = "--ca-address ca:1";
     let cases: [(String, &[&str]); 11] = [
         (format!("{ca} --token-source vault"), &["choose file, exchange or gce"]),
@@ -129,22 +131,24 @@ fn what_is_wrong_with_a_source_of_tokens_is_said_with_the_way_out() {
         }
     }
     let inherited = [("ATTACHE_TOKEN_SOURCE", "gce"), ("ATTACHE_TOKEN_EXCHANGE_URL", "https://a/")];
-    assert!(mistakes("--ca embedded", &inherited).is_empty(), "of another level");
+    assert!(mistakes("--ca embedded", &inherited).is_empty(), "a lower level is silenced");
     assert_eq!(
         token(&format!("{ca} --token-source file"), &inherited[1..]),
         token(ca, &[]),
-        "of another level"
+        "a lower level is silenced"
     );
 }
 
 #[test]
-fn the_google_service_needs_no_more_than_its_pool() {
+fn google_cas_needs_only_its_pool() {
     let google = |line: &str, environment: &[_]| {
         let config = config(line, environment).unwrap();
-        let Provider::GoogleCas { endpoint, settings, .. } = only(&config) else { panic!("another CA") };
+        let Provider::GoogleCas(GoogleCasProvider { endpoint, settings, .. }) = only(&config) else {
+            panic!("another CA")
+        };
         (endpoint, settings, config.workload.identity)
     };
-    // As Istio's agent is told of it, with what an injector leaves besides.
+    // As Istio's agent reads it, with further variables that an injector leaves.
     let istios = [
         ("CA_PROVIDER", "GoogleCAS"),
         ("CA_ADDR", POOL),
@@ -157,7 +161,7 @@ fn the_google_service_needs_no_more_than_its_pool() {
     assert_eq!(endpoint.address.to_string(), "https://privateca.googleapis.com:443");
     assert_eq!((endpoint.roots, endpoint.server_name), (Roots::System, None));
     assert_eq!((settings.pool, settings.ca), (POOL.parse().unwrap(), None));
-    assert_eq!(identity, IdentitySource::Unknown, "the caller's name is taken");
+    assert_eq!(identity, IdentitySource::Unknown, "the service takes the caller's name");
 
     let line =
         format!("--ca google-cas --google-cas-pool {POOL} --google-cas-ca one --trust-domain p.svc.id.goog");

@@ -65,7 +65,7 @@ pub enum OutputDirectoryError {
     Foreign { path: PathBuf, what: &'static str },
     #[error("locking {directory} failed: {source}; give each agent an --output-dir of its own")]
     Locked { directory: PathBuf, source: io::Error },
-    #[error("{operation} {path} failed: {source}; {}choose another --output-dir", file::way_out(source))]
+    #[error("{operation} {path} failed: {source}; {}choose another --output-dir", file::remedy(source))]
     Failed { operation: &'static str, path: PathBuf, source: io::Error },
 }
 
@@ -180,7 +180,7 @@ impl OutputDirectory {
             }
         }
         let directory = || self.path.clone();
-        file::lock_folder(&lock)
+        file::lock_directory(&lock)
             .map_err(|source| OutputDirectoryError::Locked { directory: directory(), source })
     }
 

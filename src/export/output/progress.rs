@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Set;
-use crate::base::backoff::{Backoff, FailureLog};
+use crate::base::backoff::Backoff;
+use crate::base::failure_log::FailureLog;
 use crate::secret::Version;
 
 /// Delays after a failed write, hook or sweep, and after repairs.

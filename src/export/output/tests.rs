@@ -16,7 +16,7 @@ use crate::store::{Origin, Publisher};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const LIMIT: Duration = Duration::from_secs(20);
-const WORKLOAD: Workload = Workload(0);
+const WORKLOAD: Workload = Workload::FIRST;
 
 /// A CA, a cache, and a running output.
 struct Stage {
@@ -35,8 +35,8 @@ impl Stage {
         let place = tempfile::tempdir().unwrap();
         let clock = Clock::starting_at(UNIX_EPOCH + 500_000 * HOUR);
         let ca = DevelopmentCa::open(&place.path().join("ca"), clock.clone()).unwrap();
-        let (cache, metrics, stop) = (Cache::default(), Metrics::default(), CancellationToken::new());
-        let publisher = |name| cache.publisher(Key { workload: WORKLOAD, name }, Origin::Ca);
+        let (cache, metrics, stop) = (Cache::with_workload("").0, Metrics::default(), CancellationToken::new());
+        let publisher = |name| cache.publisher(Key { workload: WORKLOAD, name }, Origin::CA);
         let (pair, roots) = (publisher(SecretName::Workload), publisher(SecretName::Roots));
         let hook = hook.map(|command| Hook { command: command.into(), timeout: LIMIT });
         let directory = place.path().join("out");
@@ -147,7 +147,7 @@ async fn a_change_of_crls_needs_no_write() {
         let mut resource = crate::secret::Resource::encode(&SecretName::Roots, &secret);
         // As after a change of CRLs.
         resource.version = Version::of(version);
-        Arc::new(Good { secret, resource, origin: Origin::Ca, received: UNIX_EPOCH, renews: None })
+        Arc::new(Good { secret, resource, origin: Origin::CA, received: UNIX_EPOCH, renews: None })
     };
     let pair = good(Secret::KeyPair(pair), b"pair");
     let set = |version| Set { pair: Arc::clone(&pair), roots: good(roots(), version) };

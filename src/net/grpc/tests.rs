@@ -5,7 +5,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 
 use super::*;
-use crate::net::endpoint::{CA_OPTIONS, Roots};
+use crate::net::endpoint::Roots;
 use crate::proto::google::protobuf::{self, Any};
 
 /// Refuses every call.
@@ -34,10 +34,10 @@ async fn server() -> Endpoint {
             tokio::spawn(http2::serve(io, Refusing, CancellationToken::new()));
         }
     });
-    Endpoint { address, roots: Roots::System, server_name: None, options: CA_OPTIONS }
+    Endpoint { address, roots: Roots::System, server_name: None }
 }
 
-/// Lets time pass, and those who sleep wake.
+/// Advances the clock and lets sleeping tasks wake.
 async fn pass(time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
@@ -48,30 +48,30 @@ async fn pass(time: Duration) {
 }
 
 #[tokio::test]
-async fn a_connection_waits_while_calls_are_near_each_other_and_no_longer() {
+async fn a_connection_stays_open_only_while_calls_are_close_together() {
     let endpoint = server().await;
     let connections = Connections::new(Duration::from_secs(10));
     let channel = async || connections.channel(&endpoint, None).await.unwrap();
-    let is_waiting = || connections.waiting.lock().unwrap().is_some();
+    let is_idle = || connections.idle.lock().unwrap().is_some();
 
     connections.keep(channel().await);
-    assert!(!is_waiting(), "nobody knows of a second call");
+    assert!(!is_idle(), "there was only one call");
     pass(NEAR * 2).await;
     connections.keep(channel().await);
-    assert!(!is_waiting(), "they are far apart");
+    assert!(!is_idle(), "the calls are far apart");
     connections.keep(channel().await);
-    assert!(is_waiting());
+    assert!(is_idle());
     pass(NEAR / 2).await;
     let again = channel().await;
     assert!(again.is_reused);
     pass(NEAR / 3).await;
     connections.keep(again);
     pass(NEAR / 2).await;
-    assert!(is_waiting(), "it was told to end when it began to wait for the call before");
+    assert!(is_idle(), "the timer of the previous idle period still runs");
     pass(NEAR).await;
-    assert!(!is_waiting(), "the next call did not come");
+    assert!(!is_idle(), "there was no next call");
 
-    // However near they are, once in a while it is another one.
+    // However close the calls are, a connection is replaced at its maximum age.
     connections.keep(channel().await);
     connections.keep(channel().await);
     let mut reused = 0;
@@ -84,11 +84,11 @@ async fn a_connection_waits_while_calls_are_near_each_other_and_no_longer() {
         reused += 1;
         connections.keep(next);
     }
-    assert_eq!(reused, 14, "five minutes are over after the fifteenth");
+    assert_eq!(reused, 14, "five minutes end after the fifteenth call");
 }
 
 #[test]
-fn a_server_may_say_when_to_come_back() {
+fn a_server_may_set_the_delay_before_a_retry() {
     const TYPE: &str = "type.googleapis.com/google.rpc.RetryInfo";
     let delay = |seconds, nanos| RetryInfo { retry_delay: Some(protobuf::Duration { seconds, nanos }) };
     let status = |details: Vec<(&str, Vec<u8>)>, pushback: Option<&'static str>| {
@@ -102,15 +102,15 @@ fn a_server_may_say_when_to_come_back() {
         }
         Status::with_details_and_metadata(Code::Unavailable, "", details.encode_to_vec().into(), metadata)
     };
-    let said = |seconds, nanos| status(vec![(TYPE, delay(seconds, nanos).encode_to_vec())], None);
+    let with_info = |seconds, nanos| status(vec![(TYPE, delay(seconds, nanos).encode_to_vec())], None);
     let cases = [
-        (said(3, 500_000_000), Some(Duration::from_millis(3500))),
+        (with_info(3, 500_000_000), Some(Duration::from_millis(3500))),
         (
-            said(i64::MAX, i32::MAX),
+            with_info(i64::MAX, i32::MAX),
             Some(Duration::from_secs(i64::MAX as u64) + Duration::from_nanos(i32::MAX as u64)),
         ),
-        (said(-3, 0), None),
-        (said(3, -1), None),
+        (with_info(-3, 0), None),
+        (with_info(3, -1), None),
         (status(vec![(TYPE, vec![0xff; 9])], None), None),
         (status(vec![("type.googleapis.com/google.rpc.Help", delay(3, 0).encode_to_vec())], None), None),
         (
@@ -124,6 +124,6 @@ fn a_server_may_say_when_to_come_back() {
         (Status::unavailable(""), None),
     ];
     for (status, expected) in cases {
-        assert_eq!(asked_delay(&status), expected, "{status:?}");
+        assert_eq!(requested_delay(&status), expected, "{status:?}");
     }
 }

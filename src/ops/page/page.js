@@ -1,5 +1,5 @@
 "use strict";
-// Shows the agent's state. Names and reasons come from outside: all text goes in as text.
+// Shows the agent's state. Names and reasons are untrusted: all text is inserted as text, never as markup.
 const EVERY = 2000, PATIENCE = 5000;
 const $ = id => document.getElementById(id);
 let report, known, drawn, lost, ahead = 0;
@@ -16,10 +16,10 @@ const shape = (name, attributes, ...parts) => {
   return fill(made, parts);
 };
 const styled = (kind, element) => (element.className = kind, element);
-// A live region speaks when it is written to.
+// Each write to a live region is announced by screen readers.
 const say = (element, text) => { if (element.textContent !== text) element.textContent = text; };
 
-// By the agent's clock.
+// The agent's time.
 const now = () => Date.now() + ahead;
 const at = moment => moment ? Date.parse(moment) : null;
 const day = moment => new Date(moment).toISOString().replace("T", " ").replace(/\..*/, "Z");
@@ -29,13 +29,13 @@ const span = length => {
   return d ? `${d}d ${hours}h` : hours ? `${hours}h ${m}m` : m ? `${m}m ${all % 60}s` : `${all}s`;
 };
 const AWAY = {
-  end: away => away > 0 ? `(${span(away)} left)` : `(EXPIRED ${span(away)} ago)`,
+  expiry: away => away > 0 ? `(${span(away)} left)` : `(EXPIRED ${span(away)} ago)`,
   renewal: away => away > 0 ? `(in ${span(away)})` : `(due for ${span(away)})`,
   past: away => `(${span(away)} ago)`,
 };
 const tick = () => document.querySelectorAll("small[data-at]").forEach(one =>
   say(one, AWAY[one.dataset.away](at(one.dataset.at) - now())));
-// A moment, and how far it is.
+// A time, and its distance from now.
 const when = (moment, away) => {
   if (!moment) return null;
   const [time, far] = [h("time", day(moment)), h("small")];
@@ -61,21 +61,21 @@ const card = one => {
     ["last error", bad(one.error)],
     ["last rejection", rejection && bad(`version ${rejection.version} by ${rejection.node}: ${rejection.reason}`)],
     ["identity", pair?.identity || pair?.names],
-    ["valid until", when(one.not_after, "end")],
+    ["valid until", when(one.not_after, "expiry")],
     ["next renewal", when(one.renews, "renewal")],
     ["received", when(one.received, "past")],
     ["serial", code(pair?.serial)],
     ["key", pair?.key_type],
     ["issuer", pair?.issuer],
     ["roots", bundle?.roots.map(root =>
-      h("div", `${root.subject}, ${root.key_type}, serial `, code(root.serial), ", until ", when(root.not_after, "end")))],
+      h("div", `${root.subject}, ${root.key_type}, serial `, code(root.serial), ", until ", when(root.not_after, "expiry")))],
     ["CRLs", bundle && report.crls && `${bundle.crls}`],
     ["version", code(one.version)],
     ["streams", holders(one)],
   ])));
 };
 
-// What was served when, until the next one came, and when newer ones could not be had.
+// What was served when, until the next value came, and when renewals failed.
 const lane = one => {
   const bars = [], fails = [];
   for (const event of report.events.filter(event => event.name === one.name)) {
@@ -90,7 +90,7 @@ const STEPS = [1, 5, 15, 60, 300, 900, 3600, 10800, 43200, 86400, 604800, 2592e3
 const draw = () => {
   const HIGH = 66, lanes = report.secrets.filter(({ name }) => name === "default" || name === "ROOTCA").map(lane);
   const width = Math.max(280, $("line").clientWidth), height = lanes.length * HIGH + 22, present = now();
-  // Two lifetimes back, and to the end of what is served; or what is chosen.
+  // From two lifetimes ago to the expiry of the served certificate, or the chosen range.
   const main = lanes.map(({ one }) => one).filter(one => one.not_after).sort((a, b) => at(a.not_after) - at(b.not_after))[0];
   const life = main ? at(main.not_after) - at(main.received) : 3600e3;
   const back = $("back").value * 60e3;
@@ -101,7 +101,7 @@ const draw = () => {
   if (key === drawn) return;
   drawn = key;
 
-  const parts = [], names = [], told = [];
+  const parts = [], names = [], summary = [];
   const upright = (kind, where) => shape("line", { class: kind, x1: where, x2: where, y1: 0, y2: height - 18 });
   const box = (kind, from, until, y, high, text) => from < end && until > start && parts.push(shape("rect",
     { class: kind, x: x(from), width: Math.max(2, x(until) - x(from)), y, height: high, rx: 2 }, shape("title", {}, text)));
@@ -129,11 +129,11 @@ const draw = () => {
     }
     if (one.renews) mark("renewal", at(one.renews), y - 1, "▼", "planned renewal");
     parts.push(shape("line", { class: "grid", x1: 0, x2: width, y1: top + HIGH - 4, y2: top + HIGH - 4 }));
-    told.push(`${one.name} is ${one.state}${until}, with ${fails.length} failures.`);
+    summary.push(`${one.name} is ${one.state}${until}, with ${fails.length} failed renewals.`);
   });
   parts.push(upright("now", x(present)));
   put($("line"), shape("svg", { role: "img", viewBox: `0 0 ${width} ${height}`, height,
-    "aria-label": `${told.join(" ")} All of it is in the table below.` }, parts, names));
+    "aria-label": `${summary.join(" ")} The table below lists all events.` }, parts, names));
 };
 
 const show = () => {
@@ -146,15 +146,15 @@ const show = () => {
     ["socket", report.socket],
     ["CRL file", bad(report.crls?.error)],
     ["state", bad(report.state?.error)],
-    ["refused", report.refusal],
+    ["last refusal", report.refusal],
   ]));
   put($("secrets"), report.secrets.map(card));
   $("output").hidden = !output;
   put($("files"), output && rows([
     ["last error", bad(output.error)],
-    ["valid until", when(output.not_after, "end") || "nothing written yet"],
-    ["disk", output.hanging && bad("hangs")],
-    ["hook", output.hook_failing ? bad("fails") : output.hook_running && "runs"],
+    ["valid until", when(output.not_after, "expiry") || "nothing written yet"],
+    ["disk", output.hanging && bad("does not respond")],
+    ["hook", output.hook_failing ? bad("failing") : output.hook_running && "running"],
   ]));
   put($("rows"), report.events.toReversed().map(event => h("tr", h("td", when(event.at, "past")), h("td", event.name),
     h("td", h("b", event.what), event.text && `: ${event.text}`), h("td", event.not_after && day(event.not_after)))));
@@ -163,7 +163,7 @@ const show = () => {
 const ask = async () => {
   try {
     const answer = await fetch("v1/status", { signal: AbortSignal.timeout(PATIENCE) });
-    if (!answer.ok) throw new Error(`it answers with ${answer.status}`);
+    if (!answer.ok) throw new Error(`HTTP status ${answer.status}`);
     report = await answer.json();
     ahead = at(report.now) - Date.now();
     lost = "";
@@ -172,8 +172,8 @@ const ask = async () => {
     draw();
     tick();
   } catch (error) {
-    lost ||= `The agent does not answer since ${day(now())} (${error.message}). It is asked again every 2 s.` +
-      (report ? " Below is what it said last." : "");
+    lost ||= `No answer from the agent since ${day(now())} (${error.message}). Retrying every 2 s.` +
+      (report ? " Below is its last known state." : "");
   }
   const state = !report ? "UNKNOWN" : report.ready ? "READY" : "NOT READY";
   say($("ready"), lost && report ? `WAS ${state}` : state);

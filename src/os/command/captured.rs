@@ -30,7 +30,7 @@ impl CapturedOutput {
 
     /// A pipe for messages, of which a line for the log is kept.
     pub fn for_log() -> io::Result<(Self, PipeWriter)> {
-        Self::with_limit(limits::COMMAND_WORDS_BYTES)
+        Self::with_limit(limits::COMMAND_MESSAGE_BYTES)
     }
 
     pub(super) fn pipe(&self) -> Option<Arc<pipe::Receiver>> {

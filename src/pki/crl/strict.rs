@@ -1,8 +1,8 @@
-//! Whether a CRL is DER to the letter, and of the shape of RFC 5280: what Envoy asks of it, and more than the parser does.
+//! Checks that a CRL is strict DER with the structure of RFC 5280. Envoy requires it; the parser is more lenient.
 //!
-//! It was found with changed CRLs, which this and a real Envoy were asked to read.
+//! The rules were found by giving mutated CRLs to this module and to a real Envoy.
 
-/// How deep anything in a CRL nests at most.
+/// The deepest nesting in a CRL.
 const DEPTH: usize = 16;
 
 const BOOLEAN: u8 = 0x01;
@@ -23,10 +23,10 @@ const EXTENSIONS: u8 = 0xa0;
 const CRL_NUMBER: &[u8] = &[0x55, 0x1d, 20];
 const AUTHORITY_KEY_IDENTIFIER: &[u8] = &[0x55, 0x1d, 35];
 
-/// A tag and what it stands for.
+/// A tag and its content.
 type Part<'a> = (u8, &'a [u8]);
 
-/// Whether `der` is a CRL, to the letter.
+/// Whether `der` is a CRL in strict DER.
 pub(super) fn is_crl(der: &[u8]) -> bool {
     let Some(outer) = parts(der) else { return false };
     let [(SEQUENCE, outer)] = outer.as_slice() else { return false };
@@ -80,7 +80,7 @@ fn is_extension(part: &Part<'_>) -> bool {
         })
 }
 
-/// Envoy reads these at once; others when it needs them.
+/// Envoy parses these extensions when it loads the CRL, and others only when it needs them.
 fn is_value_of(id: &[u8], value: &[u8]) -> bool {
     match id {
         CRL_NUMBER => parts_of(value, |parts| matches!(parts, [(INTEGER, _)])),
@@ -124,18 +124,18 @@ fn parts_of(bytes: &[u8], hold: impl Fn(&[Part<'_>]) -> bool) -> bool {
     parts(bytes).is_some_and(|parts| hold(&parts))
 }
 
-/// What is encoded in `bytes`, one after the other.
+/// The values that are encoded in `bytes`, in order.
 fn parts(bytes: &[u8]) -> Option<Vec<Part<'_>>> {
     let (mut bytes, mut parts) = (bytes, Vec::new());
     while let [tag, rest @ ..] = bytes {
-        let (content, behind) = content(rest)?;
+        let (content, after) = content(rest)?;
         parts.push((*tag, content));
-        bytes = behind;
+        bytes = after;
     }
     Some(parts)
 }
 
-/// The content behind a tag, and what follows it. A length has one form only.
+/// The content after a tag, and the bytes after the content. A length has only one valid encoding.
 fn content(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = match bytes {
         [length @ ..=0x7f, rest @ ..] => (usize::from(*length), rest),
@@ -149,7 +149,7 @@ fn content(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(length)
 }
 
-/// Whether every value in `bytes` has the one form that DER allows.
+/// Whether every value in `bytes` has the only encoding that DER allows.
 fn is_der(bytes: &[u8], depth: usize) -> bool {
     let is_one = |part: &Part<'_>| match *part {
         (BOOLEAN, content) => matches!(content, [0 | 0xff]),
@@ -167,7 +167,7 @@ fn is_der(bytes: &[u8], depth: usize) -> bool {
     parts_of(bytes, |parts| parts.iter().all(&is_one))
 }
 
-/// Numbers in groups of seven bits, none of which begins with a group of zeros.
+/// Numbers in groups of seven bits; no number begins with a group of zeros.
 fn is_oid(content: &[u8]) -> bool {
     let mut is_start = true;
     for byte in content {
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn der_has_one_way_to_say_a_thing() {
+    fn only_strict_der_is_accepted() {
         let strict: [&[u8]; 6] =
             [&[2, 1, 0], &[2, 2, 0, 0x80], &[1, 1, 0xff], &[0x30, 3, 2, 1, 5], &[6, 3, 0x55, 4, 3], &[5, 0]];
         for bytes in strict {
@@ -206,6 +206,6 @@ mod tests {
         for bytes in lax {
             assert!(!is_der(bytes, DEPTH), "{bytes:?}");
         }
-        assert!(!is_der(&[0x30; 4000], DEPTH), "it does not go down for ever");
+        assert!(!is_der(&[0x30; 4000], DEPTH), "the depth is bounded");
     }
 }

@@ -1,4 +1,4 @@
-//! The two forms in which a private key is written: PKCS#8, and what was usual before it.
+//! The two formats of a written private key: PKCS#8 and the traditional one.
 
 use std::str::FromStr;
 
@@ -11,13 +11,12 @@ use x509_parser::asn1_rs::{Any, FromDer as _};
 
 use super::PrivateKey;
 
-/// How a private key is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum KeyFormat {
-    /// PKCS#8: `PRIVATE KEY`, whatever the algorithm.
+    /// PKCS#8, labelled `PRIVATE KEY` for every algorithm.
     #[default]
     Pkcs8,
-    /// SEC1 or PKCS#1: `EC PRIVATE KEY` or `RSA PRIVATE KEY`. There is none for Ed25519.
+    /// SEC1 or PKCS#1, labelled `EC PRIVATE KEY` or `RSA PRIVATE KEY`. Not available for Ed25519.
     Traditional,
 }
 
@@ -33,13 +32,12 @@ impl FromStr for KeyFormat {
     }
 }
 
-/// A key that has no traditional form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("only RSA, ECDSA P-256 and P-384 keys have a traditional form: choose --key-format pkcs8")]
 pub struct NoTraditionalForm;
 
 impl PrivateKey {
-    /// The same key in `format`. One that is in the traditional form already stays in it.
+    /// The same key in `format`. A key that is already in the traditional format stays in it.
     pub fn in_format(self, format: KeyFormat) -> Result<Self, NoTraditionalForm> {
         match &self.0 {
             PrivateKeyDer::Pkcs8(key) if format == KeyFormat::Traditional => {
@@ -55,14 +53,14 @@ impl PrivateKey {
     }
 }
 
-/// With the curve's name in it: in PKCS#8 it stands beside the key, and OpenSSL asks for it.
+/// Includes the curve's name, which OpenSSL requires. In PKCS#8 the name is outside of the key.
 fn sec1(algorithm: &'static EcdsaSigningAlgorithm, pkcs8: &[u8]) -> Option<PrivateKeyDer<'static>> {
     let key = EcdsaKeyPair::from_pkcs8(algorithm, pkcs8).ok()?;
     let der: EcPrivateKeyRfc5915Der<'_> = key.private_key().as_der().ok()?;
     Some(PrivateSec1KeyDer::from(der.as_ref().to_vec()).into())
 }
 
-/// What PKCS#8 wraps, where that is RSA.
+/// The key inside of PKCS#8, if it is RSA.
 fn pkcs1(pkcs8: &[u8]) -> Option<PrivateKeyDer<'static>> {
     const RSA_ENCRYPTION: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 1];
     fn split(der: &[u8]) -> Option<(&[u8], &[u8])> {
@@ -83,7 +81,7 @@ mod tests {
     use crate::pki::key::{KeyType, SigningKey};
 
     #[test]
-    fn each_form_has_its_label_and_holds_the_same_key() {
+    fn each_format_has_its_label_and_holds_the_same_key() {
         for (name, key_type) in KeyType::ALL.into_iter().filter(|(name, _)| *name != "rsa-4096") {
             let key = SigningKey::generate(key_type).unwrap();
             let traditional = match key_type {
@@ -102,14 +100,14 @@ mod tests {
                 assert!(pem.starts_with(format!("-----BEGIN {label}-----\n").as_bytes()), "{name}: {label}");
                 let read = PrivateKey::from_pem(&pem).unwrap();
                 assert_eq!(read.public_key().unwrap(), key.subject_public_key_info(), "{name}: {label}");
-                // Once more changes nothing.
+                // Converting again changes nothing.
                 assert_eq!(read.in_format(format).unwrap().to_pem(), pem, "{name}: {label}");
             }
         }
     }
 
     #[test]
-    fn a_format_that_does_not_exist_lists_those_that_do() {
+    fn the_error_for_an_unknown_format_lists_the_known_ones() {
         let error = "pkcs1".parse::<KeyFormat>().unwrap_err();
         assert!(error.contains("pkcs1") && error.contains("pkcs8 or traditional"), "{error}");
     }

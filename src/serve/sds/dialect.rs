@@ -1,4 +1,4 @@
-//! How a [`Session`] is said on the wire: in full each time (`StreamSecrets`), or as what changed (`DeltaSecrets`).
+//! The two SDS protocols of a [`Session`]: all names in each request (`StreamSecrets`), or only changes (`DeltaSecrets`).
 
 mod delta;
 mod sotw;
@@ -11,80 +11,75 @@ pub use self::sotw::StateOfTheWorld;
 
 use super::session::{Push, Session};
 use crate::base::limits;
+use crate::base::text;
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::{ControlPlane, Node};
 use crate::proto::google::rpc;
 use crate::secret::{Resource, Version};
 
-/// One stream's side of a protocol.
+/// The protocol of one stream.
 pub trait Dialect: Default {
-    /// What the client sends.
     type Request;
-    /// What it is sent.
     type Response;
 
-    /// Takes in one request.
+    /// Handles one request.
     fn receive(&mut self, session: &mut Session, request: Self::Request) -> Result<Received, Refusal>;
 
-    /// `name` can never be served: tells the client, where the protocol has words for it.
+    /// `name` can never be served: the client is informed if the protocol allows it.
     fn refuse(&self, session: &mut Session, name: &str);
 
-    /// What to send now, with the bytes of `resources` (by name).
+    /// What to send now, with the content of `resources` (by name).
     fn respond(
         &mut self,
         session: &mut Session,
         resources: &HashMap<String, Resource>,
     ) -> Option<(Push, Self::Response)>;
 
-    /// The node id of the first request; empty before it.
+    /// The node ID of the first request; empty before it.
     fn node_id(&self) -> Arc<str>;
 }
 
 /// What a request changed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// Names that are subscribed from now on.
+    /// Newly subscribed names.
     pub added: Vec<String>,
-    /// Names that no longer are.
+    /// Unsubscribed names.
     pub removed: Vec<String>,
-    /// What the client says of the last response.
+    /// The client's verdict on a response.
     pub verdict: Option<Verdict>,
 }
 
 /// An ACK or a NACK.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// What it is about.
+    /// The items of the response.
     pub items: Vec<(String, Version)>,
-    /// The client's reason, where it refused.
+    /// The client's reason, if it is a NACK.
     pub rejection: Option<String>,
 }
 
 /// Why a request ends its stream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The first request says nobody sent it.
     #[error(
         "the first request of a stream must carry a node id: set node.id in the bootstrap, or start Envoy with --service-node"
     )]
     NoNode,
-    /// A request for something else than secrets.
-    #[error("type_url {0:?} is not served here: this socket has {SECRET_TYPE_URL} alone")]
-    ForeignType(String),
-    /// More names than a stream may have.
-    #[error("{0} resource names on one stream: at most {max} are served", max = limits::NAMES_PER_STREAM)]
+    #[error("unsupported type_url {0:?}: this socket serves only {SECRET_TYPE_URL}")]
+    UnsupportedType(String),
+    #[error("{0} resource names on one stream: at most {max} are allowed", max = limits::NAMES_PER_STREAM)]
     TooManyNames(usize),
-    /// Longer names than a stream may have.
-    #[error("{0} bytes of resource names on one stream: at most {max} are served", max = limits::NAME_BYTES_PER_STREAM)]
+    #[error("{0} bytes of resource names on one stream: at most {max} are allowed", max = limits::NAME_BYTES_PER_STREAM)]
     TooLongNames(usize),
 }
 
 impl Refusal {
-    /// The one word for it in metrics.
+    /// Its label in metrics.
     pub fn label(&self) -> &'static str {
         match self {
             Self::NoNode => "no_node",
-            Self::ForeignType(_) => "foreign_type",
+            Self::UnsupportedType(_) => "foreign_type",
             Self::TooManyNames(_) | Self::TooLongNames(_) => "too_many_names",
         }
     }
@@ -101,21 +96,21 @@ impl From<Refusal> for tonic::Status {
     }
 }
 
-/// Refuses a request for another kind of resource. An empty type is taken: the service has only one.
+/// Refuses a request for another type of resource. An empty type is accepted, because the service has only one.
 pub fn check_type(type_url: &str) -> Result<(), Refusal> {
     match type_url {
         "" | SECRET_TYPE_URL => Ok(()),
-        other => Err(Refusal::ForeignType(limits::sanitize_for_log(other))),
+        other => Err(Refusal::UnsupportedType(text::sanitize_for_log(other))),
     }
 }
 
-/// The node's id, fit for a log line; refuses a stream of nobody.
+/// The node ID, safe to log; refuses a request without one.
 fn check_node(node: Option<Node>) -> Result<Arc<str>, Refusal> {
-    let id = node.map(|node| limits::sanitize_for_log(&node.id)).filter(|id| !id.is_empty());
+    let id = node.map(|node| text::sanitize_for_log(&node.id)).filter(|id| !id.is_empty());
     id.map(Arc::from).ok_or(Refusal::NoNode)
 }
 
-/// Refuses more names than a stream may be subscribed to.
+/// Refuses more names than a stream may subscribe to.
 fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), Refusal> {
     let (count, bytes) = names.fold((0, 0), |(count, bytes), name| (count + 1, bytes + name.len()));
     if count > limits::NAMES_PER_STREAM {
@@ -127,21 +122,21 @@ fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// What a client says of the response with `nonce`. None if that does not wait for a verdict.
+/// Settles the response with `nonce`. `None` if it does not wait for a verdict.
 fn verdict(session: &mut Session, nonce: &str, error: Option<rpc::Status>) -> Option<Verdict> {
     let (items, rejection) = match error {
         None => (session.accept(nonce), None),
-        Some(status) => (session.reject(nonce), Some(limits::sanitize_for_log(&status.message))),
+        Some(status) => (session.reject(nonce), Some(text::sanitize_for_log(&status.message))),
     };
     (!items.is_empty()).then_some(Verdict { items, rejection })
 }
 
-/// Who answers.
+/// Identifies the agent in responses.
 pub fn control_plane() -> Option<ControlPlane> {
     Some(ControlPlane { identifier: concat!("attache/", env!("CARGO_PKG_VERSION")).to_owned() })
 }
 
-/// The version of several names together. That of one name is its own.
+/// One version for several names. For one name it is its own version.
 pub fn combined<'a>(versions: impl Iterator<Item = (&'a str, &'a Version)>) -> String {
     let versions: Vec<_> = versions.collect();
     match versions.as_slice() {

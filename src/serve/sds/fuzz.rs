@@ -1,5 +1,5 @@
-//! Any bytes at all, as the requests of a stream: what a fuzzer calls, and what a test calls with bytes that are nearly
-//! right. It is not part of the agent.
+//! Runs arbitrary bytes as the requests of a stream, for the fuzzer and for a test with almost valid bytes. Not part of the
+//! agent.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -15,36 +15,34 @@ use crate::secret::{Resource, Version};
 /// Names that can be served.
 const SERVED: [&str; 3] = ["default", "ROOTCA", "a"];
 
-/// In the first byte of a chunk: what is there is sent after the request.
+/// In the first byte of a chunk: send a response after the request.
 const RESPOND: u8 = 0x10;
-/// In the first byte of a chunk: before the request there is a new value, of the name and with the content that the
-/// lower four bits say.
+/// In the first byte of a chunk: before the request, publish a new value. The lower four bits select name and content.
 const OFFER: u8 = 0x20;
 
-/// What came of it, in one dialect.
+/// What happened in one dialect.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Requests that were taken.
+    /// Requests that were accepted.
     pub received: usize,
-    /// Requests that held a verdict.
+    /// Requests with a verdict.
     pub verdicts: usize,
-    /// Requests that ended their stream; with it ends the story.
+    /// Requests that ended the stream, and with it the run.
     pub refused: usize,
-    /// Responses.
     pub responses: usize,
-    /// Names that were told to be removed.
+    /// Names that were sent as removed.
     pub removed: usize,
 }
 
-/// Plays `bytes` against a session of each dialect, and panics where that does something that it must never do.
+/// Runs `bytes` against a session of each dialect, and panics if a rule of the protocol is broken.
 ///
-/// They are chunks of a byte that says what happens, the length of a request in two bytes, the highest first, and
-/// that many bytes, fewer at the end. What is not a request is skipped.
+/// Each chunk is a control byte, the length of a request in two bytes, big-endian, and that many bytes (the last chunk may be
+/// shorter). Bytes that are not a request are skipped.
 pub fn requests(bytes: &[u8]) -> [Outcome; 2] {
-    [play::<StateOfTheWorld>(bytes), play::<Delta>(bytes)]
+    [run::<StateOfTheWorld>(bytes), run::<Delta>(bytes)]
 }
 
-fn play<D>(mut bytes: &[u8]) -> Outcome
+fn run<D>(mut bytes: &[u8]) -> Outcome
 where
     D: Dialect<Request: Message + Default, Response: Message>,
 {
@@ -54,7 +52,7 @@ where
         let (request, rest) = rest.split_at(length);
         bytes = rest;
         if control & OFFER != 0 {
-            stream.offer(usize::from(control & 3), control >> 2 & 3);
+            stream.publish(usize::from(control & 3), control >> 2 & 3);
         }
         if let Ok(request) = D::Request::decode(request)
             && !stream.receive(request)
@@ -69,17 +67,17 @@ where
     stream.outcome
 }
 
-/// A stream, and what an onlooker knows of it.
+/// A stream, and what an observer knows about it.
 #[derive(Default)]
 struct Stream<D> {
     dialect: D,
     session: Session,
     resources: HashMap<String, Resource>,
-    /// What there is, whether or not somebody asks for it.
-    world: BTreeMap<&'static str, Resource>,
+    /// All published values, whether or not subscribed.
+    published: BTreeMap<&'static str, Resource>,
     subscribed: BTreeSet<String>,
     nonces: BTreeSet<String>,
-    /// What was sent and had no verdict.
+    /// Responses without a verdict.
     waiting: Vec<Vec<(String, Version)>>,
     outcome: Outcome,
 }
@@ -88,39 +86,39 @@ impl<D> Stream<D>
 where
     D: Dialect<Request: Message, Response: Message>,
 {
-    fn offer(&mut self, name: usize, value: u8) {
+    fn publish(&mut self, name: usize, value: u8) {
         let Some(name) = SERVED.get(name) else { return };
         let value = format!("{name} {value}").into_bytes();
         let version = Version::of(&value);
         let any = Any { type_url: SECRET_TYPE_URL.to_owned(), value: value.into() };
-        self.world.insert(name, Resource { version, any });
-        self.tell(name);
+        self.published.insert(name, Resource { version, any });
+        self.offer_to_session(name);
     }
 
-    fn tell(&mut self, name: &str) {
-        if let Some(resource) = self.world.get(name).filter(|_| self.subscribed.contains(name)) {
+    fn offer_to_session(&mut self, name: &str) {
+        if let Some(resource) = self.published.get(name).filter(|_| self.subscribed.contains(name)) {
             self.session.offer(name, resource.version.clone());
             self.resources.insert(name.to_owned(), resource.clone());
         }
     }
 
-    /// False if it ends the stream.
+    /// False if the request ends the stream.
     fn receive(&mut self, request: D::Request) -> bool {
         let received = match self.dialect.receive(&mut self.session, request) {
             Ok(received) => received,
             Err(refusal) => {
                 let status = tonic::Status::from(refusal);
-                let is_fit = !status.message().is_empty() && status.message().len() < 5_000;
-                assert!(is_fit && !status.message().contains('\n'), "{}", status.message());
+                let is_valid = !status.message().is_empty() && status.message().len() < 5_000;
+                assert!(is_valid && !status.message().contains('\n'), "{}", status.message());
                 self.outcome.refused += 1;
                 return false;
             }
         };
         self.outcome.received += 1;
-        assert!(!self.dialect.node_id().is_empty(), "a stream of nobody");
+        assert!(!self.dialect.node_id().is_empty(), "a stream without node ID");
         if let Some(verdict) = received.verdict {
             let at = self.waiting.iter().position(|items| *items == verdict.items);
-            assert!(at.is_some(), "a verdict on what was not sent");
+            assert!(at.is_some(), "a verdict on a response that was not sent");
             at.map(|at| self.waiting.swap_remove(at));
             let reason = verdict.rejection.unwrap_or_default();
             assert!(reason.chars().count() <= limits::FOREIGN_TEXT, "a reason of {} bytes", reason.len());
@@ -133,12 +131,15 @@ where
         for name in received.added {
             assert!(self.subscribed.insert(name.clone()), "{name:?} was subscribed");
             if SERVED.contains(&name.as_str()) {
-                self.tell(&name);
+                self.offer_to_session(&name);
             } else {
                 self.dialect.refuse(&mut self.session, &name);
             }
         }
-        assert!(self.session.names().eq(&self.subscribed), "it wants other names than it said");
+        assert!(
+            self.session.names().eq(&self.subscribed),
+            "the session has other names than were subscribed"
+        );
         assert!(self.subscribed.len() <= limits::NAMES_PER_STREAM);
         assert!(self.subscribed.iter().map(String::len).sum::<usize>() <= limits::NAME_BYTES_PER_STREAM);
         true
@@ -151,7 +152,7 @@ where
         assert!(push.items.len() <= SERVED.len());
         for (name, version) in &push.items {
             assert!(self.subscribed.contains(name), "{name:?} is not subscribed");
-            let newest = self.world.get(name.as_str()).map(|resource| &resource.version);
+            let newest = self.published.get(name.as_str()).map(|resource| &resource.version);
             assert_eq!(newest, Some(version), "{name:?} has a newer value");
         }
         for name in &push.removed {
@@ -162,14 +163,17 @@ where
         self.outcome.responses += 1;
         self.outcome.removed += push.removed.len();
         self.waiting.push(push.items);
-        assert!(self.dialect.respond(&mut self.session, &self.resources).is_none(), "not everything at once");
+        assert!(
+            self.dialect.respond(&mut self.session, &self.resources).is_none(),
+            "a response was incomplete"
+        );
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::sds::dialect::client::{Wire, Words};
+    use crate::serve::sds::dialect::client::{ClientDialect, RequestFields};
 
     fn chunk(control: u8, request: &[u8]) -> Vec<u8> {
         let length = u16::try_from(request.len()).unwrap().to_be_bytes();
@@ -180,13 +184,13 @@ mod tests {
         texts.iter().filter(|_| random.u8(0..3) == 0).map(|text| (*text).to_owned()).collect()
     }
 
-    /// A request such as a client may send.
-    fn request<D: Wire<Request: Message>>(random: &mut fastrand::Rng, is_first: bool) -> Vec<u8> {
-        let names = ["default", "ROOTCA", "a", "nobody", "*", "", "default"];
+    /// A request as a client may send it.
+    fn request<D: ClientDialect<Request: Message>>(random: &mut fastrand::Rng, is_first: bool) -> Vec<u8> {
+        let names = ["default", "ROOTCA", "a", "unknown", "*", "", "default"];
         let nonces = ["", "1", "2", "3", "4", "5", "6", "77"];
         let version = Version::of(format!("a {}", random.u8(0..4)).as_bytes()).to_string();
-        let words = Words {
-            node: Words::node().filter(|_| is_first),
+        let fields = RequestFields {
+            node: RequestFields::node().filter(|_| is_first),
             type_url: random.choice(["", SECRET_TYPE_URL]).unwrap().to_owned(),
             nonce: (*random.choice(&nonces).unwrap()).to_owned(),
             rejection: (random.u8(0..3) == 0).then(|| "no\nway".repeat(random.usize(0..99))),
@@ -196,11 +200,11 @@ mod tests {
             unsubscribe: some(random, &names),
             held: some(random, &names).into_iter().map(|name| (name, version.clone())).collect(),
         };
-        D::request(words).encode_to_vec()
+        D::request(fields).encode_to_vec()
     }
 
-    /// Changes some bytes, or their number.
-    fn spoil(random: &mut fastrand::Rng, bytes: &mut Vec<u8>) {
+    /// Changes, adds or removes some bytes.
+    fn mutate(random: &mut fastrand::Rng, bytes: &mut Vec<u8>) {
         for _ in 0..random.usize(1..4) {
             let at = random.usize(..=bytes.len());
             match random.u8(0..5) {
@@ -213,33 +217,36 @@ mod tests {
         }
     }
 
-    fn story<D: Wire<Request: Message>>(random: &mut fastrand::Rng) -> Vec<u8> {
+    fn conversation<D: ClientDialect<Request: Message>>(random: &mut fastrand::Rng) -> Vec<u8> {
         let mut bytes = Vec::new();
         for at in 0..random.usize(1..20) {
             let mut request = request::<D>(random, at == 0);
             if random.u8(0..4) == 0 {
-                spoil(random, &mut request);
+                mutate(random, &mut request);
             }
             bytes.extend(chunk(random.u8(..), &request));
         }
         if random.u8(0..4) == 0 {
-            spoil(random, &mut bytes);
+            mutate(random, &mut bytes);
         }
         bytes
     }
 
     #[test]
-    fn bytes_that_are_nearly_requests_do_no_harm() {
+    fn almost_valid_requests_break_no_rule() {
         let mut sums = [Outcome::default(), Outcome::default()];
         for seed in 0..3_000 {
             let mut random = fastrand::Rng::with_seed(seed);
             let is_delta = seed % 2 == 1;
-            let bytes =
-                if is_delta { story::<Delta>(&mut random) } else { story::<StateOfTheWorld>(&mut random) };
-            let told = std::panic::catch_unwind(|| requests(&bytes));
-            assert!(told.is_ok(), "seed {seed}: {}", bytes.escape_ascii());
-            let [sotw, delta] = told.unwrap();
-            // The other dialect reads them too, but most of it is no request there.
+            let bytes = if is_delta {
+                conversation::<Delta>(&mut random)
+            } else {
+                conversation::<StateOfTheWorld>(&mut random)
+            };
+            let outcomes = std::panic::catch_unwind(|| requests(&bytes));
+            assert!(outcomes.is_ok(), "seed {seed}: {}", bytes.escape_ascii());
+            let [sotw, delta] = outcomes.unwrap();
+            // The other dialect runs them too, but most of the bytes are not requests there.
             let outcome = if is_delta { delta } else { sotw };
             let sum = &mut sums[usize::from(is_delta)];
             sum.received += outcome.received;
@@ -248,7 +255,7 @@ mod tests {
             sum.responses += outcome.responses;
             sum.removed += outcome.removed;
         }
-        // All of it was reached, and often.
+        // Every outcome was reached, and often.
         for (is_delta, sum) in [false, true].into_iter().zip(sums) {
             let least = [sum.received, sum.verdicts, sum.refused, sum.responses].into_iter().min();
             assert!(least > Some(100) && (sum.removed > 100) == is_delta, "{sum:?}");
@@ -256,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_nothing_do_no_harm() {
+    fn random_bytes_break_no_rule() {
         for seed in 0..1_000 {
             let mut random = fastrand::Rng::with_seed(seed);
             let bytes: Vec<_> = (0..random.usize(0..300)).map(|_| random.u8(..)).collect();

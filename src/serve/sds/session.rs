@@ -1,17 +1,17 @@
-//! One conversation about secrets, without I/O, clock or runtime: what came in goes in, what to send comes out.
+//! The protocol logic of one stream, without I/O, clock or runtime: requests and versions in, responses out.
 //!
-//! The session knows names, versions and nonces. How they are said on the wire is the dialect's business
-//! ([`super::dialect`]); the bytes behind a version are the stream's.
+//! The session knows names, versions and nonces. The dialect encodes them ([`super::dialect`]); the stream holds the content
+//! of each version.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::secret::Version;
 
-/// How many rejected versions of a name are remembered. A client that rejects more than these in a row has other
-/// troubles than to be sent one of them again.
+/// How many rejected versions of a name are remembered. A client that rejects more than these in a row has bigger problems
+/// than receiving one of them again.
 const REJECTED: usize = 16;
 
-/// How many responses may wait for their verdict. Who answers later than that is not heard.
+/// How many responses may wait for an ACK or NACK. Verdicts on older responses are ignored.
 const OUTSTANDING: usize = 64;
 
 /// The state of one stream.
@@ -20,23 +20,23 @@ pub struct Session {
     names: BTreeMap<String, Subscribed>,
     /// The nonce of the last response.
     nonce: u64,
-    /// What waits for a verdict, by nonce.
+    /// Responses that wait for a verdict, by nonce.
     outstanding: VecDeque<(u64, Vec<(String, Version)>)>,
 }
 
-/// Where one subscribed name stands.
+/// The state of one subscribed name.
 #[derive(Debug)]
 struct Subscribed {
-    /// The last nonce before it was subscribed: verdicts up to this one are not about this subscription.
+    /// The last nonce before the name was subscribed: verdicts up to this one don't apply to this subscription.
     since: u64,
-    /// The client asked for it and got no answer yet.
-    is_asked: bool,
-    /// The newest version there is.
+    /// The client requested the name and has no response yet.
+    is_requested: bool,
+    /// The newest version.
     offered: Option<Version>,
-    /// What the client was sent last, or said it holds. It stays so when the client refuses it: Envoy goes on with what
-    /// it had, but keeps the refused secret for its next listener. What was there before must be sent again to replace it.
+    /// The version that the client was sent last, or said it holds. A NACK does not change it: Envoy keeps using the previous
+    /// version, but keeps the rejected one for its next listener. To replace it, the previous version must be sent again.
     sent: Option<Version>,
-    /// What the client refused, the newest last.
+    /// Versions that the client rejected, the newest last.
     rejected: VecDeque<Version>,
     fate: Fate,
 }
@@ -44,31 +44,31 @@ struct Subscribed {
 /// Whether a name can ever be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It can, now or later.
-    Served,
-    /// It can't, and the client is to be told.
+    /// Now or later.
+    Servable,
+    /// Never, and the client does not know yet.
     Refused,
-    /// It can't, and the client knows.
-    Told,
+    /// Never, and the client was sent the refusal.
+    RefusalSent,
 }
 
 impl Subscribed {
     fn since(nonce: u64) -> Self {
         Self {
             since: nonce,
-            is_asked: true,
+            is_requested: true,
             offered: None,
             sent: None,
             rejected: VecDeque::new(),
-            fate: Fate::Served,
+            fate: Fate::Servable,
         }
     }
 
     /// The version to send now, if any.
     fn due(&self) -> Option<&Version> {
-        let is_news =
+        let is_new =
             |offered: &Version| self.sent.as_ref() != Some(offered) && !self.rejected.contains(offered);
-        let is_due = |offered: &&Version| self.is_asked || is_news(offered);
+        let is_due = |offered: &&Version| self.is_requested || is_new(offered);
         self.offered.as_ref().filter(is_due)
     }
 
@@ -85,23 +85,23 @@ impl Subscribed {
     }
 }
 
-/// Names and versions that go into one response, and the nonce that stands for it.
+/// The content of one response: names and versions.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Push {
-    /// Unique on its stream.
+    /// Unique on the stream.
     pub nonce: String,
-    /// What is sent, sorted by name.
+    /// Sorted by name.
     pub items: Vec<(String, Version)>,
     /// Names that can never be served.
     pub removed: Vec<String>,
 }
 
 impl Session {
-    /// The client wants `name`. True if it was not subscribed. Asking again is answered again.
+    /// Subscribes to `name`. True if it was not subscribed. If it was, it is sent again.
     pub fn subscribe(&mut self, name: &str) -> bool {
         if let Some(subscribed) = self.names.get_mut(name) {
-            subscribed.is_asked = true;
-            if subscribed.fate == Fate::Told {
+            subscribed.is_requested = true;
+            if subscribed.fate == Fate::RefusalSent {
                 subscribed.fate = Fate::Refused;
             }
             return false;
@@ -110,45 +110,44 @@ impl Session {
         true
     }
 
-    /// Whether `name` is subscribed.
     pub fn is_subscribed(&self, name: &str) -> bool {
         self.names.contains_key(name)
     }
 
-    /// `name` can never be served, and the client is to hear it.
+    /// `name` can never be served: the next response removes it.
     pub fn refuse(&mut self, name: &str) {
         if let Some(subscribed) = self.names.get_mut(name) {
             subscribed.fate = Fate::Refused;
         }
     }
 
-    /// The client no longer wants `name`: nothing more is sent for it. True if it was subscribed.
+    /// Unsubscribes from `name`: nothing more is sent for it. True if it was subscribed.
     pub fn unsubscribe(&mut self, name: &str) -> bool {
         self.names.remove(name).is_some()
     }
 
-    /// The client says that it holds `version` of `name` from an earlier stream: it need not be sent again.
+    /// The client holds `version` of `name` from an earlier stream: it need not be sent again.
     pub fn holds(&mut self, name: &str, version: Version) {
         if let Some(subscribed) = self.names.get_mut(name) {
-            subscribed.is_asked = false;
+            subscribed.is_requested = false;
             subscribed.sent = Some(version);
         }
     }
 
-    /// `version` is the newest value of `name`.
+    /// `version` is the newest version of `name`.
     pub fn offer(&mut self, name: &str, version: Version) {
         if let Some(subscribed) = self.names.get_mut(name) {
             subscribed.offered = Some(version);
         }
     }
 
-    /// The client took the response with `nonce`. Gives what it took; nothing for a nonce that does not wait.
+    /// The client acknowledged the response with `nonce`. Returns its items, or nothing for a nonce that has no waiting response.
     pub fn accept(&mut self, nonce: &str) -> Vec<(String, Version)> {
         self.settle(nonce, Subscribed::accept)
     }
 
-    /// The client refused the response with `nonce`, and keeps what it has. Gives what it refused; nothing for a
-    /// nonce that does not wait. These versions are not sent again, unless they are asked for or taken after all.
+    /// The client rejected the response with `nonce`, and keeps what it has. Returns its items, or nothing for a nonce that has
+    /// no waiting response. These versions are not sent again, unless the client requests or accepts them later.
     pub fn reject(&mut self, nonce: &str) -> Vec<(String, Version)> {
         self.settle(nonce, Subscribed::reject)
     }
@@ -164,21 +163,21 @@ impl Session {
         items
     }
 
-    /// Whether `nonce` is that of the last response.
+    /// Whether `nonce` belongs to the last response.
     pub fn is_last(&self, nonce: &str) -> bool {
         self.nonce > 0 && nonce == self.nonce.to_string()
     }
 
-    /// What to send now.
+    /// What to send now, if anything.
     pub fn push(&mut self) -> Option<Push> {
         let (mut items, mut removed) = (Vec::new(), Vec::new());
         let nonce = self.nonce + 1;
         for (name, subscribed) in &mut self.names {
             if subscribed.fate == Fate::Refused {
-                subscribed.fate = Fate::Told;
+                subscribed.fate = Fate::RefusalSent;
                 removed.push(name.clone());
             } else if let Some(version) = subscribed.due().cloned() {
-                subscribed.is_asked = false;
+                subscribed.is_requested = false;
                 subscribed.sent = Some(version.clone());
                 items.push((name.clone(), version));
             }
@@ -196,12 +195,11 @@ impl Session {
         Some(Push { nonce: nonce.to_string(), items, removed })
     }
 
-    /// Every subscribed name.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.names.keys().map(String::as_str)
     }
 
-    /// What the client was sent last of each name, or said it holds.
+    /// The version of each name that the client was sent last, or said it holds.
     pub fn held(&self) -> impl Iterator<Item = (&str, &Version)> {
         self.names.iter().filter_map(|(name, at)| Some((name.as_str(), at.sent.as_ref()?)))
     }

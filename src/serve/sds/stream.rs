@@ -1,7 +1,7 @@
-//! The loop of one stream: requests and changes in, responses out.
+//! The loop of one stream: takes requests and changes of secrets, returns responses.
 //!
-//! It is a `Stream` that the transport polls when it can send. A client that does not read is therefore not
-//! read from either, and gets the newest secrets once it does, not a queue of old ones.
+//! It is a `Stream` that the transport polls when it can send. So the requests of a client that does not read are not read
+//! either, and once it reads, it gets the newest secrets, not a queue of old ones.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use tonic::Status;
 use super::SecretDiscovery;
 use super::dialect::{Dialect, Received, Verdict};
 use super::session::Session;
-use crate::base::limits;
+use crate::base::text;
 use crate::secret::{Resource, SecretName};
 use crate::store::{Entry, Subscription};
 
@@ -34,10 +34,10 @@ pub struct SecretStream<D, I> {
     phase: Phase,
 }
 
-/// How many refused names of one request are told in the log; the others are counted.
-const REFUSALS_TOLD: usize = 3;
+/// How many refused names of one request are logged with their reason; the others are only counted.
+const REFUSALS_LOGGED: usize = 3;
 
-/// A name that is served, and what is counted of it.
+/// A subscribed name with its counters.
 struct Subscribed {
     subscription: Subscription,
     pushes: Counter,
@@ -47,7 +47,7 @@ struct Subscribed {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// The client sends no more: it gets what is ready, and then the end.
+    /// The client has closed its side: it gets what is ready, then the stream ends.
     Closing,
     Ended,
 }
@@ -71,7 +71,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
     fn receive(&mut self, request: D::Request) -> Result<(), Status> {
         let received = self.dialect.receive(&mut self.session, request).map_err(|refusal| {
             self.service.refuse(refusal.label(), &refusal);
-            tracing::warn!(reason = %refusal, "a stream was refused");
+            tracing::warn!(reason = %refusal, "stream refused");
             Status::from(refusal)
         })?;
         self.apply(received);
@@ -80,7 +80,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
 
     fn apply(&mut self, received: Received) {
         if let Some(verdict) = received.verdict {
-            self.note(verdict);
+            self.record(verdict);
         }
         for name in received.removed {
             self.subscriptions.remove(&name);
@@ -92,15 +92,15 @@ impl<D: Dialect, I> SecretStream<D, I> {
         for name in received.added {
             if let Err(reason) = self.subscribe(name) {
                 refused += 1;
-                // One line for each request: a client that asks for thousands must not fill the log.
-                if reasons.len() < REFUSALS_TOLD {
+                // One line per request: a client that requests thousands of names must not fill the log.
+                if reasons.len() < REFUSALS_LOGGED {
                     reasons.push(reason);
                 }
             }
         }
         if refused > 0 {
             let node = &*self.dialect.node_id();
-            tracing::warn!(node, refused, reasons = reasons.join("; "), "names are not served");
+            tracing::warn!(node, refused, reasons = reasons.join("; "), "resource names refused");
         }
     }
 
@@ -112,16 +112,16 @@ impl<D: Dialect, I> SecretStream<D, I> {
                     tracing::debug!(node = &*node, name = text, "subscribed");
                     let subscription = subscription.named(node);
                     self.changes.insert(text.clone(), subscription.changes());
-                    // Found once: each is a lookup by a label that would have to be made for it.
+                    // Looked up once, because each look-up builds a label.
                     let label = self.service.label(&text);
                     let pushes = self.service.metrics.pushes.get_or_create_owned(&label);
                     let acks = self.service.metrics.acks.get_or_create_owned(&label);
-                    // From zero on, so that the first one is seen as an increase.
+                    // Starts at zero, so that the first NACK shows as an increase.
                     drop(self.service.metrics.nacks.get_or_create(&label));
                     self.subscriptions.insert(text, Subscribed { subscription, pushes, acks });
                     return Ok(());
                 }
-                Err(error) => (error.label(), format!("{}: {error}", limits::sanitize_for_log(&text))),
+                Err(error) => (error.label(), format!("{}: {error}", text::sanitize_for_log(&text))),
             },
             Err(unknown) => ("unknown_name", unknown.to_string()),
         };
@@ -130,7 +130,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
         Err(reason)
     }
 
-    fn note(&mut self, Verdict { items, rejection }: Verdict) {
+    fn record(&mut self, Verdict { items, rejection }: Verdict) {
         for (name, version) in items {
             let Some(Subscribed { subscription, acks, .. }) = self.subscriptions.get_mut(&name) else {
                 continue;
@@ -150,7 +150,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
                             %version,
                             node,
                             reason,
-                            "Envoy rejected a secret and goes on with the one before; this version is not sent to it again"
+                            "Envoy rejected a secret and keeps the previous version; the rejected version is not sent again"
                         );
                     }
                 }
@@ -193,7 +193,7 @@ where
             this.phase = Phase::Ended;
             return Poll::Ready(Some(Err(this.service.stopping())));
         }
-        // Requests first: what they say of the last response decides the next one.
+        // Requests first: an ACK or NACK of the last response affects the next one.
         while this.phase == Phase::Open {
             match Pin::new(&mut this.requests).poll_next(cx) {
                 Poll::Ready(Some(Ok(request))) => {

@@ -1,4 +1,4 @@
-//! A real file, in real time where it changes, and in virtual time where only CRLs come and go.
+//! A real file, in real time where it changes, and in virtual time where only CRLs begin and expire.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,6 +12,8 @@ use crate::pki::crl::testing::Authority;
 use crate::secret::{KeyPair, Secret, TrustBundle};
 use crate::store::{Entry, Origin, Published, Publisher};
 
+/// Not the one of the sidecar: the source assumes none.
+const WORKLOAD: Workload = Workload::FIRST;
 const DEBOUNCE: Duration = Duration::from_millis(20);
 const HOUR: Duration = Duration::from_secs(3600);
 /// Far longer than anything here takes.
@@ -38,8 +40,8 @@ impl Mount {
     }
 
     fn empty(clock: Clock) -> Self {
-        let cache = Cache::default();
-        let publisher = |name| cache.publisher(Key { workload: Workload(0), name }, Origin::Ca);
+        let cache = Cache::with_workload("").0;
+        let publisher = |name| cache.publisher(Key { workload: WORKLOAD, name }, Origin::CA);
         let (roots, key_pair) = (publisher(SecretName::Roots), publisher(SecretName::Workload));
         let root = Authority::root("root");
         let middle = Authority::new("middle", Some(&root), |_| {});
@@ -47,7 +49,7 @@ impl Mount {
         Self { temp, root, middle, cache, roots, key_pair, clock, metrics }
     }
 
-    /// As sources do.
+    /// Publishes as sources do.
     fn publish(&self, roots: &[&Authority], issuer: &Authority) -> Published {
         let pair = issuer.key_pair();
         self.key_pair.announce(&pair, self.clock.now());
@@ -73,10 +75,10 @@ impl Mount {
     fn source(&self) -> CrlSource {
         let file = CrlFile { path: self.file(), is_named: true };
         let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
-        CrlSource::new(file, DEBOUNCE, &self.cache, Workload(0), &Watcher::new(), clock, metrics)
+        CrlSource::new(file, DEBOUNCE, &self.cache, WORKLOAD, &Watcher::new(), clock, metrics)
     }
 
-    /// A CRL of each CA, from an hour ago for so long from now.
+    /// A CRL of each CA, which began an hour ago and expires after `root_for` or `middle_for`.
     fn crls(&self, root_for: Duration, middle_for: Duration, revoked: &[u64]) -> String {
         let now = self.clock.now();
         let crl = |ca: &Authority, left, revoked: &[u64]| ca.crl(now - HOUR, now + left, revoked);
@@ -87,14 +89,14 @@ impl Mount {
         self.crls(HOUR, HOUR, revoked)
     }
 
-    /// The roots that are served, and how many certificates each CRL with them revokes.
+    /// The roots that are served, and the number of certificates that each of their CRLs revokes.
     fn served(&self) -> (Vec<CertificateDer<'static>>, Vec<usize>) {
         taken_apart(&self.roots.entry())
     }
 
-    async fn until(&self, what: &str, is_it: impl Fn(&[usize]) -> bool) {
+    async fn until(&self, what: &str, is_reached: impl Fn(&[usize]) -> bool) {
         let mut entries = self.roots.watch();
-        let found = entries.wait_for(|entry| is_it(&taken_apart(entry).1));
+        let found = entries.wait_for(|entry| is_reached(&taken_apart(entry).1));
         assert!(tokio::time::timeout(PATIENCE, found).await.is_ok(), "{what}: {:?}", self.served().1);
     }
 
@@ -113,7 +115,7 @@ fn taken_apart(entry: &Entry) -> (Vec<CertificateDer<'static>>, Vec<usize>) {
 }
 
 #[tokio::test]
-async fn whatever_the_file_holds_the_roots_are_served() {
+async fn no_content_of_the_file_keeps_the_roots_from_being_served() {
     let mount = Mount::new(Clock::system());
     let now = mount.clock.now();
     let good = mount.good(&[1, 2, 3]).into_bytes();
@@ -151,18 +153,18 @@ async fn whatever_the_file_holds_the_roots_are_served() {
         assert!(crls.is_empty() || crls == [0, 3], "{}", shown());
         assert_eq!(mount.roots.entry().failure(), None);
         assert_ne!(mount.publish(&[&mount.root], &mount.middle), Published::Outranked);
-        // Nothing is left for the next one.
-        mount.cache.amend(&mount.source().roots, &[], now);
+        // Nothing remains for the next content.
+        mount.cache.set_crls(&mount.source().roots, &[], now);
     }
     assert!(["unreadable", "not_parsed", "not_covered"].iter().all(|reason| mount.failures(reason) > 0));
 }
 
 #[tokio::test]
-async fn the_last_good_crls_stay_when_the_file_turns_bad_or_goes() {
+async fn the_last_good_crls_stay_when_the_file_turns_bad_or_is_removed() {
     let mount = Mount::new(Clock::system());
     let mut source = mount.source();
     source.amend_once().await;
-    assert_eq!(mount.served().1, [0; 0], "there is no file");
+    assert_eq!(mount.served().1, [0; 0], "the file is missing");
     fs::write(mount.file(), mount.good(&[1])).unwrap();
     source.amend_once().await;
     assert_eq!(mount.served().1, [0, 1]);
@@ -178,37 +180,37 @@ async fn the_last_good_crls_stay_when_the_file_turns_bad_or_goes() {
     assert_eq!(mount.served().1, [0, 2]);
     fs::write(mount.file(), "# none any more\n").unwrap();
     source.amend_once().await;
-    assert_eq!(mount.served().1, [0; 0], "a file that is empty on purpose is a good one");
+    assert_eq!(mount.served().1, [0; 0], "an intentionally empty file is a good one");
 }
 
 #[tokio::test]
-async fn a_file_that_is_written_anew_is_not_empty_meanwhile() {
+async fn an_overwritten_file_does_not_count_as_empty_meanwhile() {
     let mount = Mount::new(Clock::system());
     fs::write(mount.file(), mount.good(&[1])).unwrap();
     tokio::spawn(mount.source().run());
-    mount.until("they are served", |crls| crls == [0, 1]).await;
+    mount.until("the CRLs are served", |crls| crls == [0, 1]).await;
     let mut entries = mount.roots.watch();
     entries.mark_unchanged();
     let mut file = fs::File::create(mount.file()).unwrap();
-    // Far longer than it takes to see it empty.
+    // Far longer than it takes to notice that it is empty.
     let seen = tokio::time::timeout(10 * DEBOUNCE, entries.changed()).await;
-    assert!(seen.is_err(), "it is open for writing");
+    assert!(seen.is_err(), "the file is open for writing");
     std::io::Write::write_all(&mut file, mount.good(&[1, 2]).as_bytes()).unwrap();
     drop(file);
-    mount.until("they are replaced", |crls| crls == [0, 2]).await;
+    mount.until("the CRLs are replaced", |crls| crls == [0, 2]).await;
     drop(fs::File::create(mount.file()).unwrap());
-    mount.until("they are gone", <[usize]>::is_empty).await;
+    mount.until("the CRLs are gone", <[usize]>::is_empty).await;
     fs::write(mount.file(), mount.good(&[])).unwrap();
-    mount.until("they are back", |crls| crls == [0, 0]).await;
+    mount.until("the CRLs are back", |crls| crls == [0, 0]).await;
 }
 
 #[tokio::test]
-async fn new_roots_are_never_served_with_crls_that_are_not_enough_for_them() {
+async fn new_roots_are_never_served_with_crls_that_do_not_cover_them() {
     let mount = Mount::new(Clock::system());
     fs::write(mount.file(), mount.good(&[1])).unwrap();
     mount.source().amend_once().await;
     let another = Authority::root("another");
-    // Nobody but the publisher acts here.
+    // The source does not run here.
     assert_eq!(mount.publish(&[&mount.root, &another], &mount.middle), Published::Changed);
     assert_eq!((mount.served().0.len(), mount.served().1.len()), (2, 0));
     assert_eq!(mount.publish(&[&mount.root], &mount.middle), Published::Changed);
@@ -217,18 +219,18 @@ async fn new_roots_are_never_served_with_crls_that_are_not_enough_for_them() {
 }
 
 #[tokio::test]
-async fn crls_are_judged_by_the_chain_that_comes_with_the_roots_before_these_go_out() {
+async fn crls_are_checked_against_the_announced_chain_before_its_roots_are_served() {
     let mount = Mount::empty(Clock::system());
     let now = mount.clock.now();
     let next = Authority::new("next", Some(&mount.root), |_| {});
     fs::write(mount.file(), mount.good(&[1])).unwrap();
     mount.source().amend_once().await;
-    // Nobody but the publishers acts from here on.
+    // From here on only the publishers act.
     mount.publish_roots(&[&mount.root]);
     assert_eq!(mount.served().1, [0; 0], "there is no key pair yet");
     let pair = mount.middle.key_pair();
     mount.key_pair.announce(&pair, now);
-    assert_eq!(mount.served().1, [0, 1], "it is about to come");
+    assert_eq!(mount.served().1, [0, 1], "it is announced");
     mount.publish_pair(pair);
     assert_eq!(mount.served().1, [0, 1]);
 
@@ -246,17 +248,17 @@ async fn crls_are_judged_by_the_chain_that_comes_with_the_roots_before_these_go_
     }
     mount.publish(&[&mount.root], &mount.middle);
     mount.publish_pair(next.key_pair());
-    assert_eq!(mount.served().1, [0; 0], "a pair that comes alone counts too");
+    assert_eq!(mount.served().1, [0; 0], "a pair without new roots counts too");
 }
 
 #[tokio::test]
-async fn a_pair_that_is_outranked_decides_nothing() {
+async fn an_outranked_pair_has_no_effect() {
     let mount = Mount::new(Clock::system());
     let now = mount.clock.now();
     fs::write(mount.file(), mount.good(&[1])).unwrap();
     mount.source().amend_once().await;
-    let key = Key { workload: Workload(0), name: SecretName::Workload };
-    let files = mount.cache.publisher(key, Origin::Files);
+    let key = Key { workload: WORKLOAD, name: SecretName::Workload };
+    let files = mount.cache.publisher(key, Origin::FILES);
     files.publish(Secret::KeyPair(mount.middle.key_pair()), now, None);
     let next = Authority::new("next", Some(&mount.root), |_| {});
     mount.publish(&[&mount.root], &next);
@@ -266,7 +268,7 @@ async fn a_pair_that_is_outranked_decides_nothing() {
 }
 
 #[tokio::test]
-async fn the_same_crls_again_wake_nobody() {
+async fn the_same_crls_in_another_order_are_not_published_again() {
     let mount = Mount::new(Clock::system());
     fs::write(mount.file(), mount.good(&[1])).unwrap();
     mount.source().amend_once().await;
@@ -290,7 +292,7 @@ async fn a_long_file_is_read_at_the_start_and_later() {
     assert_eq!(mount.served().1, [0, 5000]);
     tokio::spawn(source.run());
     fs::write(mount.file(), mount.good(&serials(5001))).unwrap();
-    mount.until("it is followed", |crls| crls == [0, 5001]).await;
+    mount.until("the file is followed", |crls| crls == [0, 5001]).await;
 }
 
 #[tokio::test]
@@ -312,22 +314,22 @@ async fn a_file_that_appears_and_is_swapped_is_followed() {
 }
 
 #[tokio::test]
-async fn an_intermediate_without_a_crl_takes_them_out_until_it_has_one() {
+async fn an_intermediate_without_a_crl_removes_all_until_it_has_one() {
     let mount = Mount::new(Clock::system());
     fs::write(mount.file(), mount.good(&[1])).unwrap();
     tokio::spawn(mount.source().run());
-    mount.until("they are served", |crls| crls == [0, 1]).await;
+    mount.until("the CRLs are served", |crls| crls == [0, 1]).await;
     let next = Authority::new("next", Some(&mount.root), |_| {});
     mount.publish(&[&mount.root], &next);
-    mount.until("they are left out", <[usize]>::is_empty).await;
+    mount.until("the CRLs are left out", <[usize]>::is_empty).await;
     let now = mount.clock.now();
     fs::write(mount.file(), mount.good(&[1]) + &next.crl(now - HOUR, now + HOUR, &[7, 8])).unwrap();
-    mount.until("they are back", |crls| crls == [0, 1, 2]).await;
+    mount.until("the CRLs are back", |crls| crls == [0, 1, 2]).await;
     assert_eq!(mount.failures("not_covered"), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crl_is_out_before_its_end_and_its_successor_in_when_it_begins() {
+async fn a_crl_is_removed_before_it_expires_and_its_successor_added_when_it_begins() {
     let mount = Mount::new(Clock::starting_at(UNIX_EPOCH + 1000 * HOUR));
     let now = mount.clock.now();
     let successor = mount.middle.crl(now + 2 * HOUR, now + 5 * HOUR, &[1, 2]);
@@ -338,10 +340,10 @@ async fn a_crl_is_out_before_its_end_and_its_successor_in_when_it_begins() {
     tokio::spawn(source.run());
     let mut entries = mount.roots.watch();
     let (end, begin, last) = (now + HOUR, now + 2 * HOUR, now + 5 * HOUR);
-    for (at, expected, is_end) in [(end, vec![], true), (begin, vec![0, 2], false), (last, vec![], true)] {
+    for (at, expected, is_expiry) in [(end, vec![], true), (begin, vec![0, 2], false), (last, vec![], true)] {
         entries.wait_for(|entry| taken_apart(entry).1 == expected).await.unwrap();
         let seen = mount.clock.now();
-        let from = if is_end { at - Duration::from_secs(3) } else { at };
+        let from = if is_expiry { at - Duration::from_secs(3) } else { at };
         assert!(seen >= from && seen < from + Duration::from_secs(2), "{expected:?} at {seen:?}, not {at:?}");
         assert_eq!(mount.served().0.len(), 1);
     }
@@ -349,7 +351,7 @@ async fn a_crl_is_out_before_its_end_and_its_successor_in_when_it_begins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_root_without_a_crl_keeps_them_out_until_it_ends() {
+async fn a_root_without_a_crl_keeps_all_out_until_it_expires() {
     let mount = Mount::new(Clock::starting_at(UNIX_EPOCH + 1000 * HOUR));
     let end = mount.clock.now() + HOUR;
     let another = Authority::new("another", None, |params| params.not_after = end.into());
@@ -365,16 +367,16 @@ async fn a_root_without_a_crl_keeps_them_out_until_it_ends() {
 
 #[tokio::test]
 async fn crls_that_come_before_the_first_roots_are_in_the_first_bundle() {
-    // As the agent starts: nobody has made the entries yet.
-    let mount = Mount { cache: Cache::default(), ..Mount::empty(Clock::system()) };
+    // As at the agent's start: the entries don't exist yet.
+    let mount = Mount { cache: Cache::with_workload("").0, ..Mount::empty(Clock::system()) };
     fs::write(mount.file(), mount.good(&[7])).unwrap();
     mount.source().amend_once().await;
-    let publisher = |name| mount.cache.publisher(Key { workload: Workload(0), name }, Origin::Files);
+    let publisher = |name| mount.cache.publisher(Key { workload: WORKLOAD, name }, Origin::FILES);
     let mount =
         Mount { roots: publisher(SecretName::Roots), key_pair: publisher(SecretName::Workload), ..mount };
     let mut entries = mount.roots.watch();
     entries.mark_unchanged();
     mount.key_pair.announce(&mount.middle.key_pair(), mount.clock.now());
     assert_eq!(mount.publish_roots(&[&mount.root]), Published::Changed);
-    assert_eq!(mount.served().1, [0, 1], "the first that anybody sees");
+    assert_eq!(mount.served().1, [0, 1], "in the first bundle");
 }

@@ -1,34 +1,34 @@
-//! How long a call to the CA may take, and how soon after a failure it is tried again.
+//! How long a call to the CA may take, and how soon after a failure it is retried.
 
 use std::time::Duration;
 
 use crate::base::backoff::Backoff;
 use crate::ca::Class;
 
-/// What there is to lose while the CA does not sign.
+/// How long the served certificate is still valid: what is at stake while the CA does not sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Validity {
     /// There never was a certificate.
     Nothing,
-    /// The one that is served is valid for so long.
+    /// The served certificate is valid for this long.
     Left(Duration),
-    /// The one that was served ended so long ago.
+    /// The served certificate expired this long ago.
     Past(Duration),
 }
 
-/// The share of what is left of a certificate that a delay may take.
+/// A delay takes at most this fraction of what is left of the certificate.
 const SHARE: u32 = 16;
-/// The share of the time since its end.
+/// After its expiry: of the time since then.
 const SHARE_AFTER: u32 = 4;
 
-/// How long to wait after the `failures`-th failed call in a row. The delay shrinks towards the end of the
-/// certificate, so that none ends unrenewed for want of trying, and grows again after it: a fleet without certificates
-/// is not to keep down the CA that it waits for. `draw` is random, from 0 to 1.
+/// How long to wait after the `failures`-th failed call in a row. The delay shrinks as the certificate nears its expiry,
+/// so that none expires for want of retries, and grows again afterwards: a fleet without certificates must not
+/// overload the CA that it waits for. `draw` is random, from 0 to 1.
 pub fn retry_delay(class: Class, failures: u32, validity: Validity, draw: f64) -> Duration {
     const BASE: Duration = Duration::from_secs(1);
-    /// Near the end every class is tried at least every 2 s, and a call takes its time too.
+    /// Near expiry every class is retried at least every 2 s, and a call takes time too.
     const URGENT: Duration = Duration::from_millis(1800);
-    /// Not a tight loop, however little is left. A fleet whose certificates end together would call more and more.
+    /// Not a tight loop, however little is left: a fleet whose certificates expire together would call more and more.
     const SHORTEST: Duration = Duration::from_millis(500);
     let (with, without) = match class {
         Class::Transient => (Duration::from_secs(300), Duration::from_secs(15)),
@@ -39,15 +39,15 @@ pub fn retry_delay(class: Class, failures: u32, validity: Validity, draw: f64) -
         Validity::Past(past) => without.min(URGENT.max(past / SHARE_AFTER)),
         Validity::Nothing => without,
     };
-    // Agents that failed together come back over the whole of a long delay, and over the second half of a short one: two
-    // calls in one second serve nobody.
+    // Agents that failed together return over the whole of a long delay, and over the second half of a short one: two
+    // calls in one second are of no use.
     let longest = Backoff { base: BASE, cap }.longest(failures);
     let least = (longest / 2).min(BASE);
     SHORTEST.max(least + (longest - least).mul_f64(draw.clamp(0.0, 1.0)))
 }
 
-/// How long to wait where the CA asks to be left alone for `asked`: as long as that, unless it could cost the
-/// certificate, and up to twice as long, since it may have asked everybody at the same moment.
+/// How long to wait where the CA asks for a pause (Retry-After): from `asked` up to twice as long, since it may have
+/// asked all its clients at the same moment, but not so long that the certificate could expire.
 pub(super) fn asked_delay(asked: Duration, validity: Validity) -> Duration {
     asked_delay_drawn(asked, validity, fastrand::f64())
 }
@@ -62,7 +62,7 @@ fn asked_delay_drawn(asked: Duration, validity: Validity, draw: f64) -> Duration
 }
 
 /// How long one call may take: as configured, but a call to a CA that hangs must not use up the last of a
-/// certificate's life. After it nothing is left to lose, and a CA that is slow gets all its time.
+/// certificate's life. After its expiry nothing is left to lose, and a slow CA gets all its time.
 pub(super) fn call_timeout(configured: Duration, validity: Validity) -> Duration {
     const SHORTEST: Duration = Duration::from_secs(2);
     match validity {
@@ -80,7 +80,7 @@ mod tests {
     const FLEET: usize = 3000;
 
     #[test]
-    fn the_next_try_comes_the_sooner_the_less_is_left() {
+    fn the_less_is_left_the_sooner_is_the_retry() {
         use Class::{Permanent, Transient};
         use Validity::{Left, Nothing, Past};
         let seconds = Duration::from_secs;
@@ -95,22 +95,22 @@ mod tests {
             // A sixteenth of what is left.
             (Transient, u32::MAX, Left(seconds(480)), 30_000),
             (Permanent, u32::MAX, Left(seconds(480)), 30_000),
-            // Near the end all are the same, and pass it by half a second at most.
+            // Near expiry all classes are the same, and exceed it by half a second at most.
             (Transient, u32::MAX, Left(seconds(10)), 1800),
             (Permanent, u32::MAX, Left(seconds(10)), 1800),
             (Permanent, u32::MAX, Left(seconds(1)), 1000),
-            // So they are when it has just ended; later they are apart again.
+            // The same just after expiry; later the classes differ again.
             (Transient, u32::MAX, Past(Duration::ZERO), 1800),
             (Permanent, u32::MAX, Past(Duration::ZERO), 1800),
             (Transient, u32::MAX, Past(seconds(40)), 10_000),
             (Permanent, u32::MAX, Past(seconds(40)), 10_000),
             (Transient, u32::MAX, Past(DAY), 15_000),
             (Permanent, u32::MAX, Past(DAY), 30_000),
-            // There never was one.
+            // There never was a certificate.
             (Transient, 1, Nothing, 1000),
             (Transient, u32::MAX, Nothing, 15_000),
             (Permanent, u32::MAX, Nothing, 30_000),
-            // No failure at all does not occur; it is not a tight loop even so.
+            // No failure at all does not occur; even so it is not a tight loop.
             (Transient, 0, Left(DAY), 1000),
         ];
         for (class, failures, validity, longest) in cases {
@@ -120,12 +120,12 @@ mod tests {
             let drawn = [0.0, 0.5, 1.0].map(|draw| retry_delay(class, failures, validity, draw));
             assert_eq!(drawn, [shortest, (shortest + longest) / 2, longest], "{case}");
         }
-        // It is not a tight loop at the very end either.
+        // At the very end it is not a tight loop either.
         assert_eq!(retry_delay(Permanent, u32::MAX, Left(Duration::ZERO), 1.0), Duration::from_millis(500));
     }
 
-    /// Calls in each second of a fleet that was started within one, whose CA is away until `back`. `left` is what the
-    /// certificates had left then; those who reach the CA call no more.
+    /// Calls in each second of a fleet that was started within one second and whose CA is unreachable until `back`.
+    /// `left` is the remaining life of the certificates at the start. An agent that reaches the CA calls no more.
     fn load(left: Option<Duration>, back: Duration) -> Vec<usize> {
         let mut random = fastrand::Rng::with_seed(1);
         let mut load = Vec::new();
@@ -150,9 +150,9 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_that_fails_together_spreads_out_before_the_ca_is_back_and_afterwards() {
+    fn a_fleet_that_fails_together_spreads_out_during_and_after_an_outage() {
         let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
-        // What was left when the CA went, how long it was away; the seconds within which all reach it again.
+        // What was left at the start of the outage, how long it took; the seconds within which all reach the CA again.
         let cases = [
             (None, minutes(1), 15),
             (None, minutes(10), 15),
@@ -160,17 +160,17 @@ mod tests {
             (Some(minutes(30)), minutes(10), 90),
             (Some(minutes(30)), minutes(35), 15),
         ];
-        for (left, away, within) in cases {
-            let case = format!("{left:?} left, {away:?} away");
-            let load = load(left, away);
-            let (before, after) = load.split_at(usize::try_from(away.as_secs()).unwrap());
-            assert!(after.len() <= within + 1, "{case}: all are back after {} s", after.len());
+        for (left, outage, within) in cases {
+            let case = format!("{left:?} left, {outage:?} of outage");
+            let load = load(left, outage);
+            let (before, after) = load.split_at(usize::try_from(outage.as_secs()).unwrap());
+            assert!(after.len() <= within + 1, "{case}: all have a certificate after {} s", after.len());
             let mean = FLEET / within;
             let peak = after.iter().max().unwrap();
             assert!(*peak <= 4 * mean, "{case}: {peak} calls in a second, {mean} in the mean");
-            // All begin in the same second, and their certificates end in the same second.
+            // All start in the same second, and their certificates expire in the same second.
             let peak = before.iter().max().unwrap();
-            assert!(*peak <= 2 * FLEET, "{case}: {peak} calls in a second while it is away");
+            assert!(*peak <= 2 * FLEET, "{case}: {peak} calls in a second of the outage");
         }
     }
 
@@ -189,25 +189,25 @@ mod tests {
         for (validity, expected) in cases {
             assert_eq!(call_timeout(seconds(10), validity), seconds(expected), "{validity:?}");
         }
-        assert_eq!(call_timeout(SECOND, Left(SECOND)), SECOND, "what is configured is not exceeded");
+        assert_eq!(call_timeout(SECOND, Left(SECOND)), SECOND, "the configured time is not exceeded");
     }
 
     #[test]
-    fn a_ca_that_asks_to_be_left_alone_is_unless_it_could_cost_the_certificate() {
+    fn a_pause_that_the_ca_asks_for_is_kept_unless_it_could_cost_the_certificate() {
         let seconds = Duration::from_secs;
         let cases = [
             (0, Validity::Nothing, seconds(0)),
             (30, Validity::Nothing, seconds(30)),
             (100_000, Validity::Past(seconds(1)), seconds(300)),
             (30, Validity::Left(seconds(3600)), seconds(30)),
-            // A sixteenth of what is left at most, however it is drawn.
+            // A sixteenth of what is left at most, whatever the draw.
             (30, Validity::Left(seconds(160)), seconds(5)),
             (100_000, Validity::Left(seconds(100_000)), seconds(300)),
         ];
         for (asked, validity, expected) in cases {
             let delay = |draw| asked_delay_drawn(seconds(asked), validity, draw);
             assert_eq!(delay(0.0), expected, "{asked} s, {validity:?}");
-            // It may have asked all at the same moment.
+            // It may have asked all its clients at the same moment.
             assert_eq!(delay(1.0), 2 * expected, "{asked} s, {validity:?}");
         }
     }

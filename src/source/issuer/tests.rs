@@ -1,39 +1,46 @@
-//! A workload's secrets over years of virtual time, signed by a CA that is a channel.
+//! A workload's secrets over years of virtual time, from a CA whose answers the test sends through a channel.
 
+mod clock;
+mod early;
 mod failover;
+mod several;
 mod state;
 mod switch;
-mod clock;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
-use std::time::UNIX_EPOCH;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use rustls::pki_types::CertificateDer;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 
 use super::*;
 use crate::auth::client_cert::ClientCertFolder;
 use crate::auth::token_file::TokenFile;
-use crate::ca::Answer;
+use crate::base::spiffe_id::SpiffeId;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
+use crate::ca::failover::Member;
+use crate::ca::{IssuedChain, CaError, CertificateAuthority, Pending, SigningRequest};
 use crate::metrics::ByOutcome;
-use crate::pki::pem;
-use crate::secret::Version;
-use crate::store::Good;
+use crate::pki::key::SigningKey;
+use crate::pki::{csr, pem};
+use crate::secret::{Secret, Version};
+use crate::store::{Entry, Good};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const TTL: Duration = DAY;
-/// The longest that a renewal may be late after the clock was set.
+/// The longest delay of a renewal after the clock was set.
 const STEP: Duration = Duration::from_secs(30);
 
-const KEY_PAIR: Key = Key { workload: Workload(0), name: SecretName::Workload };
-const ROOTS: Key = Key { workload: Workload(0), name: SecretName::Roots };
+const KEY_PAIR: Key = Key { workload: Workload::FIRST, name: SecretName::Workload };
+const ROOTS: Key = Key { workload: Workload::FIRST, name: SecretName::Roots };
 
 /// Summer of 2026.
 fn start() -> SystemTime {
@@ -44,8 +51,8 @@ fn web() -> SpiffeId {
     "spiffe://cluster.local/ns/default/sa/web".parse().unwrap()
 }
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> IssuerSettings {
+    IssuerSettings {
         identity: IdentitySource::Fixed(web()),
         key_type: KeyType::EcdsaP256,
         key_format: KeyFormat::Pkcs8,
@@ -57,14 +64,14 @@ fn settings() -> Settings {
     }
 }
 
-/// A CA whose officer is the test.
+/// A CA for which the test answers.
 #[derive(Debug)]
 struct ChannelCa(mpsc::UnboundedSender<Call>);
 
 #[derive(Debug)]
 struct Call {
     request: SigningRequest,
-    answer: oneshot::Sender<Result<Answer, CaError>>,
+    answer: oneshot::Sender<Result<IssuedChain, CaError>>,
 }
 
 #[tonic::async_trait]
@@ -73,9 +80,9 @@ impl CertificateAuthority for ChannelCa {
         "channel"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let (answer, answered) = oneshot::channel();
-        self.0.send(Call { request: request.clone(), answer }).expect("the test to be there");
+        self.0.send(Call { request: request.clone(), answer }).expect("the test to receive calls");
         answered.await.expect("an answer")
     }
 }
@@ -93,51 +100,52 @@ fn refused(code: tonic::Code) -> CaError {
     }
 }
 
-fn answer_of(ca: &DevelopmentCa, request: &SigningRequest) -> Answer {
+fn answer_of(ca: &DevelopmentCa, request: &SigningRequest) -> IssuedChain {
     let leaf = ca.issue(&request.csr, &web(), request.ttl).unwrap();
     let [intermediate, root] = ca.chain();
-    Answer { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] }
+    IssuedChain { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] }
 }
 
-/// A source that runs, and everything around it.
+/// An issuer that runs, and everything around it.
 struct Office {
     clock: Clock,
     cache: Cache,
     metrics: Metrics,
     calls: mpsc::UnboundedReceiver<Call>,
-    /// Its clock is its own: it stays right when the agent's is set.
+    /// It has a clock of its own, which stays right when the agent's is set.
     ca: DevelopmentCa,
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Office {
-    /// With `settings`, before the source starts.
+    /// Before the issuer starts.
     fn new() -> (Self, ChannelCa) {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let (sender, calls) = mpsc::unbounded_channel();
-        let ca = DevelopmentCa::open(folder.path(), Clock::starting_at(start())).unwrap();
-        let (clock, cache, metrics) = (Clock::starting_at(start()), Cache::default(), Metrics::default());
-        (Self { clock, cache, metrics, calls, ca, folder }, ChannelCa(sender))
+        let ca = DevelopmentCa::open(dir.path(), Clock::starting_at(start())).unwrap();
+        let (clock, cache, metrics) = (Clock::starting_at(start()), Cache::with_workload("").0, Metrics::default());
+        (Self { clock, cache, metrics, calls, ca, dir }, ChannelCa(sender))
     }
 
-    fn source(&self, cas: Vec<Member>, settings: Settings) -> WorkloadSource {
+    fn issuer(&self, cas: Vec<Member>, settings: IssuerSettings) -> Issuer {
         let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
-        WorkloadSource::new(Failover::new(cas), settings, &self.cache, Workload(0), clock, metrics)
+        let queue = IssuanceQueue::default();
+        Issuer::new(Failover::new(cas), settings, &self.cache, Workload::FIRST, clock, metrics, queue)
     }
 
-    fn run(&self, ca: impl CertificateAuthority + 'static, settings: Settings) {
-        tokio::spawn(self.source(vec![Member::new("channel", ca)], settings).run());
+    fn run(&self, ca: impl CertificateAuthority + 'static, settings: IssuerSettings) {
+        tokio::spawn(self.issuer(vec![Member::new("channel", ca)], settings).run());
     }
 
-    /// A source that was just started.
-    fn open(settings: Settings) -> Self {
+    /// An issuer that has just started.
+    fn open(settings: IssuerSettings) -> Self {
         let (office, ca) = Self::new();
         office.run(ca, settings);
         office
     }
 
-    /// A source that has its first certificate.
-    async fn open_and_issue(settings: Settings) -> Self {
+    /// An issuer that has its first certificate.
+    async fn open_and_issue(settings: IssuerSettings) -> Self {
         let mut office = Self::open(settings);
         let call = office.call().await;
         office.issue(call).await;
@@ -146,20 +154,20 @@ impl Office {
 
     async fn call(&mut self) -> Call {
         let call = tokio::time::timeout(3 * DAY, self.calls.recv()).await;
-        call.expect("the CA to be asked").expect("the source to run")
+        call.expect("the CA to be asked").expect("the issuer to run")
     }
 
     async fn is_not_asked_for(&mut self, time: Duration) -> bool {
         tokio::time::timeout(time, self.calls.recv()).await.is_err()
     }
 
-    fn answer(&self, request: &SigningRequest) -> Answer {
+    fn answer(&self, request: &SigningRequest) -> IssuedChain {
         answer_of(&self.ca, request)
     }
 
     /// A CA with a root of its own.
     fn other_ca(&self, name: &str) -> DevelopmentCa {
-        DevelopmentCa::open(&self.folder.path().join(name), Clock::starting_at(self.clock.now())).unwrap()
+        DevelopmentCa::open(&self.dir.path().join(name), Clock::starting_at(self.clock.now())).unwrap()
     }
 
     /// Answers as a CA should, and waits until the certificate is served.
@@ -180,10 +188,11 @@ impl Office {
         self.cache.watch(&KEY_PAIR).unwrap()
     }
 
-    async fn served(&self, is_it: impl FnMut(&Entry) -> bool) -> Entry {
+    /// The key pair's entry once it is as `expected`.
+    async fn served(&self, expected: impl FnMut(&Entry) -> bool) -> Entry {
         let mut entries = self.watch();
-        let entry = tokio::time::timeout(HOUR, entries.wait_for(is_it)).await;
-        entry.expect("the entry to become so").unwrap().clone()
+        let entry = tokio::time::timeout(HOUR, entries.wait_for(expected)).await;
+        entry.expect("the expected entry").unwrap().clone()
     }
 
     fn entry_of(&self, key: &Key) -> Entry {
@@ -203,7 +212,7 @@ impl Office {
         self.metrics.ca_requests.get_or_create_owned(&label).get()
     }
 
-    /// How far the clock is behind `moment` (negative if it is past it), in seconds.
+    /// How long ago `moment` was (negative if it is yet to come), in seconds.
     fn late(&self, moment: SystemTime) -> f64 {
         match self.clock.now().duration_since(moment) {
             Ok(late) => late.as_secs_f64(),
@@ -211,7 +220,7 @@ impl Office {
         }
     }
 
-    /// Values as another CA client would have got them, for files.
+    /// Secrets as files would contain them.
     fn generation(&self) -> (Secret, Secret) {
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
         let csr = csr::request(&key, Some(&web())).unwrap();
@@ -229,22 +238,22 @@ fn the_moment_of_renewal_is_istios() {
         // A fifth of the lifetime is left.
         (0, 1000, 0.2, 0.0, 0.0, 800),
         (0, 1000, 0.5, 0.0, 0.0, 500),
-        // Dated back: the time before the arrival does not count.
+        // notBefore in the past: the time before the arrival does not count.
         (-120, 1000, 0.5, 0.0, 0.0, 500),
         (-86_400, 1000, 0.5, 0.0, 0.0, 500),
         // The agent's clock is behind: the lifetime counts from notBefore.
         (200, 1000, 0.5, 0.0, 0.0, 600),
-        // Short ones.
+        // Short lifetimes.
         (-120, 10, 0.5, 0.0, 0.0, 5),
         (0, 1, 0.5, 0.0, 0.0, 0),
-        // Jitter is a share of the lifetime, to both sides.
+        // Jitter is a share of the lifetime, in both directions.
         (0, 1000, 0.5, 0.1, 1.0, 400),
         (0, 1000, 0.5, 0.1, -1.0, 600),
         (0, 1000, 0.5, 0.1, 0.5, 450),
-        // It never leads out of the lifetime.
+        // It never leaves the lifetime.
         (0, 1000, 1.0, 0.5, 1.0, 0),
         (0, 1000, 0.0, 0.5, -1.0, 1000),
-        // Without grace it is the very end.
+        // Without grace it is the moment of expiry.
         (0, 1000, 0.0, 0.0, 0.0, 1000),
     ];
     let received = start();
@@ -255,10 +264,10 @@ fn the_moment_of_renewal_is_istios() {
         let moment = Grace { ratio, jitter }.renewal(nb, na, received, draw);
         let after = moment.duration_since(received).unwrap();
         let off = after.as_secs_f64() - expected as f64;
-        // A second of lifetime has no whole half.
+        // Half of a second is no whole number of seconds.
         assert!(off.abs() <= 0.5, "{not_before} {not_after} {ratio}±{jitter}·{draw}: {after:?}");
     }
-    // What arrives expired is renewed at once: its end is past.
+    // A certificate that arrives expired is renewed at once: its notAfter is past.
     let moment = Grace { ratio: 0.5, jitter: 0.0 }.renewal(start() - DAY, start() - HOUR, start(), 0.0);
     assert_eq!(moment, start() - HOUR);
 }
@@ -275,27 +284,27 @@ async fn a_year_of_renewals_is_on_time_with_one_call_and_a_fresh_key_each() {
         assert_eq!(call.request.identity, Some(web()));
         let good = office.issue(call).await;
         let Secret::KeyPair(pair) = &good.secret else { panic!("not a key pair") };
-        assert!(keys.insert(pair.leaf().public_key.clone()), "the key of renewal {rounds} was there before");
+        assert!(keys.insert(pair.leaf().public_key.clone()), "renewal {rounds} reuses a key");
         assert!(serials.insert(pair.leaf().serial.clone()));
         rounds += 1;
         due = good.renews.unwrap();
         let share = pair.not_after().duration_since(due).unwrap().as_secs_f64() / TTL.as_secs_f64();
-        // Certificates end at whole seconds.
+        // notAfter is a whole second.
         let second = 1.0 / TTL.as_secs_f64();
         assert!((0.49 - second..=0.51 + second).contains(&share), "{share} of the lifetime is left");
     }
     assert!((720..=745).contains(&rounds), "{rounds} renewals");
     assert_eq!(office.count("ok"), rounds);
-    assert!(office.calls.try_recv().is_err(), "no call but these");
+    assert!(office.calls.try_recv().is_err(), "a call too many");
 }
 
 #[tokio::test(start_paused = true)]
-async fn certificates_of_ten_seconds_never_run_out() {
-    let mut office = Office::open(Settings { ttl: 10 * SECOND, ..settings() });
+async fn certificates_of_ten_seconds_never_expire_unrenewed() {
+    let mut office = Office::open(IssuerSettings { ttl: 10 * SECOND, ..settings() });
     let mut ends = None;
     for _ in 0..50 {
         let call = office.call().await;
-        assert!(ends.is_none_or(|ends| office.clock.now() < ends), "it ran out");
+        assert!(ends.is_none_or(|ends| office.clock.now() < ends), "it expired");
         ends = Some(office.issue(call).await.secret.not_after());
     }
     let took = office.clock.now().duration_since(start()).unwrap();
@@ -303,7 +312,7 @@ async fn certificates_of_ten_seconds_never_run_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn however_many_listen_there_is_one_call() {
+async fn however_many_streams_there_are_there_is_one_call() {
     let mut office = Office::open(settings());
     let subscriptions: Vec<_> = (0..100).map(|_| office.cache.subscribe(&KEY_PAIR).unwrap()).collect();
     let call = office.call().await;
@@ -317,13 +326,13 @@ async fn however_many_listen_there_is_one_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_renewal_keeps_the_old_certificate_past_its_end_and_recovers() {
+async fn a_failed_renewal_keeps_the_old_certificate_past_its_expiry_and_recovers() {
     for code in [tonic::Code::Unavailable, tonic::Code::PermissionDenied] {
         let mut office = Office::open_and_issue(settings()).await;
         let old = office.entry().good.unwrap();
         let (version, ends) = (old.resource.version.clone(), old.secret.not_after());
         let mut last_call = None;
-        let (mut failures, mut near_the_end) = (0, 0);
+        let (mut failures, mut near_expiry) = (0, 0);
         while office.clock.now() < ends + HOUR {
             let call = office.call().await;
             let now = office.clock.now();
@@ -331,8 +340,8 @@ async fn a_failed_renewal_keeps_the_old_certificate_past_its_end_and_recovers() 
             if let Some(since_last) = since_last {
                 assert!(since_last >= 250 * Duration::from_millis(1), "a tight loop: {since_last:?}");
                 if (ends - 20 * SECOND..ends).contains(&now) {
-                    near_the_end += 1;
-                    assert!(since_last <= 2 * SECOND, "{since_last:?} near the end");
+                    near_expiry += 1;
+                    assert!(since_last <= 2 * SECOND, "{since_last:?} near expiry");
                 }
             }
             call.answer.send(Err(refused(code))).unwrap();
@@ -340,7 +349,7 @@ async fn a_failed_renewal_keeps_the_old_certificate_past_its_end_and_recovers() 
             assert_eq!(office.version(), version);
             failures += 1;
         }
-        assert!(near_the_end >= 10, "{near_the_end} tries in the last 20 s");
+        assert!(near_expiry >= 10, "{near_expiry} calls in the last 20 s");
         let failure = office.entry().failure().unwrap();
         assert!(failure.contains("not now"), "{}", failure);
         let call = office.call().await;
@@ -354,7 +363,7 @@ async fn a_failed_renewal_keeps_the_old_certificate_past_its_end_and_recovers() 
 async fn a_hanging_ca_is_cut_off_and_asked_again() {
     // The lifetime, and how long a call may hang at the first renewal.
     for (ttl, limit) in [(TTL, 10 * SECOND), (24 * SECOND, 3 * SECOND), (10 * SECOND, 2 * SECOND)] {
-        let mut office = Office::open_and_issue(Settings { ttl, ..settings() }).await;
+        let mut office = Office::open_and_issue(IssuerSettings { ttl, ..settings() }).await;
         let version = office.version();
         let mut call = office.call().await;
         let started = Instant::now();
@@ -380,10 +389,10 @@ async fn a_ca_that_hangs_at_the_first_call_is_asked_again() {
     office.issue(call).await;
 }
 
-/// A lie: its title, what is answered, words of the reason, the metric's label.
-type Lie = (&'static str, fn(&Office, &SigningRequest) -> Answer, &'static str, &'static str);
+/// A wrong answer: its title, the answer, a part of the reason, the metric's label.
+type Wrong = (&'static str, fn(&Office, &SigningRequest) -> IssuedChain, &'static str, &'static str);
 
-const LIES: [Lie; 9] = [
+const WRONG: [Wrong; 9] = [
     (
         "another key's certificate",
         |office, request| {
@@ -420,10 +429,10 @@ const LIES: [Lie; 9] = [
     (
         "a certificate of another CA",
         |office, request| {
-            let folder = tempfile::tempdir().unwrap();
-            let other = DevelopmentCa::open(folder.path(), Clock::starting_at(start())).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let other = DevelopmentCa::open(dir.path(), Clock::starting_at(start())).unwrap();
             let leaf = other.issue(&request.csr, &web(), request.ttl).unwrap();
-            Answer { chain: vec![leaf, other.chain()[0].clone()], ..office.answer(request) }
+            IssuedChain { chain: vec![leaf, other.chain()[0].clone()], ..office.answer(request) }
         },
         "does not chain to a root that came with it",
         "unchained",
@@ -440,18 +449,18 @@ const LIES: [Lie; 9] = [
     ),
     (
         "no root",
-        |office, request| Answer { roots: Vec::new(), ..office.answer(request) },
+        |office, request| IssuedChain { roots: Vec::new(), ..office.answer(request) },
         "names no root",
         "no_root",
     ),
     (
         "no certificate",
-        |office, request| Answer { chain: Vec::new(), ..office.answer(request) },
+        |office, request| IssuedChain { chain: Vec::new(), ..office.answer(request) },
         "holds no certificate",
         "junk",
     ),
     (
-        "what is no certificate",
+        "junk instead of a certificate",
         |office, request| {
             let mut answer = office.answer(request);
             answer.chain[0] = CertificateDer::from(b"hello".to_vec());
@@ -463,19 +472,19 @@ const LIES: [Lie; 9] = [
 ];
 
 /// The same CA's answer, with the CA's clock at `moment`.
-fn issued_at(office: &Office, request: &SigningRequest, moment: SystemTime) -> Answer {
-    let ca = DevelopmentCa::open(office.folder.path(), Clock::starting_at(moment)).unwrap();
+fn issued_at(office: &Office, request: &SigningRequest, moment: SystemTime) -> IssuedChain {
+    let ca = DevelopmentCa::open(office.dir.path(), Clock::starting_at(moment)).unwrap();
     let leaf = ca.issue(&request.csr, &web(), request.ttl).unwrap();
-    Answer { chain: vec![leaf, ca.chain()[0].clone()], roots: vec![ca.chain()[1].clone()] }
+    IssuedChain { chain: vec![leaf, ca.chain()[0].clone()], roots: vec![ca.chain()[1].clone()] }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lie_of_the_ca_is_not_served_and_told() {
-    for (title, lie, words, label) in LIES {
+async fn a_wrong_answer_is_reported_and_not_served() {
+    for (title, wrong, words, label) in WRONG {
         let mut office = Office::open_and_issue(settings()).await;
         let version = office.version();
         let call = office.call().await;
-        let answer = lie(&office, &call.request);
+        let answer = wrong(&office, &call.request);
         call.answer.send(Ok(answer)).unwrap();
         let entry = office.served(|entry| entry.failure().is_some()).await;
         let reason = &entry.failure().unwrap();
@@ -492,7 +501,7 @@ async fn a_lie_of_the_ca_is_not_served_and_told() {
     }
 }
 
-/// Notes, at the very moment of the wake, whether there is a key pair.
+/// Notes, when it is woken, whether there is a key pair.
 struct Witness {
     key_pair: watch::Receiver<Entry>,
     saw: Mutex<Vec<bool>>,
@@ -514,13 +523,13 @@ async fn the_roots_are_published_before_the_key_pair() {
     let waker = Waker::from(Arc::clone(&witness));
     assert!(changed.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     office.issue(call).await;
-    assert_eq!(*witness.saw.lock().unwrap(), [false], "when the roots came there was a key pair already");
+    assert_eq!(*witness.saw.lock().unwrap(), [false], "the key pair was published before the roots");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_ca_is_not_asked_for_what_files_hold_until_they_let_go() {
+async fn the_ca_is_not_asked_for_what_files_hold_until_they_are_gone() {
     let (mut office, ca) = Office::new();
-    let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::Files));
+    let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::FILES));
     let (pair, roots) = office.generation();
     files[0].publish(pair, office.clock.now(), None);
     files[1].publish(roots, office.clock.now(), None);
@@ -532,14 +541,14 @@ async fn the_ca_is_not_asked_for_what_files_hold_until_they_let_go() {
     let call = office.call().await;
     let late = office.late(start() + 12 * HOUR);
     assert!((0.0..1.0).contains(&late), "{late} s after half of the lifetime");
-    assert_eq!(office.version(), version, "what files held is served until then");
-    assert_eq!(office.issue(call).await.origin, Origin::Ca);
+    assert_eq!(office.version(), version, "the files' certificate is served until then");
+    assert_eq!(office.issue(call).await.origin, Origin::CA);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_ca_is_not_asked_for_an_expired_pair_that_files_hold() {
     let (mut office, ca) = Office::new();
-    let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::Files));
+    let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::FILES));
     let (pair, roots) = office.generation();
     files[0].publish(pair, office.clock.now(), None);
     files[1].publish(roots, office.clock.now(), None);
@@ -547,7 +556,7 @@ async fn the_ca_is_not_asked_for_an_expired_pair_that_files_hold() {
     assert!(office.is_not_asked_for(2 * TTL).await);
     files.iter().for_each(|files| files.release(None));
     office.call().await;
-    assert!(office.late(start() + 2 * TTL) < 1.0, "released after its end, it is replaced at once");
+    assert!(office.late(start() + 2 * TTL) < 1.0, "released after its expiry, it is replaced at once");
 }
 
 #[tokio::test(start_paused = true)]
@@ -557,19 +566,19 @@ async fn files_that_take_over_during_the_backoff_end_it() {
         office.call().await.answer.send(Err(unavailable())).unwrap();
         office.served(|entry| entry.failure().is_some()).await;
     }
-    assert!(office.metrics.failed_rounds.get() > 0);
-    let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::Files));
+    assert!(office.cache.components(Workload::FIRST).failed_rounds() > 0);
+    let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::FILES));
     let (pair, roots) = office.generation();
     files[0].publish(pair, office.clock.now(), None);
     files[1].publish(roots, office.clock.now(), None);
     assert!(office.is_not_asked_for(TTL).await);
-    assert_eq!((office.entry().failure(), office.metrics.failed_rounds.get()), (None, 0));
+    assert_eq!((office.entry().failure(), office.cache.components(Workload::FIRST).failed_rounds()), (None, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_failing_ca_is_not_asked_in_a_tight_loop_for_the_roots_that_files_lack() {
     let (mut office, ca) = Office::new();
-    let files = office.cache.publisher(KEY_PAIR, Origin::Files);
+    let files = office.cache.publisher(KEY_PAIR, Origin::FILES);
     let (pair, _) = office.generation();
     files.publish(pair, office.clock.now(), None);
     office.run(ca, settings());
@@ -579,12 +588,12 @@ async fn a_failing_ca_is_not_asked_in_a_tight_loop_for_the_roots_that_files_lack
         calls += 1;
         assert!(calls < 100, "{calls} calls in {} s", office.late(start()));
     }
-    // The CA gives the roots, and the pair stays the files'.
+    // The roots come from the CA, the pair stays the files'.
     let call = office.call().await;
     call.answer.send(Ok(office.answer(&call.request))).unwrap();
     let mut roots = office.cache.watch(&ROOTS).unwrap();
     roots.wait_for(|entry| entry.good.is_some()).await.unwrap();
-    assert_eq!(office.entry().holder, Some(Origin::Files));
+    assert_eq!(office.entry().holder, Some(Origin::FILES));
 }
 
 #[tokio::test(start_paused = true)]
@@ -612,7 +621,7 @@ async fn a_machine_that_slept_renews_within_half_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_clock_that_is_ten_years_ahead_costs_tries_but_not_the_certificate() {
+async fn a_clock_that_is_ten_years_ahead_costs_calls_but_not_the_certificate() {
     let mut office = Office::open_and_issue(settings()).await;
     let (version, due) = (office.version(), office.entry().good.unwrap().renews.unwrap());
     let years = 3650 * 86_400_000;
@@ -620,7 +629,7 @@ async fn a_clock_that_is_ten_years_ahead_costs_tries_but_not_the_certificate() {
     let mut calls = 0;
     let wrong = Instant::now();
     while wrong.elapsed() < HOUR {
-        // The CA's clock is right, so what it issues looks expired.
+        // The CA's clock is right, so its certificates look expired.
         let call = office.call().await;
         call.answer.send(Ok(office.answer(&call.request))).unwrap();
         calls += 1;
@@ -638,22 +647,22 @@ async fn a_clock_that_is_ten_years_ahead_costs_tries_but_not_the_certificate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_clock_that_was_ten_years_behind_for_an_hour_costs_tries_but_not_the_certificate() {
+async fn a_clock_that_was_ten_years_behind_for_an_hour_costs_calls_but_not_the_certificate() {
     let mut office = Office::open_and_issue(settings()).await;
     let (version, due) = (office.version(), office.entry().good.unwrap().renews.unwrap());
     let years = 3650 * 86_400_000;
     office.clock.set_by(-years);
-    // By this clock the certificate has not begun; those of the CA, whose clock is right, have not either.
+    // By this clock neither the certificate nor those of the CA, whose clock is right, have begun.
     let began = Instant::now();
-    let mut tries = 0;
+    let mut calls = 0;
     while began.elapsed() < HOUR {
         let call = office.call().await;
         let answer = office.answer(&call.request);
         call.answer.send(Ok(answer)).unwrap();
-        tries += 1;
+        calls += 1;
     }
-    assert!(tries < 40, "{tries} tries in an hour");
-    // The last answer is judged by the wrong clock, too.
+    assert!(calls < 40, "{calls} calls in an hour");
+    // The last answer is also checked against the wrong clock.
     tokio::time::sleep(SECOND).await;
     assert_eq!(office.version(), version);
     office.clock.set_by(years);
@@ -668,13 +677,13 @@ fn token(namespace: &str, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn an_identity_follows_from_the_token_less_what_is_configured() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("token");
+async fn configured_parts_of_the_identity_take_precedence_over_the_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("token");
     let resolve = async |namespace: Option<&str>, service_account: Option<&str>| {
         let identity = IdentitySource::Token {
             file: TokenFile::new(&path),
-            client_cert: Some(ClientCertFolder::new(folder.path())),
+            client_cert: Some(ClientCertFolder::new(dir.path())),
             trust_domain: "td".to_owned(),
             namespace: namespace.map(str::to_owned),
             service_account: service_account.map(str::to_owned),
@@ -685,29 +694,29 @@ async fn an_identity_follows_from_the_token_less_what_is_configured() {
     assert_eq!(resolve(None, None).await, None, "no token");
     assert_eq!(resolve(Some("here"), Some("me")).await, configured, "no token is needed");
     std::fs::write(&path, "opaque").unwrap();
-    assert_eq!(resolve(None, Some("me")).await, None, "a token that tells nothing");
+    assert_eq!(resolve(None, Some("me")).await, None, "an opaque token");
     std::fs::write(&path, token("shop", "cart")).unwrap();
     assert_eq!(resolve(None, None).await.unwrap(), "spiffe://td/ns/shop/sa/cart");
     assert_eq!(resolve(Some("here"), None).await.unwrap(), "spiffe://td/ns/here/sa/cart");
     assert_eq!(resolve(None, Some("me")).await.unwrap(), "spiffe://td/ns/shop/sa/me");
     std::fs::write(&path, token("sh op", "cart")).unwrap();
-    assert_eq!(resolve(None, None).await, None, "a token whose names fit no SPIFFE ID");
+    assert_eq!(resolve(None, None).await, None, "a token whose names make no SPIFFE ID");
 
-    // Where there is a client certificate, the CA is called with that.
-    let ca = DevelopmentCa::open(&folder.path().join("ca"), Clock::system()).unwrap();
+    // With a client certificate the CA is called with that instead.
+    let ca = DevelopmentCa::open(&dir.path().join("ca"), Clock::system()).unwrap();
     let key = SigningKey::generate(KeyType::default()).unwrap();
     let csr = csr::request(&key, None).unwrap();
     let leaf = ca.issue(&csr, &"spiffe://other/ns/shop/sa/till".parse().unwrap(), MINUTE).unwrap();
-    std::fs::write(folder.path().join("cert-chain.pem"), pem::of_certificates([&leaf])).unwrap();
-    std::fs::write(folder.path().join("key.pem"), key.to_private_key().to_pem()).unwrap();
+    std::fs::write(dir.path().join("cert-chain.pem"), pem::of_certificates([&leaf])).unwrap();
+    std::fs::write(dir.path().join("key.pem"), key.to_private_key().to_pem()).unwrap();
     assert_eq!(resolve(None, None).await.unwrap(), "spiffe://other/ns/shop/sa/till");
     assert_eq!(resolve(Some("here"), None).await.unwrap(), "spiffe://other/ns/here/sa/till");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_that_appears_later_is_used_at_the_next_try() {
+async fn a_token_that_appears_later_is_used_at_the_next_retry() {
     let (office, _) = Office::new();
-    let file = office.folder.path().join("token");
+    let file = office.dir.path().join("token");
     let identity = IdentitySource::Token {
         file: TokenFile::new(&file),
         client_cert: None,
@@ -715,8 +724,8 @@ async fn a_token_that_appears_later_is_used_at_the_next_try() {
         namespace: None,
         service_account: None,
     };
-    let ca = DevelopmentCa::open(office.folder.path(), office.clock.clone()).unwrap();
-    office.run(Embedded(ca), Settings { identity, ..settings() });
+    let ca = DevelopmentCa::open(office.dir.path(), office.clock.clone()).unwrap();
+    office.run(Embedded(ca), IssuerSettings { identity, ..settings() });
     let failed = office.served(|entry| entry.failure().is_some()).await;
     assert!(failed.failure().unwrap().contains("needs an identity") && failed.good.is_none());
     tokio::time::sleep(10 * MINUTE).await;
@@ -729,9 +738,9 @@ async fn a_token_that_appears_later_is_used_at_the_next_try() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_kind_of_key_is_made_and_signed_too() {
+async fn an_rsa_key_is_generated_and_certified() {
     let key_format = KeyFormat::Traditional;
-    let mut office = Office::open(Settings { key_type: KeyType::Rsa2048, key_format, ..settings() });
+    let mut office = Office::open(IssuerSettings { key_type: KeyType::Rsa2048, key_format, ..settings() });
     let call = office.call().await;
     let good = office.issue(call).await;
     let Secret::KeyPair(pair) = &good.secret else { panic!("not a key pair") };
@@ -739,7 +748,7 @@ async fn a_slow_kind_of_key_is_made_and_signed_too() {
     assert!(pair.key().to_pem().starts_with(b"-----BEGIN RSA PRIVATE KEY-----"));
 }
 
-/// A CA that takes its time, as the test says.
+/// A CA that leaves requests pending, as the test says.
 #[derive(Debug)]
 struct SlowCa {
     office: ChannelCa,
@@ -753,7 +762,7 @@ impl CertificateAuthority for SlowCa {
         "channel"
     }
 
-    async fn sign(&self, request: &SigningRequest) -> Result<Answer, CaError> {
+    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         self.office.sign(request).await
     }
 
@@ -768,7 +777,7 @@ impl CertificateAuthority for SlowCa {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_waits_is_asked_again_with_the_same_key_until_it_is_settled() {
+async fn a_pending_request_is_repeated_with_the_same_key_until_it_is_settled() {
     let (mut office, ca) = Office::new();
     let pending: Arc<Mutex<Option<Pending>>> = Arc::default();
     let (tidied, mut tidyings) = mpsc::unbounded_channel();
@@ -780,7 +789,7 @@ async fn a_request_that_waits_is_asked_again_with_the_same_key_until_it_is_settl
     let is_failure = |words: &'static str| {
         move |entry: &Entry| entry.failure().is_some_and(|failure| failure.contains(words))
     };
-    // Cut off while it waits, cut off without a word, and failed: it is the same request each time.
+    // Cut off while it waits, cut off without a message, and failed: it is the same request each time.
     let first = office.call().await;
     set(Some(Some("waits for approval")));
     office.served(is_failure("waits for approval")).await;
@@ -793,12 +802,12 @@ async fn a_request_that_waits_is_asked_again_with_the_same_key_until_it_is_settl
     third.answer.send(Err(unavailable())).unwrap();
     let fourth = office.call().await;
     assert_eq!(fourth.request, first.request);
-    // Nothing is left of it: the next one is another.
+    // Nothing of it is pending: the next request is another one.
     set(None);
     fourth.answer.send(Err(refused(tonic::Code::PermissionDenied))).unwrap();
     let fifth = office.call().await;
     assert_ne!(fifth.request, first.request);
-    // An answer that is not used settles it, whatever the CA thinks.
+    // An answer that is not used settles it, even if the client still reports it as pending.
     set(Some(None));
     let stranger = office.answer(&first.request);
     fifth.answer.send(Ok(stranger)).unwrap();
@@ -806,7 +815,7 @@ async fn a_request_that_waits_is_asked_again_with_the_same_key_until_it_is_settl
     assert_ne!(sixth.request, first.request);
     office.issue(sixth).await;
     assert_eq!((office.count("pending"), office.count("timeout"), office.count("foreign_key")), (1, 1, 1));
-    // It is tidied up each time, and a CA that hangs then delays the next try by no more than a call's time.
+    // The client cleans up each time, and a CA that hangs then delays the next call by no more than a call's time.
     for _ in 0..6 {
         tidyings.recv().await.unwrap();
     }

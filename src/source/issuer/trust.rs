@@ -1,5 +1,5 @@
 //! Which roots are in the trust bundle, and for how long: those that the CAs name, and those that they named until
-//! a while ago, because peers still hold leaves of theirs.
+//! recently, because peers still hold leaves that chain to them.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
@@ -13,39 +13,37 @@ use crate::pki::certificate::Certificate;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Trust {
     anchors: Vec<Anchor>,
-    /// No CA's root stays longer than the next answer.
+    /// A root stays only until an answer does not name it.
     drops_old: bool,
 }
 
-/// One root.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Anchor {
-    /// The certificate.
-    pub root: CertificateDer<'static>,
-    /// The CAs in whose last answer it was.
-    pub named_by: BTreeSet<String>,
+pub(super) struct Anchor {
+    pub(super) root: CertificateDer<'static>,
+    /// The CAs whose last answer contained it.
+    pub(super) named_by: BTreeSet<String>,
     /// The lifetime of the last leaf that came with it. Peers hold leaves like ours.
-    pub lifetime: Duration,
-    /// Until when it stays, where no CA names it any more.
-    pub until: Option<SystemTime>,
+    pub(super) lifetime: Duration,
+    /// Until when it stays once no CA names it.
+    pub(super) until: Option<SystemTime>,
 }
 
 impl Anchor {
     fn ends(&self) -> Option<SystemTime> {
         let own_end = || Certificate::parse(&self.root).ok().map(|facts| facts.not_after);
-        // While a CA names it, it is the CA's affair what it names.
+        // While a CA names it, it stays, expired or not: that is for the CA to decide.
         let until = self.until?;
         Some(own_end().map_or(until, |end| end.min(until)))
     }
 }
 
 impl Trust {
-    /// Nothing yet. With `drops_old` the bundle is what the last answer names, and no more.
+    /// No roots yet. With `drops_old` the bundle is what the last answer names, and no more.
     pub(super) fn new(drops_old: bool) -> Self {
         Self { anchors: Vec::new(), drops_old }
     }
 
-    /// Takes up what an earlier run of the agent knew. Only what `cas` name still counts as named.
+    /// Takes over what an earlier run of the agent knew. Only roots named by one of `cas` still count as named.
     pub(super) fn restore(&mut self, anchors: Vec<Anchor>, cas: &BTreeSet<String>, now: SystemTime) {
         self.anchors = anchors;
         for anchor in &mut self.anchors {
@@ -54,7 +52,7 @@ impl Trust {
         self.settle(now);
     }
 
-    /// Notes that `ca` has answered, with a leaf of this `lifetime`, and names `roots` (all of them).
+    /// Notes that `ca` has answered with a leaf of this `lifetime`, and names `roots` (all of them).
     pub(super) fn answered(
         &mut self,
         ca: &str,
@@ -85,14 +83,14 @@ impl Trust {
         self.settle(now);
     }
 
-    /// Gives those that nobody names their time, and lets those go whose time is over.
+    /// Sets the time of roots that no CA names, and drops those whose time is over.
     pub(super) fn settle(&mut self, now: SystemTime) {
         for anchor in &mut self.anchors {
             anchor.until = match (anchor.named_by.is_empty(), anchor.until) {
                 (false, _) => None,
                 (true, _) if self.drops_old => Some(now),
                 (true, Some(until)) => Some(until),
-                // The switch.
+                // The moment of the switch.
                 (true, None) => Some(now + anchor.lifetime),
             };
         }
@@ -105,17 +103,16 @@ impl Trust {
         }
     }
 
-    /// When the next root goes, if no CA names it meanwhile.
+    /// When the next root is dropped, if no CA names it meanwhile.
     pub(super) fn next_end(&self) -> Option<SystemTime> {
         self.anchors.iter().filter_map(Anchor::ends).min()
     }
 
-    /// The roots of the bundle.
     pub(super) fn roots(&self) -> Vec<CertificateDer<'static>> {
         self.anchors.iter().map(|anchor| anchor.root.clone()).collect()
     }
 
-    /// All that is known, to be saved.
+    /// Everything known about roots, for the state file.
     pub(super) fn anchors(&self) -> &[Anchor] {
         &self.anchors
     }
@@ -160,19 +157,19 @@ mod tests {
     }
 
     #[test]
-    fn an_old_root_stays_for_one_lifetime_of_the_last_leaf_that_it_gave() {
+    fn an_old_root_stays_for_one_lifetime_of_the_last_leaf_that_came_with_it() {
         let [old, new] = roots();
         let mut trust = Trust::new(false);
         trust.answered("a", std::slice::from_ref(&old), DAY, start());
         trust.answered("a", std::slice::from_ref(&old), 2 * HOUR, start() + HOUR);
         assert_holds(&trust, &[&old]);
         assert_eq!(trust.next_end(), None);
-        // The switch, with a leaf that lives longer: that of the old root counts.
+        // The switch, with a leaf of a longer lifetime: that of the old root's leaf counts.
         let switch = start() + 2 * HOUR;
         trust.answered("a", std::slice::from_ref(&new), 5 * DAY, switch);
         assert_holds(&trust, &[&old, &new]);
         assert_eq!(trust.next_end(), Some(switch + 2 * HOUR));
-        // Further answers don't give it more time.
+        // Further answers don't prolong it.
         trust.answered("a", std::slice::from_ref(&new), 5 * DAY, switch + HOUR);
         assert_eq!(trust.next_end(), Some(switch + 2 * HOUR));
         trust.settle(switch + 2 * HOUR - Duration::from_millis(1));
@@ -183,14 +180,14 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_is_announced_beforehand_is_there_before_it_signs() {
+    fn an_announced_root_is_in_the_bundle_before_it_signs() {
         let [old, new] = roots();
         let mut trust = Trust::new(false);
         trust.answered("a", &[old.clone(), new.clone()], DAY, start());
         assert_holds(&trust, &[&old, &new]);
         trust.answered("a", std::slice::from_ref(&new), DAY, start() + HOUR);
         assert_eq!(trust.next_end(), Some(start() + HOUR + DAY));
-        // Taken back: it is no old root any more.
+        // Named again: it is no longer an old root.
         trust.answered("a", &[old.clone(), new.clone()], DAY, start() + 2 * HOUR);
         assert_eq!(trust.next_end(), None);
     }
@@ -203,10 +200,10 @@ mod tests {
         trust.answered("b", std::slice::from_ref(&b), DAY, start() + HOUR);
         trust.answered("a", std::slice::from_ref(&a), DAY, start() + 2 * HOUR);
         assert_holds(&trust, &[&a, &b]);
-        assert_eq!(trust.next_end(), None, "peers may be with either of them at any time");
+        assert_eq!(trust.next_end(), None, "peers may hold a leaf of either CA at any time");
         trust.answered("b", std::slice::from_ref(&next), DAY, start() + 3 * HOUR);
         assert_eq!(trust.next_end(), Some(start() + 3 * HOUR + DAY));
-        // One that both name stays as long as one does.
+        // A root that both CAs name stays as long as one of them names it.
         trust.answered("a", std::slice::from_ref(&next), DAY, start() + 4 * HOUR);
         trust.answered("b", std::slice::from_ref(&b), DAY, start() + 5 * HOUR);
         trust.settle(start() + 30 * DAY);
@@ -225,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_root_goes_when_it_has_ended() {
+    fn an_old_root_is_dropped_when_it_expires() {
         let [new] = roots();
         let old = root_until(start() + HOUR);
         let mut trust = Trust::new(false);
@@ -237,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ca_with_another_root_each_time_fills_no_memory() {
+    fn a_ca_that_names_another_root_each_time_does_not_fill_the_memory() {
         let mut trust = Trust::new(false);
         let all: [_; limits::OLD_ROOTS + 3] = roots();
         for (index, root) in (0_u32..).zip(&all) {
@@ -247,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_known_before_a_restart_counts_and_a_ca_that_is_not_asked_any_more_names_nothing() {
+    fn roots_survive_a_restart_and_a_ca_that_is_no_longer_configured_names_nothing() {
         let [a, b, gone] = roots();
         let mut before = Trust::new(false);
         before.answered("a", &[a.clone(), gone.clone()], DAY, start());
@@ -261,7 +258,7 @@ mod tests {
         let now = start() + HOUR;
         let trust = restored(false, now);
         assert_holds(&trust, &[&a, &b, &gone]);
-        assert_eq!(trust.next_end(), Some(now + HOUR), "that of the CA that is not asked any more");
+        assert_eq!(trust.next_end(), Some(now + HOUR), "the root of the CA that is no longer configured");
         assert_holds(&restored(false, start() + DAY), &[&a, &b]);
         assert_holds(&restored(true, now), &[&a]);
     }

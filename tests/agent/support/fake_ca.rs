@@ -1,4 +1,4 @@
-//! An Istio CA that can misbehave in every way, and records what it is asked.
+//! An Istio CA that can misbehave in every way, and records its calls.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -34,74 +34,74 @@ use tonic::{Code, Request, Response, Status};
 
 use super::rough_h2::{Rough, be_rough};
 
-/// What the CA does with the next calls.
+/// How the CA handles the next calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mood {
     Good,
-    /// Good, after this time.
+    /// Good, after this delay.
     Slow(Duration),
-    /// Takes the call and never answers.
+    /// Never answers.
     Hang,
     /// Text instead of certificates.
     Junk,
     /// A certificate for another key.
     ForeignKey,
-    /// One that ended an hour ago.
+    /// A certificate that expired an hour ago.
     Expired,
-    /// One that begins in an hour.
+    /// A certificate that becomes valid in an hour.
     NotYetValid,
-    /// One of somebody else.
+    /// A certificate with another identity.
     OtherIdentity,
-    /// One that its own root did not sign.
+    /// A certificate that its own root did not sign.
     Unchained,
     Refuse(Code),
-    /// Refuses as unavailable, and asks to be left alone: with a delay of so many seconds in the status, so many
-    /// milliseconds as pushback.
+    /// Refuses as unavailable and asks for a delay: of so many seconds in the status, of so many milliseconds as
+    /// pushback.
     Busy {
         seconds: i64,
         pushback: &'static str,
     },
-    /// A good certificate, in another shape.
+    /// A good certificate, written in another way.
     Shape(Shape),
-    /// More than anybody needs.
+    /// More than any client needs.
     Huge,
-    /// Ends the next call with RST_STREAM for this reason. It is good then.
+    /// Ends the next call with RST_STREAM for this reason, and is good afterwards.
     ResetOnce(h2::Reason),
-    /// What is not gRPC, or not whole.
+    /// Not gRPC, or incomplete.
     Rough(Rough),
 }
 
-/// How the certificates of an answer are written.
+/// How the certificates of a response are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// All in one string.
     One,
-    /// The last string holds several.
+    /// Several in the last string.
     TwoInTheLast,
-    /// As istiod with an intermediate: the root comes twice.
+    /// Like istiod with an intermediate: the root comes twice.
     OneTwoOne,
-    /// With the line ends of Windows, comments and words between the blocks.
+    /// With Windows line ends, comments, and text between the blocks.
     Decorated,
-    /// The leaf alone.
+    /// Only the leaf.
     NoRoot,
     /// No string at all.
     Nothing,
-    /// A block that is cut off.
+    /// A truncated block.
     CutOff,
-    /// So many that nobody has as many.
+    /// More than any real CA sends.
     Many,
 }
 
-/// What the CA wants of its clients.
+/// What the CA requires of its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tls {
-    /// Takes a certificate of its own, or none.
+    /// Accepts a client certificate of its own, or none.
     Optional,
-    /// Asks for none.
+    /// Requests no client certificate.
     Never,
-    /// Takes nobody without one.
+    /// Refuses clients without a certificate.
     Required,
-    /// As `Optional`, with TLS 1.2: the client hears of a refusal in the handshake.
+    /// Like `Optional`, with TLS 1.2: the client sees a refusal in the handshake.
     Old,
 }
 
@@ -112,7 +112,7 @@ pub struct Call {
     pub request: IstioCertificateRequest,
     /// The certificate that the client presented.
     pub client: Option<Certificate>,
-    /// From its arrival to its answer; none if it got none.
+    /// From its arrival to its answer, if it was answered.
     pub time: (Instant, Option<Instant>),
 }
 
@@ -123,7 +123,7 @@ impl Call {
     }
 }
 
-/// A running fake. It ends with the test's runtime.
+/// A running fake. It stops with the test's runtime.
 pub struct FakeCa {
     pub address: SocketAddr,
     scheme: &'static str,
@@ -136,34 +136,34 @@ struct Service {
     client: Option<Certificate>,
 }
 
-/// Resets calls that are not to reach the service.
+/// Resets calls that must not reach the service.
 #[derive(Clone)]
 struct Resetting(IstioCertificateServiceServer<Service>, Arc<State>);
 
 struct State {
     mood: Mutex<Mood>,
-    /// Ends the connections that are open.
+    /// Ends the open connections.
     stop: Mutex<CancellationToken>,
     connected: AtomicUsize,
     open: AtomicUsize,
     calls: Mutex<Vec<Call>>,
-    /// Who signs, and whose roots are named.
-    office: Mutex<Office>,
+    /// The CA that signs, and the CAs whose roots are announced.
+    issuing: Mutex<Issuing>,
     ca: Arc<DevelopmentCa>,
-    /// The same CA an hour and more ago.
+    /// The same CA more than an hour ago.
     past: DevelopmentCa,
     /// The same CA in an hour.
     future: DevelopmentCa,
     stranger: DevelopmentCa,
     identity: SpiffeId,
-    /// What happens during the next call.
+    /// Runs during the next call.
     meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 #[derive(Clone)]
-struct Office {
+struct Issuing {
     signer: Arc<DevelopmentCa>,
-    named: Vec<Arc<DevelopmentCa>>,
+    announced: Vec<Arc<DevelopmentCa>>,
 }
 
 impl FakeCa {
@@ -181,7 +181,7 @@ impl FakeCa {
         Self::start_at(folder, identity, tls, "127.0.0.1:0".parse().unwrap()).await
     }
 
-    /// The same at an address of the caller's choice.
+    /// The same at this address.
     pub async fn start_at(folder: &Path, identity: &str, tls: Option<Tls>, listen: SocketAddr) -> Self {
         let listener = TcpListener::bind(listen).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -196,7 +196,7 @@ impl FakeCa {
             connected: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
             calls: Mutex::default(),
-            office: Mutex::new(Office { signer: Arc::clone(&ca), named: vec![Arc::clone(&ca)] }),
+            issuing: Mutex::new(Issuing { signer: Arc::clone(&ca), announced: vec![Arc::clone(&ca)] }),
             ca,
             past: open("fake-ca", Clock::starting_at(now - 2 * hour)),
             future: open("fake-ca", Clock::starting_at(now + hour)),
@@ -216,7 +216,7 @@ impl FakeCa {
         Self { address, scheme, service }
     }
 
-    /// Connections that are open would not hear of a rough mood: they are ended.
+    /// Open connections would not see a rough mood, so they are ended.
     pub fn set(&self, mood: Mood) {
         *self.service.state.mood.lock().unwrap() = mood;
         if matches!(mood, Mood::Rough(_)) {
@@ -224,37 +224,37 @@ impl FakeCa {
         }
     }
 
-    /// Ends the connections that are open with GOAWAY, as a server does that stops.
+    /// Ends the open connections with GOAWAY, like a server that stops.
     pub fn end_connections(&self) {
         std::mem::take(&mut *self.service.state.stop.lock().unwrap()).cancel();
     }
 
-    /// How many connections there were.
+    /// The number of connections so far.
     pub fn connected(&self) -> usize {
         self.service.state.connected.load(Ordering::SeqCst)
     }
 
-    /// How many connections are open.
+    /// The number of open connections.
     pub fn open(&self) -> usize {
         self.service.state.open.load(Ordering::SeqCst)
     }
 
-    /// From now on `signer` signs, and the roots of `named` are those that the answers name.
-    pub fn switch(&self, signer: &Arc<DevelopmentCa>, named: &[&Arc<DevelopmentCa>]) {
-        let named = named.iter().copied().map(Arc::clone).collect();
-        *self.service.state.office.lock().unwrap() = Office { signer: Arc::clone(signer), named };
+    /// From now on `signer` signs, and the responses contain the roots of `announced`.
+    pub fn switch(&self, signer: &Arc<DevelopmentCa>, announced: &[&Arc<DevelopmentCa>]) {
+        let announced = announced.iter().copied().map(Arc::clone).collect();
+        *self.service.state.issuing.lock().unwrap() = Issuing { signer: Arc::clone(signer), announced };
     }
 
-    /// Has `happen` happen during the next call. After it the CA is good.
-    pub fn during_next_call(&self, happen: impl FnOnce() + Send + 'static) {
-        *self.service.state.meanwhile.lock().unwrap() = Some(Box::new(happen));
+    /// Runs `run` during the next call. Afterwards the CA is good.
+    pub fn during_next_call(&self, run: impl FnOnce() + Send + 'static) {
+        *self.service.state.meanwhile.lock().unwrap() = Some(Box::new(run));
     }
 
     pub fn calls(&self) -> Vec<Call> {
         self.service.state.calls.lock().unwrap().clone()
     }
 
-    /// The options with which an agent uses it, with a token in `folder`.
+    /// The agent's options for this CA, with a token in `folder`.
     pub fn client(&self, folder: &Path) -> Vec<String> {
         let token = folder.join("token");
         super::files::write_token(&token, &super::files::token("web", "istio-ca", 3600));
@@ -329,7 +329,7 @@ impl tower_service::Service<http::Request<hyper::body::Incoming>> for Resetting 
     }
 }
 
-/// A refusal that says when to come back.
+/// A refusal that asks for a delay.
 fn busy(seconds: i64, pushback: &str) -> Status {
     let delay = protobuf::Duration { seconds, nanos: 0 };
     let info = rpc::RetryInfo { retry_delay: Some(delay) }.encode_to_vec();
@@ -384,10 +384,10 @@ impl IstioCertificateService for Service {
         };
         let answered = || self.state.calls.lock().unwrap()[number].time.1 = Some(Instant::now());
         let mood = *self.state.mood.lock().unwrap();
-        let Office { signer, named } = self.state.office.lock().unwrap().clone();
+        let Issuing { signer, announced } = self.state.issuing.lock().unwrap().clone();
         let meanwhile = self.state.meanwhile.lock().unwrap().take();
-        if let Some(happen) = meanwhile {
-            happen();
+        if let Some(run) = meanwhile {
+            run();
             *self.state.mood.lock().unwrap() = Mood::Good;
         }
         let ttl = Duration::from_secs(request.validity_duration.try_into().unwrap());
@@ -420,7 +420,7 @@ impl IstioCertificateService for Service {
                 tokio::time::sleep(time).await;
                 signer.issue(&asked, identity, ttl)
             }
-            // A rough one comes too late for a connection that is open already.
+            // A rough mood comes too late for a connection that is already open.
             Mood::Good | Mood::Shape(_) | Mood::ResetOnce(_) | Mood::Rough(_) => {
                 signer.issue(&asked, identity, ttl)
             }
@@ -428,8 +428,8 @@ impl IstioCertificateService for Service {
         let text = |certificates: &[&CertificateDer<'static>]| {
             String::from_utf8(pem::of_certificates(certificates.iter().copied())).unwrap()
         };
-        // As an istiod whose `root-cert.pem` holds several.
-        let roots: Vec<_> = named.iter().map(|ca| ca.chain()[1]).collect();
+        // Like an istiod whose `root-cert.pem` holds several roots.
+        let roots: Vec<_> = announced.iter().map(|ca| ca.chain()[1]).collect();
         let [leaf, intermediate, roots] = [&[&leaf.unwrap()][..], &[signer.chain()[0]], &roots].map(text);
         let cert_chain = match mood {
             Mood::Shape(shape) => shape.write(&leaf, &intermediate, &roots),

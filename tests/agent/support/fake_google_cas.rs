@@ -1,5 +1,5 @@
-//! Google's Certificate Authority Service as far as its documentation describes it: every field and header is checked,
-//! requests with the same id are one request, and it can misbehave.
+//! Google's Certificate Authority Service as documented: every field and header is checked, requests with the same id
+//! are one request, and it can misbehave.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -25,20 +25,21 @@ use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
 
-use super::fake_vault::acceptor;
 use super::issuer::{Issuer, Lie};
+use super::tls::{accept, acceptor};
+use super::violations::Violations;
 
 pub const POOL: &str = "projects/my-project/locations/europe-west1/caPools/mesh";
-/// The name of whoever calls with a token of the token service's.
+/// The identity of callers with a token from the token service.
 pub const CALLER: &str = "spiffe://my-project.svc.id.goog/ns/default/sa/web";
 
-/// What the next calls for a certificate come to.
+/// How the next calls for a certificate are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mood {
     Good,
-    /// Takes the call and never answers.
+    /// Never answers.
     Hang,
-    /// Issues a certificate, and never tells.
+    /// Issues a certificate, and loses the answer.
     Lost,
     /// Text instead of certificates.
     Junk,
@@ -53,17 +54,17 @@ pub enum Mood {
 #[derive(Clone, Copy)]
 pub struct Rules {
     pub mood: Mood,
-    /// What calls for the roots come to.
+    /// The outcome of calls for the roots.
     pub roots: Result<(), Code>,
-    /// The CA that must be asked for.
+    /// The CA that requests must name.
     pub ca: &'static str,
-    /// The lifetime that must be asked for, in seconds.
+    /// The lifetime that requests must have, in seconds.
     pub lifetime: i64,
-    /// Further headers that must be there.
+    /// A further header that requests must have.
     pub header: Option<(&'static str, &'static str)>,
 }
 
-/// A running fake. It ends with the test's runtime.
+/// A running fake. It stops with the test's runtime.
 pub struct FakeGoogleCas {
     pub address: SocketAddr,
     state: Arc<State>,
@@ -73,15 +74,15 @@ struct State {
     rules: Mutex<Rules>,
     /// The id of each request for a certificate.
     requests: Mutex<Vec<String>>,
-    violations: Mutex<Vec<String>>,
+    violations: Violations,
     /// By the id of the request.
     issued: Mutex<BTreeMap<String, api::Certificate>>,
-    /// The tokens that are good.
+    /// The valid tokens.
     tokens: Mutex<Vec<String>>,
     issuer: Issuer,
     /// A CA of the pool that does not sign yet.
     staged: DevelopmentCa,
-    /// Its TLS certificate is of this CA.
+    /// The CA of its TLS certificate.
     web: DevelopmentCa,
 }
 
@@ -89,7 +90,7 @@ struct State {
 struct Service(Arc<State>);
 
 impl FakeGoogleCas {
-    /// With its files in `folder`.
+    /// Starts it with its files in `folder`.
     pub async fn start(folder: &Path) -> Self {
         Self::start_at(folder, "127.0.0.1:0".parse().unwrap()).await
     }
@@ -102,7 +103,7 @@ impl FakeGoogleCas {
         let state = Arc::new(State {
             rules: Mutex::new(rules),
             requests: Mutex::default(),
-            violations: Mutex::default(),
+            violations: Violations::default(),
             issued: Mutex::default(),
             tokens: Mutex::default(),
             issuer: Issuer::new(folder),
@@ -112,17 +113,11 @@ impl FakeGoogleCas {
         let acceptor = acceptor(&state.web);
         tokio::spawn({
             let state = Arc::clone(&state);
-            async move {
-                while let Ok((io, _)) = listener.accept().await {
-                    let (acceptor, service) = (acceptor.clone(), Service(Arc::clone(&state)));
-                    tokio::spawn(async move {
-                        if let Ok(io) = acceptor.accept(io).await {
-                            let service = CertificateAuthorityServiceServer::new(service);
-                            attache::net::http2::serve(io, service, CancellationToken::new()).await;
-                        }
-                    });
-                }
-            }
+            let serve = move |io| {
+                let service = CertificateAuthorityServiceServer::new(Service(Arc::clone(&state)));
+                attache::net::http2::serve(io, service, CancellationToken::new())
+            };
+            accept(listener, Some(acceptor), serve)
         });
         Self { address, state }
     }
@@ -140,22 +135,22 @@ impl FakeGoogleCas {
         self.state.requests.lock().unwrap().clone()
     }
 
-    /// How many certificates were issued.
+    /// The number of certificates issued.
     pub fn issued(&self) -> usize {
         self.state.issued.lock().unwrap().len()
     }
 
-    /// Takes `token`, too.
+    /// Accepts `token`, too.
     pub fn admit(&self, token: &str) {
         self.state.tokens.lock().unwrap().push(token.to_owned());
     }
 
-    /// Takes no token.
+    /// Accepts no token any more.
     pub fn revoke(&self) {
         self.state.tokens.lock().unwrap().clear();
     }
 
-    /// The options with which an agent uses it, but for those of the token.
+    /// The agent's options for it, without those of the token.
     pub fn client(&self, folder: &Path) -> Vec<String> {
         let address = format!("https://{}", self.address);
         let root = folder.join("web/root-cert.pem").display().to_string();
@@ -166,15 +161,12 @@ impl FakeGoogleCas {
 
 impl Drop for FakeGoogleCas {
     fn drop(&mut self) {
-        let violations = std::mem::take(&mut *self.state.violations.lock().unwrap());
-        if !std::thread::panicking() {
-            assert!(violations.is_empty(), "calls that Google's API does not have: {violations:#?}");
-        }
+        self.state.violations.assert_none("Google's API");
     }
 }
 
 impl State {
-    /// Whether a call's headers are as documented, and its token is good. `field` names the pool.
+    /// Checks a call's headers against the documentation, and its token. `field` names the pool.
     fn judge(&self, metadata: &MetadataMap, field: &str) -> Result<Rules, Status> {
         let rules = *self.rules.lock().unwrap();
         let header = |name: &str| metadata.get(name).map(|value| value.to_str().unwrap());
@@ -191,14 +183,14 @@ impl State {
             return Err(self.violation("no bearer token".to_owned()));
         };
         if !self.tokens.lock().unwrap().iter().any(|good| good == token) {
-            // Google's does not quote it; others do.
+            // Google's service does not quote the token; others do.
             return Err(Status::unauthenticated(format!("invalid authentication credentials: {token}")));
         }
         Ok(rules)
     }
 
     fn violation(&self, what: String) -> Status {
-        self.violations.lock().unwrap().push(what);
+        self.violations.add(what);
         Status::invalid_argument("not as documented")
     }
 

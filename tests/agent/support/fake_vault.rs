@@ -1,4 +1,4 @@
-//! A Vault that takes nothing but what Vault's API documentation describes, answers in its shape, and can misbehave.
+//! A Vault that accepts only what Vault's API documentation describes, answers in the same format, and can misbehave.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,32 +12,33 @@ use attache::pki::{certificate, pem};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 use serde_json::{Value, json};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsAcceptor;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::FromDer as _;
 
 use super::issuer::{Issuer, Lie};
+use super::tls::{Connection, accept, acceptor};
+use super::violations::Violations;
 
-/// What the next calls of one kind come to.
+/// How the next calls of one kind are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mood {
     Good,
-    /// Takes the call and never answers.
+    /// Never answers.
     Hang,
-    /// One byte in ten milliseconds.
+    /// One byte every ten milliseconds.
     Slow,
-    /// Ends the connection instead of answering.
+    /// Closes the connection instead of answering.
     Cut,
-    /// Announces more than it sends.
+    /// A Content-Length above the body's length.
     Short,
-    /// More than anybody should read.
+    /// More than any client should read.
     Huge,
-    /// The page of some other server.
+    /// Another server's page.
     Html,
-    /// 200, and JSON that is not Vault's.
+    /// 200, with JSON that is not Vault's.
     OtherJson,
     /// Text instead of certificates.
     Junk,
@@ -46,17 +47,17 @@ pub enum Mood {
     Refuse(u16, &'static str),
 }
 
-/// What this Vault has been told, and what it wants of its callers.
+/// This Vault's configuration, and what it requires of its callers.
 pub struct Rules {
     pub sign: Mood,
     pub login: Mood,
     pub renew: Mood,
     pub namespace: Option<&'static str>,
-    /// Further headers that must be there.
+    /// Further headers that requests must have.
     pub headers: Vec<(&'static str, &'static str)>,
-    /// The lifetime that must be asked for.
+    /// The lifetime that requests must have.
     pub ttl: &'static str,
-    /// What a login and a renewal give, in seconds.
+    /// The lease of a login and of a renewal, in seconds.
     pub lease: (u64, u64),
     pub is_renewable: bool,
     /// Whether its engine has the root above its intermediate.
@@ -64,7 +65,7 @@ pub struct Rules {
     pub warnings: Value,
 }
 
-/// A running Vault. It ends with the test's runtime.
+/// A running Vault. It stops with the test's runtime.
 pub struct FakeVault {
     pub address: SocketAddr,
     pub jwt: String,
@@ -74,11 +75,11 @@ pub struct FakeVault {
 
 struct State {
     rules: Mutex<Rules>,
-    /// The path of each call that was made as documented.
+    /// The path of each documented call.
     calls: Mutex<Vec<String>>,
-    /// What was not.
-    violations: Mutex<Vec<String>>,
-    /// The tokens that are good.
+    /// The other calls.
+    violations: Violations,
+    /// The valid tokens.
     tokens: Mutex<Vec<String>>,
     jwt: String,
     issuer: Issuer,
@@ -96,7 +97,7 @@ impl FakeVault {
         Self::start_at(folder, "127.0.0.1:0".parse().unwrap(), true).await
     }
 
-    /// With its files in `folder`; its root is `fake-vault/root-cert.pem`.
+    /// Starts it with its files in `folder`; its root is `fake-vault/root-cert.pem`.
     pub async fn start_at(folder: &Path, address: SocketAddr, has_tls: bool) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -113,13 +114,13 @@ impl FakeVault {
             knows_root: true,
             warnings: Value::Null,
         };
-        // One that takes another's place knows the workload by the same token.
+        // A second server in the same directory accepts the same token from the workload.
         let jwt = std::fs::read_to_string(folder.join("jwt"));
         let jwt = jwt.unwrap_or_else(|_| super::files::token("web", "vault", 3600));
         let state = Arc::new(State {
             rules: Mutex::new(rules),
             calls: Mutex::default(),
-            violations: Mutex::default(),
+            violations: Violations::default(),
             tokens: Mutex::default(),
             jwt: jwt.clone(),
             issuer: Issuer::of(folder, &files),
@@ -127,11 +128,8 @@ impl FakeVault {
         let acceptor = has_tls.then(|| acceptor(&DevelopmentCa::open(&files, Clock::system()).unwrap()));
         tokio::spawn({
             let state = Arc::clone(&state);
-            async move {
-                while let Ok((io, _)) = listener.accept().await {
-                    tokio::spawn(serve(io, acceptor.clone(), Arc::clone(&state)));
-                }
-            }
+            let serve = move |io| serve(io, Arc::clone(&state));
+            accept(listener, acceptor, serve)
         });
         Self { address, jwt, scheme: if has_tls { "https" } else { "http" }, state }
     }
@@ -150,12 +148,12 @@ impl FakeVault {
         self.calls().iter().filter(|call| *call == path).count()
     }
 
-    /// Makes `token` one of its own.
+    /// Accepts `token` as one of its own.
     pub fn admit(&self, token: &str) {
         self.state.tokens.lock().unwrap().push(token.to_owned());
     }
 
-    /// Every token that it ever gave is of no use from here on.
+    /// Accepts none of its tokens any more.
     pub fn revoke(&self) {
         self.state.tokens.lock().unwrap().clear();
     }
@@ -168,7 +166,7 @@ impl FakeVault {
         format!("{}://{}", self.scheme, self.address)
     }
 
-    /// The options with which an agent logs in to it, with its token in `folder`.
+    /// The agent's options to log in to it, with its token in `folder`.
     pub fn client(&self, folder: &Path) -> Vec<String> {
         let jwt = folder.join("jwt");
         std::fs::write(&jwt, &self.jwt).unwrap();
@@ -184,42 +182,17 @@ impl FakeVault {
 
 impl Drop for FakeVault {
     fn drop(&mut self) {
-        let violations = std::mem::take(&mut *self.state.violations.lock().unwrap());
-        if !std::thread::panicking() {
-            assert!(violations.is_empty(), "calls that Vault's API does not have: {violations:#?}");
-        }
+        self.state.violations.assert_none("Vault's API");
     }
 }
 
-/// TLS as a server of 127.0.0.1, for HTTP of both versions.
-pub fn acceptor(ca: &DevelopmentCa) -> TlsAcceptor {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let (chain, key) = ca.issue_server(&[], &[[127, 0, 0, 1].into()]).unwrap();
-    let config = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let config = config.unwrap().with_no_client_auth().with_single_cert(chain, key.der().clone_key());
-    let mut config = config.unwrap();
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    TlsAcceptor::from(Arc::new(config))
-}
-
-async fn serve(io: TcpStream, acceptor: Option<TlsAcceptor>, state: Arc<State>) {
-    match acceptor {
-        None => answer(io, &state).await,
-        Some(acceptor) => {
-            if let Ok(io) = acceptor.accept(io).await {
-                answer(io, &state).await;
-            }
-        }
-    }
-}
-
-async fn answer(mut io: impl AsyncRead + AsyncWrite + Unpin, state: &State) {
+async fn serve(mut io: Connection, state: Arc<State>) {
     let Some(request) = read(&mut io).await else { return };
     let path = request.path.clone();
     let (mood, good) = match state.judge(&request) {
         Ok(judged) => judged,
         Err(violation) => {
-            state.violations.lock().unwrap().push(format!("{path}: {violation}"));
+            state.violations.add(format!("{path}: {violation}"));
             (Mood::Refuse(400, "not as documented"), Value::Null)
         }
     };
@@ -255,12 +228,12 @@ async fn answer(mut io: impl AsyncRead + AsyncWrite + Unpin, state: &State) {
     let _ = io.write_all(format!("{head}{body}").as_bytes()).await;
     let _ = io.flush().await;
     if mood != Mood::Short {
-        // The client ends the connection.
+        // The client closes the connection.
         let _ = io.read(&mut [0; 1]).await;
     }
 }
 
-async fn read(io: &mut (impl AsyncRead + Unpin)) -> Option<Request> {
+async fn read(io: &mut Connection) -> Option<Request> {
     let mut bytes = Vec::new();
     let end = loop {
         if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -303,7 +276,7 @@ fn envelope(data: Value, auth: Value, warnings: &Value) -> Value {
 }
 
 impl State {
-    /// What a call comes to, if it is one that the documentation describes.
+    /// The outcome of a call, if the documentation describes it.
     fn judge(&self, request: &Request) -> Result<(Mood, Value), String> {
         let rules = self.rules.lock().unwrap();
         if request.method != "POST" {
@@ -378,7 +351,7 @@ impl State {
         let lie = if let Mood::Lie(lie) = rules.sign { lie } else { Lie::None };
         let leaf = self.issuer.issue(&csr, ttl, lie);
         let [intermediate, root] = self.issuer.chain(lie);
-        // Vault ends no PEM text with a line's end.
+        // Vault's PEM has no line end at its end.
         let text = |der: &CertificateDer<'static>| {
             String::from_utf8(pem::of_certificates([der])).unwrap().trim_end().to_owned()
         };
@@ -414,7 +387,7 @@ fn auth(rules: &Rules, token: &str, lease: u64) -> Value {
     })
 }
 
-/// The URI names that a CSR asks for.
+/// The URI names in a CSR.
 fn uris(der: &[u8]) -> Vec<String> {
     let (_, csr) = X509CertificationRequest::from_der(der).unwrap();
     let extensions = csr.requested_extensions().into_iter().flatten();

@@ -1,4 +1,4 @@
-//! Files that others would mount: tokens, certificates.
+//! Files that a platform would mount: tokens, certificates.
 
 use std::fs::Permissions;
 use std::net::IpAddr;
@@ -15,9 +15,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::json;
 
-/// A service-account token as the kubelet writes it, but for the signature. `lifetime` in seconds, from now.
+/// A service-account token as the kubelet writes it, with a fake signature. `lifetime` in seconds, from now.
 pub fn token(account: &str, audience: &str, lifetime: i64) -> String {
-    #[expect(clippy::disallowed_methods, reason = "a token that is good now needs the time that is now")]
+    #[expect(clippy::disallowed_methods, reason = "a valid token needs the current time")]
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let claims = json!({
         "sub": format!("system:serviceaccount:default:{account}"),
@@ -28,7 +28,7 @@ pub fn token(account: &str, audience: &str, lifetime: i64) -> String {
     format!("{}.{}.c2lnbmF0dXJl", part(json!({ "alg": "RS256" })), part(claims))
 }
 
-/// Writes a token as somebody does who keeps it from others.
+/// Writes a token that only its owner can read.
 pub fn write_token(file: &Path, token: &str) {
     std::fs::write(file, token).unwrap();
     std::fs::set_permissions(file, Permissions::from_mode(0o600)).unwrap();
@@ -57,14 +57,14 @@ impl Mounted {
         Self::with_clock(ca_dir, account, key, Clock::system())
     }
 
-    /// One that Envoy can't use: an Ed25519 key with the public key in it, as the second version of PKCS#8 has it.
+    /// A key pair that Envoy can't use: an Ed25519 key that includes the public key, as in PKCS#8 version 2.
     pub fn bad_for_envoy(ca_dir: &Path, account: &str) -> Self {
         let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
         let key = SigningKey::from_pkcs8(&key.serialize_der().into()).unwrap();
         Self::of_key(ca_dir, account, &key)
     }
 
-    /// The same from two hours ago: it ended an hour ago.
+    /// A key pair from two hours ago that expired an hour ago.
     pub fn expired(ca_dir: &Path, account: &str) -> Self {
         #[expect(clippy::disallowed_methods, reason = "before the agent's own clock")]
         let past = SystemTime::now() - Duration::from_secs(2 * 3600);
@@ -90,12 +90,12 @@ impl Mounted {
         attache::pki::certificate::Certificate::parse(&ders[0]).unwrap().serial
     }
 
-    /// Its files, by their names in a folder.
+    /// Its files, with their names in a directory.
     pub fn files(&self) -> [(&'static str, &[u8]); 3] {
         [("cert-chain.pem", &self.chain), ("key.pem", &self.key), ("root-cert.pem", &self.root)]
     }
 
-    /// Writes the files into `folder`, one after the other, in place.
+    /// Overwrites the files in `folder` in place, one after the other.
     pub fn write(&self, folder: &Path) {
         std::fs::create_dir_all(folder).unwrap();
         for (name, content) in self.files() {
@@ -104,8 +104,8 @@ impl Mounted {
     }
 }
 
-/// Swaps `volume/..data` to a new folder with `files`, as the kubelet does. Gives the folder, which stays, as does the
-/// one before.
+/// Swaps `volume/..data` to a new directory with `files`, like the kubelet. Returns the new directory; the previous one
+/// stays.
 pub fn swap<'a>(volume: &Path, files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> PathBuf {
     static GENERATION: AtomicU64 = AtomicU64::new(0);
     let name = format!("..generation-{}", GENERATION.fetch_add(1, Ordering::Relaxed));
@@ -123,7 +123,7 @@ pub fn swap<'a>(volume: &Path, files: impl IntoIterator<Item = (&'a str, &'a [u8
     volume.join(name)
 }
 
-/// A listener that takes connections and never says a word.
+/// A listener that accepts connections and never sends anything.
 pub async fn silent_server() -> (tokio::net::TcpListener, u16) {
     let listener = tokio::net::TcpListener::bind((IpAddr::from([127, 0, 0, 1]), 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();

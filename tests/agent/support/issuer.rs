@@ -1,4 +1,4 @@
-//! What the fakes of CAs answer with: certificates that are good, or lie in one way.
+//! Certificates that the fake CAs issue: good ones, and ones that are wrong in one way.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -19,21 +19,21 @@ use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
     None,
-    /// It is for another key.
+    /// Issued for another key.
     ForeignKey,
-    /// It ended an hour ago.
+    /// Expired an hour ago.
     Expired,
-    /// It begins in an hour.
+    /// Valid in an hour.
     NotYetValid,
-    /// It is somebody else's.
+    /// Issued for another identity.
     OtherIdentity,
-    /// The roots are another CA's.
+    /// The roots belong to another CA.
     Unchained,
 }
 
-/// Each lie, what the agent says of it and of the way out, and its word in the metrics.
+/// Each lie, the agent's message with its remedy, and its label in the metrics.
 pub const LIES: [(Lie, [&str; 2], &str); 5] = [
-    (Lie::ForeignKey, ["for another key", "gave the answer to another request"], "foreign_key"),
+    (Lie::ForeignKey, ["for another key", "returned the response to another request"], "foreign_key"),
     (Lie::Expired, ["expired at", "this machine's clock is wrong"], "expired"),
     (Lie::NotYetValid, ["valid only from", "this machine's clock is wrong"], "not_yet_valid"),
     (
@@ -41,10 +41,10 @@ pub const LIES: [(Lie, [&str; 2], &str); 5] = [
         ["names spiffe://cluster.local/ns/x/sa/thief, not", "pass it with --spiffe-id"],
         "wrong_identity",
     ),
-    (Lie::Unchained, ["does not chain to a root", "of the issuer's name, but with another key"], "unchained"),
+    (Lie::Unchained, ["does not chain to a root", "has the issuer's name, but another key"], "unchained"),
 ];
 
-/// Files of a CA whose root signs, without an intermediate, in a new folder of `folder`: those of a development CA.
+/// Creates the files of a development CA whose root signs without an intermediate, in a new directory in `folder`.
 pub fn root_alone(folder: &Path) -> PathBuf {
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let mut params = CertificateParams::default();
@@ -64,7 +64,7 @@ pub fn root_alone(folder: &Path) -> PathBuf {
 /// A CA that takes the identity from the CSR.
 pub struct Issuer {
     ca: DevelopmentCa,
-    /// The same CA an hour and more ago.
+    /// The same CA more than an hour ago.
     past: DevelopmentCa,
     /// The same CA in an hour.
     future: DevelopmentCa,
@@ -77,7 +77,7 @@ impl Issuer {
         Self::of(folder, &folder.join("issuer"))
     }
 
-    /// A CA with its files in `ca`, and a stranger's in `folder`.
+    /// A CA with its files in `ca`, and a second, unrelated one in `folder`.
     pub fn of(folder: &Path, ca: &Path) -> Self {
         let open = |folder: &Path, clock| DevelopmentCa::open(folder, clock).unwrap();
         #[expect(clippy::disallowed_methods, reason = "hours from the agent's own clock")]
@@ -124,7 +124,7 @@ impl Issuer {
         issued.unwrap()
     }
 
-    /// One that another CA has signed.
+    /// A certificate that another CA signed.
     pub fn by_a_stranger(&self, request: &str, ttl: Duration) -> CertificateDer<'static> {
         let asked = CertificateSigningRequestDer::from_pem_slice(request.as_bytes()).unwrap();
         let identity = super::files::spiffe("web").parse().unwrap();

@@ -1,4 +1,4 @@
-//! An API server of Kubernetes, as far as certificates go: holds every request to the documented API, and can
+//! Kubernetes' API server, limited to certificates: it checks every request against the documented API, and can
 //! misbehave in every way.
 
 use std::collections::BTreeMap;
@@ -16,41 +16,44 @@ use rustls::pki_types::CertificateSigningRequestDer;
 use rustls::pki_types::pem::PemObject as _;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use super::issuer::{Issuer, Lie};
-use super::process::PATIENCE;
+use super::process::{PATIENCE, flags};
+use super::tls::{Connection, accept, acceptor};
+use super::violations::Violations;
 
 pub const SIGNER: &str = "example.com/spiffe";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 const BUNDLES: &str = "/apis/certificates.k8s.io/v1beta1/clustertrustbundles";
 
-/// What is done with the next requests.
+/// How the next requests are handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mood {
     Good,
-    /// Nobody approves.
+    /// No approval.
     Unapproved,
-    /// Approved, but no signer is there.
+    /// Approved, but not signed.
     Unsigned,
     Denied,
     Failed,
     /// Something about the certificate is wrong.
     Lie(Lie),
-    /// `status.certificate` that is no PEM.
+    /// A `status.certificate` that is not PEM.
     JunkCertificate,
-    /// This answer to all.
+    /// This answer to every request.
     Answer(u16, &'static str, String),
-    /// These bytes to all, and the end of the connection.
+    /// These bytes to every request, then the connection closes.
     Raw(Vec<u8>),
-    /// Takes all and never answers.
+    /// Never answers.
     Hang,
-    /// Does what it is asked, and loses the answer.
+    /// Executes requests, and loses the answers.
     LoseAnswers,
-    /// Good, but lets nobody delete.
+    /// Good, but refuses deletions.
     KeepAll,
 }
 
@@ -63,13 +66,13 @@ pub struct Call {
     pub body: Value,
 }
 
-/// A running API server. It ends with the test's runtime, or when it is dropped.
+/// A running API server. It stops with the test's runtime, or when it is dropped.
 pub struct KubeApi {
     pub address: SocketAddr,
     pub folder: PathBuf,
     state: Arc<State>,
     acceptor: TlsAcceptor,
-    task: tokio::task::JoinHandle<()>,
+    task: JoinHandle<()>,
 }
 
 struct State {
@@ -77,7 +80,7 @@ struct State {
     calls: Mutex<Vec<Call>>,
     counted: watch::Sender<usize>,
     objects: Mutex<BTreeMap<String, Value>>,
-    wrong: Mutex<Vec<String>>,
+    violations: Violations,
     token: PathBuf,
     issuer: Issuer,
 }
@@ -85,13 +88,12 @@ struct State {
 impl Drop for KubeApi {
     fn drop(&mut self) {
         self.task.abort();
-        let wrong = self.state.wrong.lock().unwrap();
-        assert!(wrong.is_empty() || std::thread::panicking(), "what the API does not know: {wrong:#?}");
+        self.state.violations.assert_none("Kubernetes' API");
     }
 }
 
 impl KubeApi {
-    /// An API server with TLS, whose files are in `folder`: the token, and both roots (of TLS, and the signer's).
+    /// An API server with TLS, with its files in `folder`: the token, and the roots of TLS and of the signer.
     pub async fn start(folder: &Path) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -105,16 +107,16 @@ impl KubeApi {
             calls: Mutex::default(),
             counted: watch::channel(0).0,
             objects: Mutex::default(),
-            wrong: Mutex::default(),
+            violations: Violations::default(),
             token,
             issuer: Issuer::of(folder, &folder.join("signer")),
         });
         let acceptor = acceptor(&DevelopmentCa::open(&folder.join("cluster"), Clock::system()).unwrap());
-        let task = tokio::spawn(accept(listener, acceptor.clone(), Arc::clone(&state)));
+        let task = spawn(listener, &acceptor, &state);
         Self { address, folder: folder.to_owned(), state, acceptor, task }
     }
 
-    /// Takes no connections for a while; what it has, it keeps.
+    /// Accepts no connections for a while; its objects stay.
     pub async fn stop(&mut self) {
         self.task.abort();
         let _ = (&mut self.task).await;
@@ -122,10 +124,10 @@ impl KubeApi {
 
     pub async fn resume(&mut self) {
         let listener = TcpListener::bind(self.address).await.unwrap();
-        self.task = tokio::spawn(accept(listener, self.acceptor.clone(), Arc::clone(&self.state)));
+        self.task = spawn(listener, &self.acceptor, &self.state);
     }
 
-    /// The options with which an agent uses it.
+    /// The agent's options for it.
     pub fn client(&self) -> Vec<String> {
         let file = |name: &str| self.folder.join(name).display().to_string();
         let options = [
@@ -136,7 +138,7 @@ impl KubeApi {
             ("--kubernetes-signer", SIGNER.to_owned()),
             ("--kubernetes-root", file("signer/root-cert.pem")),
         ];
-        options.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+        flags(options)
     }
 
     pub fn set(&self, mood: Mood) {
@@ -147,12 +149,12 @@ impl KubeApi {
         self.state.calls.lock().unwrap().clone()
     }
 
-    /// The names of the requests that are there.
+    /// The names of the existing requests.
     pub fn names(&self) -> Vec<String> {
         self.state.objects.lock().unwrap().keys().cloned().collect()
     }
 
-    /// Somebody deletes every request.
+    /// Deletes every request, like an administrator.
     pub fn delete_all(&self) {
         self.state.objects.lock().unwrap().clear();
     }
@@ -168,30 +170,21 @@ impl KubeApi {
                 counted.changed().await.unwrap();
             }
         });
-        found.await.unwrap_or_else(|_| panic!("it never comes: {:#?}", self.calls().last()))
+        found
+            .await
+            .unwrap_or_else(|_| panic!("the call never comes; the last one: {:#?}", self.calls().last()))
     }
 }
 
-fn acceptor(ca: &DevelopmentCa) -> TlsAcceptor {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = rustls::ServerConfig::builder_with_provider(provider);
-    let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
-    let (chain, key) = ca.issue_server(&[], &[[127, 0, 0, 1].into()]).unwrap();
-    let mut config = config.with_single_cert(chain, key.der().clone_key()).unwrap();
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    TlsAcceptor::from(Arc::new(config))
+fn spawn(listener: TcpListener, acceptor: &TlsAcceptor, state: &Arc<State>) -> JoinHandle<()> {
+    let state = Arc::clone(state);
+    tokio::spawn(accept(listener, Some(acceptor.clone()), move |io| serve(io, Arc::clone(&state))))
 }
 
-async fn accept(listener: TcpListener, acceptor: TlsAcceptor, state: Arc<State>) {
-    while let Ok((io, _)) = listener.accept().await {
-        tokio::spawn(serve(io, acceptor.clone(), Arc::clone(&state)));
-    }
-}
-
-async fn serve(io: TcpStream, acceptor: TlsAcceptor, state: Arc<State>) {
-    let Ok(mut io) = acceptor.accept(io).await else { return };
-    if io.get_ref().1.alpn_protocol() != Some(b"http/1.1") {
-        state.wrong.lock().unwrap().push("HTTP/1.1 was not agreed on".to_owned());
+async fn serve(mut io: Connection, state: Arc<State>) {
+    let Connection::Right(tls) = &io else { unreachable!("every connection has TLS") };
+    if tls.get_ref().1.alpn_protocol() != Some(b"http/1.1") {
+        state.violations.add("HTTP/1.1 was not agreed on".to_owned());
     }
     let Some(call) = read(&mut io).await else { return };
     let mood = state.mood.lock().unwrap().clone();
@@ -230,7 +223,7 @@ async fn read(io: &mut (impl tokio::io::AsyncRead + Unpin)) -> Option<Call> {
         let mut line = String::new();
         io.read_line(&mut line).await.ok()?;
         let Some((name, value)) = line.trim_end().split_once(": ") else { break };
-        assert!(headers.insert(name.to_ascii_lowercase(), value.to_owned()).is_none(), "{name} comes twice");
+        assert!(headers.insert(name.to_ascii_lowercase(), value.to_owned()).is_none(), "{name} is repeated");
     }
     let length = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
     let mut body = vec![0; length];
@@ -239,7 +232,7 @@ async fn read(io: &mut (impl tokio::io::AsyncRead + Unpin)) -> Option<Call> {
     Some(Call { method, path, headers, body })
 }
 
-/// An error as the API server tells it.
+/// An error in the API server's format.
 pub fn status(code: u16, reason: &str, message: &str) -> Value {
     json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
@@ -247,7 +240,7 @@ pub fn status(code: u16, reason: &str, message: &str) -> Value {
     })
 }
 
-/// RBAC's refusal.
+/// A refusal by RBAC.
 pub fn forbidden(verb: &str) -> Value {
     let message = format!(
         "certificatesigningrequests.certificates.k8s.io is forbidden: User \"system:serviceaccount:default:web\" cannot \
@@ -258,7 +251,7 @@ pub fn forbidden(verb: &str) -> Value {
 
 impl State {
     fn answer(&self, call: &Call, mood: &Mood) -> (u16, Value) {
-        let wrong = |what: String| self.wrong.lock().unwrap().push(format!("{what}: {call:#?}"));
+        let wrong = |what: String| self.violations.add(format!("{what}: {call:#?}"));
         let header = |name: &str| call.headers.get(name).map(String::as_str);
         let token = std::fs::read_to_string(&self.token).unwrap_or_default();
         let headers = call.headers.keys().map(String::as_str).collect::<Vec<_>>();
@@ -338,7 +331,7 @@ impl State {
         }
     }
 
-    /// What approvers and signers have done since the last look.
+    /// Applies what approvers and signers have done since the last call.
     fn advance(&self, object: &mut Value, mood: &Mood) {
         let condition = |kind: &str, reason: &str, message: &str| {
             json!({
@@ -380,7 +373,7 @@ impl State {
     }
 }
 
-/// What the API server checks of a new request, and that there is nothing in it that the API does not know.
+/// Checks a new request like the API server, and that it has no field that the API does not know.
 fn check(body: &Value) -> Result<(), String> {
     let keys = |path: &str, wanted: &[&str]| {
         let object = body.pointer(path).and_then(Value::as_object).ok_or(format!("no {path}"))?;
@@ -423,7 +416,7 @@ fn check(body: &Value) -> Result<(), String> {
     }
 }
 
-/// Whether the key of `request` is RSA: its algorithm's identifier is in it.
+/// Whether `request` has an RSA key: it contains the algorithm's identifier.
 fn is_rsa(request: &CertificateSigningRequestDer<'_>) -> bool {
     const RSA: [u8; 11] = [0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
     request.windows(RSA.len()).any(|window| window == RSA)

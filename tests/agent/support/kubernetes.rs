@@ -1,4 +1,4 @@
-//! Manifests of Kubernetes, read and judged by others than the agent.
+//! Kubernetes manifests, parsed and validated by tools other than the agent.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -8,29 +8,23 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 use tokio::sync::OnceCell;
 
+use super::installed::installed;
+
 /// A Python with kubernetes-validate and PyYAML, installed by the first test that needs it.
 async fn python() -> &'static Path {
     static PYTHON: OnceCell<PathBuf> = OnceCell::const_new();
-    PYTHON.get_or_init(installed).await
+    PYTHON.get_or_init(|| installed("get-kubernetes-validate", &[])).await
 }
 
-async fn installed() -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-kubernetes-validate");
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let output = Command::new(&script).env("CARGO_TARGET_DIR", target).output().await.unwrap();
-    assert!(output.status.success(), "no validator:\n{}", String::from_utf8_lossy(&output.stderr));
-    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
-}
-
-/// How many documents of `manifests` are what Kubernetes' schemas ask for, without a field more; else what is wrong.
+/// The number of documents in `manifests`, if all match Kubernetes' schemas without an unknown field; else the errors.
 pub async fn validate(manifests: &str) -> Result<usize, String> {
     let said = pipe(&["-m", "kubernetes_validate", "--strict", "-"], manifests).await;
-    // What has no schema is told as a warning.
+    // Kinds without a schema are reported as a warning.
     let (good, bad): (Vec<_>, Vec<_>) = said.lines().partition(|line| line.starts_with("INFO"));
     if bad.is_empty() { Ok(good.len()) } else { Err(bad.join("\n")) }
 }
 
-/// The documents of `manifests`, as PyYAML reads them.
+/// The documents of `manifests`, parsed by PyYAML.
 pub async fn documents(manifests: &str) -> Vec<Value> {
     const READ: &str =
         "import json, sys, yaml; print(json.dumps(list(yaml.safe_load_all(sys.stdin.buffer))))";
@@ -38,14 +32,14 @@ pub async fn documents(manifests: &str) -> Vec<Value> {
     serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}\n{manifests}"))
 }
 
-/// What Python says to `input`.
+/// Python's output for `input`.
 async fn pipe(arguments: &[&str], input: &str) -> String {
     let mut command = Command::new(python().await);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.kill_on_drop(true).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let write = async {
-        // One that has ended has said why.
+        // If it has exited already, its output says why.
         let _ = stdin.write_all(input.as_bytes()).await;
         drop(stdin);
     };
@@ -54,7 +48,7 @@ async fn pipe(arguments: &[&str], input: &str) -> String {
     String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
 }
 
-/// The spec of the Pods that a workload makes, or of a Pod.
+/// The Pod spec of a workload, or of a Pod.
 pub fn pod_spec(object: &Value) -> Option<&Value> {
     let path = match object["kind"].as_str()? {
         "Pod" => "/spec",

@@ -13,8 +13,8 @@ use super::envoy::{Envoy, http_get};
 use super::files::spiffe;
 use super::process::{Agent, output};
 
-/// The bootstrap that `attache bootstrap` prints, with listeners on free ports, and a new connection and a full
-/// handshake for each request to the peer.
+/// The output of `attache bootstrap`, with listeners on free ports, and a new connection with a full handshake for each
+/// request to the peer.
 pub async fn bootstrap(socket: &Path, arguments: &[&str]) -> Value {
     let socket = socket.to_str().unwrap();
     let mut all = vec!["bootstrap", "--socket", socket, "--listen", "127.0.0.1:0"];
@@ -40,7 +40,7 @@ pub async fn api_envoy(folder: &Path, agent: &Agent) -> Envoy {
     Envoy::start(bootstrap, folder, "api").await
 }
 
-/// Starts an Envoy that calls `peer`, which must be `expected`.
+/// Starts an Envoy that calls `peer`, whose identity must be `expected`.
 pub async fn caller_envoy(
     folder: &Path,
     name: &str,
@@ -55,20 +55,20 @@ pub async fn caller_envoy(
     Envoy::start(bootstrap, folder, name).await
 }
 
-/// Requests, one after the other, until it is stopped.
+/// Sends requests, one after the other, until it is stopped.
 pub struct Traffic {
     stop: Arc<AtomicBool>,
     task: JoinHandle<Report>,
 }
 
-/// What became of the requests.
+/// The outcome of the requests.
 #[derive(Debug, Default)]
 pub struct Report {
     pub succeeded: usize,
     pub failures: Vec<String>,
-    /// Serials of the caller's certificate as the peer saw them, each once, in order.
+    /// Serials of the caller's certificate as the peer saw them, consecutive repetitions once.
     pub serials: Vec<String>,
-    /// Identities of the caller as the peer saw them, each once.
+    /// Identities of the caller as the peer saw them, consecutive repetitions once.
     pub identities: Vec<String>,
 }
 
@@ -82,6 +82,7 @@ impl Traffic {
                 let mut report = Report::default();
                 while !stop.load(Ordering::Relaxed) {
                     report.note(http_get(to, "/").await);
+                    // The rate of the requests.
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
                 report

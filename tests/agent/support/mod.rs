@@ -1,4 +1,4 @@
-//! What the tests talk to: real proxies and servers, not mocks of the agent's own traits.
+//! The tests' counterparts: real proxies and servers, not mocks of the agent's own traits.
 
 pub mod cfssl;
 pub mod chromium;
@@ -7,6 +7,7 @@ pub mod fake_ca;
 pub mod fake_google_cas;
 pub mod fake_vault;
 pub mod files;
+pub mod installed;
 pub mod kube_api;
 pub mod kubernetes;
 pub mod issuer;
@@ -18,4 +19,7 @@ pub mod rough_h2;
 pub mod provider;
 pub mod proxy;
 pub mod sds;
+pub mod tls;
 pub mod token_service;
+pub mod violations;
+pub mod wait;

@@ -1,4 +1,4 @@
-//! A real nginx as a child process, that reads its key pair and roots from files.
+//! A real nginx as a child process, with its key pair and roots in files.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -18,23 +18,19 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 
+use super::installed::installed;
 use super::process::PATIENCE;
 
-/// The path of an nginx, fetched by the first test that needs it.
+/// The path of nginx, downloaded by the first test that needs it.
 async fn binary() -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/get-nginx");
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let output = Command::new(&script).env("CARGO_TARGET_DIR", target).output().await;
-    let output = output.unwrap_or_else(|error| panic!("running {}: {error}", script.display()));
-    assert!(output.status.success(), "no nginx:\n{}", String::from_utf8_lossy(&output.stderr));
-    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
+    installed("get-nginx", &[]).await
 }
 
 /// A running nginx, master and workers; dropping it kills them.
 pub struct Nginx {
     pub socket: PathBuf,
-    /// A shell command that has it read its files anew, and ends when it has done so. nginx rests for 100 ms after
-    /// each reload: that often it can be run.
+    /// A shell command that reloads its files, and exits afterwards. nginx pauses for 100 ms after each reload, which
+    /// limits how often it can run.
     pub reload: String,
     log: PathBuf,
     master: Child,
@@ -42,12 +38,12 @@ pub struct Nginx {
 }
 
 impl Nginx {
-    /// Starts it with its own files in `folder/NAME`, and with those in `certs` for its TLS.
+    /// Starts it with its own files in `folder/NAME`, and with the TLS files in `certs`.
     pub async fn start(folder: &Path, name: &str, certs: &Path) -> Self {
         let folder = folder.join(name);
         std::fs::create_dir(&folder).unwrap();
         let (place, certs) = (folder.display(), certs.display());
-        // The answer says whether the caller's certificate reaches the roots.
+        // The body says whether the caller's certificate chains to the roots.
         let configuration = format!(
             r#"daemon off; worker_processes 1; pid "{place}/pid"; error_log "{place}/error.log" notice;
             events {{}}
@@ -85,7 +81,7 @@ impl Nginx {
             assert!(master.try_wait().unwrap().is_none() && Instant::now() < deadline, "no start:\n{log}");
             sleep(Duration::from_millis(10)).await;
         }
-        // `-s reload` only sends a signal. The new workers are started when all files have been read.
+        // `-s reload` only sends a signal. The new workers start after all files have been read.
         let reload = format!(
             "count() {{ grep -c 'start worker processes' '{log}'; }}; before=$(count) && \
              '{binary}' {arguments} -s reload && until [ \"$(count)\" -gt \"$before\" ]; do sleep 0.002; done",
@@ -96,7 +92,7 @@ impl Nginx {
         Self { socket, reload, log, master, group }
     }
 
-    /// What it says is wrong.
+    /// Its errors and warnings.
     pub fn errors(&self) -> Vec<String> {
         let log = std::fs::read_to_string(&self.log).unwrap();
         let is_bad = |line: &&str| {
@@ -105,13 +101,13 @@ impl Nginx {
         log.lines().filter(is_bad).map(str::to_owned).collect()
     }
 
-    /// How often it has read its files since it was started.
+    /// The number of reloads since its start.
     pub fn reloads(&self) -> usize {
         let log = std::fs::read_to_string(&self.log).unwrap();
         log.matches("start worker processes").count() - 1
     }
 
-    /// Whether the master is still there.
+    /// Whether the master is still running.
     pub fn is_running(&mut self) -> bool {
         self.master.try_wait().unwrap().is_none()
     }
@@ -123,7 +119,7 @@ impl Drop for Nginx {
     }
 }
 
-/// A client that shows a certificate of its own.
+/// A client with a certificate of its own.
 pub struct Client(TlsConnector);
 
 impl Client {
@@ -141,7 +137,7 @@ impl Client {
         Self(TlsConnector::from(Arc::new(config)))
     }
 
-    /// A handshake and a request: the server's leaf, and what it answers.
+    /// A handshake and a request: the server's leaf, and the body.
     pub async fn ask(&self, socket: &Path) -> Result<(CertificateDer<'static>, String)> {
         let talk = async {
             let io = UnixStream::connect(socket).await.context("connecting")?;
@@ -160,7 +156,7 @@ impl Client {
     }
 }
 
-/// Takes any certificate of which the server has the key: which one it is, the test looks at.
+/// Accepts any certificate whose key the server has; the test checks which one it is.
 #[derive(Debug)]
 struct HoldsItsKey(Arc<CryptoProvider>);
 

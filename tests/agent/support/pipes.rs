@@ -1,4 +1,4 @@
-//! A CA behind a command of the user's, as `--ca exec` runs it.
+//! A CA behind a user's command, as `--ca exec` runs it.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -9,11 +9,12 @@ use rustix::fs::{CWD, FileType, mknodat};
 
 use super::files::spiffe;
 use super::issuer::{Issuer, Lie};
+use super::process::flags;
 
-/// Has the CSR signed.
+/// Gets the CSR signed.
 pub const GOOD: &str = "cat > csr && cat answer";
 
-/// A CA behind two FIFOs, and a script that reads and writes them.
+/// A CA behind two FIFOs, and a script that writes and reads them.
 pub struct Pipes {
     pub folder: PathBuf,
     lie: Arc<Mutex<Lie>>,
@@ -27,7 +28,7 @@ impl Pipes {
         let ca = Self { folder: folder.to_owned(), lie: Arc::new(Mutex::new(Lie::None)) };
         let (place, lie) = (ca.folder.clone(), Arc::clone(&ca.lie));
         let issuer = Issuer::new(folder);
-        // FIFOs block whoever opens them. It ends with the test's process.
+        // FIFOs block until both ends are open. The thread ends with the test's process.
         std::thread::spawn(move || {
             while let Ok(csr) = std::fs::read_to_string(place.join("csr")) {
                 let lie = *lie.lock().unwrap();
@@ -41,17 +42,17 @@ impl Pipes {
         ca
     }
 
-    /// What the command does from now on.
+    /// Sets what the command does from now on.
     pub fn set(&self, script: &str, lie: Lie) {
         *self.lie.lock().unwrap() = lie;
         std::fs::write(self.folder.join("new"), script).unwrap();
         std::fs::rename(self.folder.join("new"), self.folder.join("script")).unwrap();
     }
 
-    /// The options with which an agent uses it.
+    /// The agent's options for it.
     pub fn client(&self) -> Vec<String> {
         let command = format!("cd '{}' && . ./script", self.folder.display());
         let options = [("--ca", "exec"), ("--ca-exec", &command), ("--spiffe-id", &spiffe("web"))];
-        options.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.to_owned()]).collect()
+        flags(options)
     }
 }

@@ -13,27 +13,32 @@ use tokio::time::timeout;
 
 use super::envoy::http_get;
 
-/// Far longer than anything takes on a busy machine: reaching it means that it never comes.
+/// Far longer than anything takes on a busy machine: at this deadline it won't come any more.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A command line of the built binary, with nothing of the test's own environment.
+/// A command line of the built binary, without the test's own environment.
 pub fn attache(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
     command.args(arguments).env_clear().kill_on_drop(true).stdin(Stdio::null());
     command
 }
 
-/// Options as they are passed on.
+/// Options as arguments.
 pub fn strs(options: &[String]) -> Vec<&str> {
     options.iter().map(String::as_str).collect()
 }
 
-/// Runs a command line to its end.
-pub async fn output(arguments: &[&str]) -> Output {
-    timeout(PATIENCE, attache(arguments).output()).await.expect("it does not end").unwrap()
+/// Flags with their values, as arguments.
+pub fn flags<'a>(options: impl IntoIterator<Item = (&'a str, impl Into<String>)>) -> Vec<String> {
+    options.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.into()]).collect()
 }
 
-/// The same, as exit code and standard error.
+/// Runs a command line until it exits.
+pub async fn output(arguments: &[&str]) -> Output {
+    timeout(PATIENCE, attache(arguments).output()).await.expect("the command does not exit").unwrap()
+}
+
+/// The same; returns exit code and standard error.
 pub async fn failure(arguments: &[&str]) -> (i32, String) {
     let output = output(arguments).await;
     (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
@@ -45,7 +50,7 @@ type Lines = Arc<Mutex<Vec<(Instant, String)>>>;
 pub struct Process {
     child: Child,
     lines: Lines,
-    /// How many lines there are.
+    /// The number of lines.
     grown: watch::Receiver<usize>,
 }
 
@@ -69,18 +74,18 @@ impl Process {
         Self { child, lines, grown }
     }
 
-    /// Everything it has logged.
+    /// Everything logged so far.
     pub fn log(&self) -> String {
         let lines = self.lines.lock().unwrap();
         lines.iter().map(|(_, line)| format!("{line}\n")).collect()
     }
 
-    /// How many lines of its log contain `words`.
+    /// The number of log lines with `words`.
     pub fn count(&self, words: &str) -> usize {
         self.lines.lock().unwrap().iter().filter(|(_, line)| line.contains(words)).count()
     }
 
-    /// Waits until the log has `times` lines with `words`: when the last of them was read, and the line.
+    /// Waits until the log has `times` lines with `words`; returns the last of them, and when it was read.
     pub async fn wait_log_times(&mut self, words: &str, times: usize) -> (Instant, String) {
         let found = timeout(PATIENCE, async {
             loop {
@@ -105,13 +110,13 @@ impl Process {
         self.wait_log_times(words, 1).await
     }
 
-    /// The next line with `words` from here on.
+    /// Waits for the next line with `words`.
     pub async fn wait_next_log(&mut self, words: &str) -> (Instant, String) {
         let known = self.count(words);
         self.wait_log_times(words, known + 1).await
     }
 
-    /// Its standard input, where that is a pipe.
+    /// Its standard input, if that is a pipe.
     pub fn input(&mut self) -> ChildStdin {
         self.child.stdin.take().unwrap()
     }
@@ -121,17 +126,17 @@ impl Process {
     }
 
     pub fn pid(&self) -> rustix::process::Pid {
-        let pid = self.child.id().expect("it has ended");
+        let pid = self.child.id().expect("the process has exited");
         rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap()
     }
 
-    /// Waits for its end.
+    /// Waits until it exits.
     pub async fn ended(&mut self) -> ExitStatus {
         let ended = timeout(PATIENCE, self.child.wait()).await;
-        ended.unwrap_or_else(|_| panic!("it does not end:\n{}", self.log())).unwrap()
+        ended.unwrap_or_else(|_| panic!("the process does not exit:\n{}", self.log())).unwrap()
     }
 
-    /// SIGKILL, and its end.
+    /// Sends SIGKILL, and waits until it exits.
     pub async fn kill(&mut self) {
         self.child.start_kill().unwrap();
         self.ended().await;
@@ -146,13 +151,12 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent with its socket in `folder`, and with none of the machine's own files. It may not be
-    /// ready yet.
+    /// Starts an agent with its socket in `folder`, and without the machine's own files. It may not be ready yet.
     pub fn start(folder: &Path, name: &str, arguments: &[&str]) -> Self {
         Self::start_as(folder, name, arguments, |command| command)
     }
 
-    /// Starts it with another environment or folder, or inside of another program.
+    /// Starts it with another environment or working directory, or inside another program.
     pub fn start_as(
         folder: &Path,
         name: &str,
@@ -161,7 +165,7 @@ impl Agent {
     ) -> Self {
         let arguments = Self::arguments(folder, name, arguments);
         let socket = folder.join(format!("{name}.sock"));
-        let all: Vec<_> = arguments.iter().map(String::as_str).collect();
+        let all = strs(&arguments);
         Self { process: Process::start(change(attache(&all))), socket, arguments }
     }
 
@@ -176,8 +180,8 @@ impl Agent {
         all.into_iter().map(str::to_owned).collect()
     }
 
-    /// Starts it in a mount namespace of its own, where a disk of `size` is mounted on `disk`. What is there can be
-    /// reached through the process's `/proc/PID/root`.
+    /// Starts it in its own mount namespace, with a disk of `size` mounted on `disk`, which others reach through the
+    /// process's `/proc/PID/root`.
     pub async fn on_small_disk(
         folder: &Path,
         name: &str,
@@ -224,26 +228,26 @@ impl Agent {
         agent
     }
 
-    /// Starts it again with the same options, after its end. What [`Agent::start_as`] changed is not changed again.
+    /// Starts it again with the same options, after it has exited. Changes by [`Agent::start_as`] are not repeated.
     pub fn restart(&mut self) {
         let arguments: Vec<_> = self.arguments.iter().map(String::as_str).collect();
         self.process = Process::start(attache(&arguments));
     }
 
-    /// Where its probes and metrics are.
+    /// The address of its probes and metrics.
     pub async fn status_address(&mut self) -> SocketAddr {
         let (_, line) = self.process.wait_log("attache serves").await;
         let (_, behind) = line.split_once("status=").unwrap();
         behind.split_whitespace().next().unwrap().parse().unwrap()
     }
 
-    /// Status and body of a page of its status address.
+    /// Status and body of a page at its status address.
     pub async fn status(&mut self, path: &str) -> (u16, String) {
         let (status, _, body) = http_get(self.status_address().await, path).await.unwrap();
         (status, body)
     }
 
-    /// One sample of `/metrics`, by name and labels; 0 where there is none.
+    /// One sample of `/metrics`, by name and labels; 0 if there is none.
     pub async fn metric(&mut self, sample: &str) -> f64 {
         let (_, body) = self.status("/metrics").await;
         let value = body.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok());
@@ -252,13 +256,20 @@ impl Agent {
 
     /// Waits until a sample of its metrics has `value`.
     pub async fn wait_metric(&mut self, sample: &str, value: usize) {
+        self.wait_metric_that(sample, |seen| seen == value as f64).await;
+    }
+
+    /// Waits until a sample of its metrics is as wanted.
+    pub async fn wait_metric_that(&mut self, sample: &str, is_wanted: impl Fn(f64) -> bool) {
+        let mut seen = self.metric(sample).await;
         let reached = async {
-            while self.metric(sample).await != value as f64 {
+            while !is_wanted(seen) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
+                seen = self.metric(sample).await;
             }
         };
         let is_reached = timeout(PATIENCE, reached).await.is_ok();
-        assert!(is_reached, "{sample} is not {value} but {}", self.metric(sample).await);
+        assert!(is_reached, "{sample} stays at {seen}:\n{}", self.process.log());
     }
 
     /// Its anonymous memory, in kB. The agent hides the rest of its memory; this stays readable.
@@ -269,7 +280,7 @@ impl Agent {
         line.split_whitespace().next().unwrap().parse().unwrap()
     }
 
-    /// The serial of each certificate that it was issued, in order.
+    /// The serial of each certificate issued to it, in order.
     pub fn serials(&self) -> Vec<String> {
         let log = self.process.log();
         let issued = log.lines().filter(|line| line.contains("certificate issued"));
@@ -297,18 +308,18 @@ impl Ca {
         let listen = listen.to_string();
         let arguments = ["ca", "--listen", &listen, "--ca-dir", ca_dir.to_str().unwrap()];
         let mut process = Process::start(attache(&arguments));
-        let (_, line) = process.wait_log("the CA serves").await;
+        let (_, line) = process.wait_log("CA listening").await;
         let (_, behind) = line.split_once("address=https://").unwrap();
         let address = behind.split_whitespace().next().unwrap().parse().unwrap();
         Self { process, address, folder: folder.to_owned() }
     }
 
-    /// Starts it again at the same address, after its end.
+    /// Starts it again at the same address, after it has exited.
     pub async fn restart(&mut self) {
         *self = Self::start_at(&self.folder, self.address).await;
     }
 
-    /// The options with which an agent uses it, with a fresh token for `account`.
+    /// The agent's options for it, with a fresh token for `account`.
     pub fn client(&self, account: &str) -> Vec<String> {
         let token = self.folder.join(format!("{account}.token"));
         super::files::write_token(&token, &super::files::token(account, "istio-ca", 3600));
@@ -318,6 +329,6 @@ impl Ca {
             ("--ca-root", root.display().to_string()),
             ("--token-file", token.display().to_string()),
         ];
-        options.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+        flags(options)
     }
 }

@@ -1,4 +1,4 @@
-//! What every CA provider's fake can be told, and an agent that uses it.
+//! The behaviours of every CA provider's fake, and an agent that uses it.
 
 mod cfssl;
 mod citadel;
@@ -18,40 +18,40 @@ use tokio::time::timeout;
 
 pub use self::embedded::Embedded;
 use super::issuer::{LIES, Lie};
-use super::process::{Agent, PATIENCE};
+use super::process::{Agent, PATIENCE, strs};
 use super::proxy::{Line, Proxy};
 
-/// What a CA does with every call from now on.
+/// How a CA handles every call from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behaviour {
     Signs,
-    /// Says no, in the provider's own words.
+    /// Refuses, in the provider's own words.
     Refuses,
-    /// Takes the call and never answers.
+    /// Never answers.
     Hangs,
-    /// Answers with something else than certificates.
+    /// Answers with something other than certificates.
     Junk,
     /// Something about the certificate is wrong.
     Lies(Lie),
-    /// Nobody listens.
+    /// Connections are refused.
     Down,
-    /// Connections are taken and ended.
+    /// Connections are accepted and closed.
     Cut,
-    /// Signs, but takes its time.
+    /// Signs slowly.
     Slow,
 }
 
-/// What the agent says of a failure.
+/// The agent's report of a failure.
 pub struct Told {
     pub words: Vec<&'static str>,
-    /// The address is among the words.
+    /// Whether the address is in it, too.
     pub has_address: bool,
-    /// Its word in the metrics.
+    /// Its label in the metrics.
     pub outcome: &'static str,
 }
 
 impl Told {
-    /// Words of a line that names the CA's address, where it has one.
+    /// Words of a line that names the CA's address, if it has one.
     pub fn new(words: &[&'static str], outcome: &'static str) -> Self {
         Self { words: words.to_vec(), has_address: true, outcome }
     }
@@ -63,53 +63,63 @@ impl Told {
 
 /// The fake of one provider's CA.
 pub trait Provider: Sized {
-    /// As `--ca` takes it.
+    /// The value of `--ca`.
     const NAME: &'static str;
-    /// How long its certificates are valid, in seconds.
+    /// The lifetime of its certificates, in seconds.
     const LIFETIME: u64 = 60;
 
-    /// Starts it, with its files in `folder`. Its certificates are for `web`, and valid for `lifetime` seconds where
-    /// the fake can be told.
+    /// Starts it, with its files in `folder`. Its certificates are for `web`, and valid for `lifetime` seconds if the
+    /// fake can be configured.
     async fn start(folder: &Path, lifetime: u64) -> Self;
 
-    /// Where it listens; none where it is no server.
+    /// Its address, if it is a server.
     fn address(&self) -> Option<SocketAddr>;
 
-    /// The options with which an agent uses it.
+    /// The agent's options for it.
     fn options(&self, folder: &Path) -> Vec<String>;
 
-    /// Behaves so from now on. Those of the network are not asked of a server.
+    /// Sets its behaviour. For a server, those of the network are set elsewhere.
     fn set(&self, behaviour: Behaviour);
 
-    /// What the agent says of `behaviour`; none where that is no failure, or this CA can't behave so.
-    fn told(behaviour: Behaviour) -> Option<Told>;
+    /// The agent's report of `behaviour`, if that is a failure that this CA can have.
+    fn expected_log(behaviour: Behaviour) -> Option<Told> {
+        match behaviour {
+            Behaviour::Refuses => Self::refusal(),
+            other => common_log(other),
+        }
+    }
 
-    /// Whether two calls were ever answered at the same time, where that is not seen on the network.
+    /// The agent's report of a refusal.
+    fn refusal() -> Option<Told> {
+        None
+    }
+
+    /// Whether two calls were ever handled at the same time, if the network does not show that.
     fn has_overlapped(&self) -> bool {
         false
     }
 }
 
-/// What the agent says of what all servers have in common.
-fn usual(behaviour: Behaviour) -> Option<Told> {
+/// The report that all servers have in common.
+fn common_log(behaviour: Behaviour) -> Option<Told> {
     Some(match behaviour {
         Behaviour::Signs | Behaviour::Slow | Behaviour::Refuses => return None,
         Behaviour::Hangs => {
             Told::new(&["gave no answer within 4s", "--ca-timeout"], "timeout").without_address()
         }
         Behaviour::Junk => {
-            Told::new(&["no PEM certificate", "the CA's answer is not used"], "junk").without_address()
+            Told::new(&["no PEM certificate", "the CA's response is invalid"], "junk").without_address()
         }
         Behaviour::Lies(lie) => {
             let (_, [what, way_out], outcome) = LIES.into_iter().find(|(known, ..)| *known == lie)?;
-            Told::new(&[what, "the CA's answer is not used", way_out], outcome).without_address()
+            Told::new(&[what, "the CA's response is invalid", way_out], outcome).without_address()
         }
         Behaviour::Down => {
             let words = ["Connection refused", "connecting to the CA at", "is --ca-address right?"];
             Told::new(&words, "unreachable")
         }
         Behaviour::Cut => Told::new(
-            &["the connection to the CA at", "broke before it had answered", "log may tell why"],
+            &["the connection to the CA at", "broke before it had answered", "see its log"],
             "unreachable",
         ),
     })
@@ -124,7 +134,7 @@ pub struct Site<P> {
 }
 
 impl<P: Provider> Site<P> {
-    /// Starts an agent that meets `behaviour` first.
+    /// Starts an agent whose CA has this behaviour at first.
     pub async fn start(behaviour: Behaviour, lifetime: u64, more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let provider = P::start(folder.path(), lifetime).await;
@@ -138,28 +148,27 @@ impl<P: Provider> Site<P> {
         });
         options.extend(["--cert-ttl".to_owned(), format!("{lifetime}s")]);
         options.extend(more.iter().map(|text| (*text).to_owned()));
-        let options: Vec<_> = options.iter().map(String::as_str).collect();
         set(&provider, proxy.as_ref(), behaviour);
         if let (Behaviour::Down, Some(proxy)) = (behaviour, &proxy) {
             while TcpStream::connect(proxy.address).await.is_ok() {}
         }
-        let agent = Agent::start(folder.path(), P::NAME, &options);
+        let agent = Agent::start(folder.path(), P::NAME, &strs(&options));
         Self { agent, provider, proxy, _folder: folder }
     }
 
-    /// The CA and the network behave so from now on.
+    /// Sets the behaviour of the CA and the network.
     pub fn set(&self, behaviour: Behaviour) {
         set(&self.provider, self.proxy.as_ref(), behaviour);
     }
 
-    /// The failed calls that the log tells of with `words`.
+    /// The failed calls logged with `words`.
     pub fn failures(&self, words: &str) -> Vec<String> {
         let log = self.agent.process.log();
         let failures = log.lines().filter(|line| line.contains("no new certificate") && line.contains(words));
         failures.map(str::to_owned).collect()
     }
 
-    /// Waits until there are more than `known` of these: the next one.
+    /// Waits until there are more than `known` of these; returns the next one.
     pub async fn wait_failure(&mut self, words: &str, known: usize) -> String {
         let found = timeout(PATIENCE, async {
             loop {
@@ -169,27 +178,27 @@ impl<P: Provider> Site<P> {
                 };
             }
         });
-        found.await.unwrap_or_else(|_| panic!("{words:?} is not told"))
+        found.await.unwrap_or_else(|_| panic!("{words:?} is not logged"))
     }
 
-    /// Asserts that what failed since the last certificate, with `words` in it, was told, and nothing twice. A call that
-    /// was under way when the CA changed may have failed in a way of its own.
-    pub fn assert_told_once(&self, words: &str) {
+    /// Asserts that a failure with `words` was logged since the last certificate, and no failure twice. A call in
+    /// progress when the CA changed may have failed in another way.
+    pub fn assert_logged_once(&self, words: &str) {
         let log = self.agent.process.log();
         let since = log.rsplit("certificate issued").next().unwrap();
-        let mut told = HashSet::new();
+        let mut logged = HashSet::new();
         let warnings: Vec<_> =
             since.lines().filter(|line| line.contains("WARN no new certificate")).collect();
         for line in &warnings {
             let reason = line.split_once("reason=").unwrap().1.split(" served=").next().unwrap();
-            // Times are different each time.
+            // Times differ each time.
             let words = reason.split_whitespace().filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
-            assert!(told.insert(words.collect::<Vec<_>>().join(" ")), "told twice: {reason}\n{log}");
+            assert!(logged.insert(words.collect::<Vec<_>>().join(" ")), "logged twice: {reason}\n{log}");
         }
-        assert!(warnings.iter().any(|line| line.contains(words)), "{words:?} is not told\n{log}");
+        assert!(warnings.iter().any(|line| line.contains(words)), "{words:?} is not logged\n{log}");
     }
 
-    /// How often the CA was called with this outcome.
+    /// The number of calls to the CA with this outcome.
     pub async fn count(&mut self, outcome: &str) -> f64 {
         let provider = P::NAME;
         let sample = format!("attache_ca_requests_total{{provider=\"{provider}\",outcome=\"{outcome}\"}}");

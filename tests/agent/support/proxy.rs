@@ -1,4 +1,4 @@
-//! A TCP proxy in front of a server: the network that fails, and what is seen there of its clients.
+//! A TCP proxy in front of a server: simulates network failures, and observes the server's clients.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -9,19 +9,19 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// What becomes of connections, of the open ones too.
+/// What happens to connections, including open ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Line {
     Open,
-    /// Every piece of an answer comes late.
+    /// Every piece of an answer is late.
     Slow,
-    /// They are taken and ended: something stands before a server that is gone.
+    /// Accepted and closed, like a load balancer without a backend.
     Cut,
-    /// They are refused.
+    /// Refused.
     Down,
 }
 
-/// A running proxy. It ends with the test's runtime.
+/// A running proxy. It stops with the test's runtime.
 pub struct Proxy {
     pub address: SocketAddr,
     line: watch::Sender<Line>,
@@ -35,14 +35,14 @@ struct Seen {
     most_open: usize,
 }
 
-/// A connection, for as long as neither side has ended it.
+/// A connection, until either side closes it.
 struct Open(Arc<Mutex<Seen>>);
 
 impl Open {
     fn new(seen: Arc<Mutex<Seen>>, port: u16) -> Self {
         let mut counts = seen.lock().unwrap();
         counts.open += 1;
-        // On a busy machine it is heard late of those that have hung up; the kernel knows.
+        // On a busy machine a client's close arrives here late; the kernel knows earlier.
         let open = if counts.open > 1 { established(port) } else { 1 };
         counts.most_open = counts.most_open.max(open);
         drop(counts);
@@ -50,7 +50,7 @@ impl Open {
     }
 }
 
-/// The connections to a port of 127.0.0.1 that no client has ended.
+/// The connections to a port of 127.0.0.1 that no client has closed.
 fn established(port: u16) -> usize {
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let local = format!("0100007F:{port:04X}");
@@ -68,7 +68,7 @@ impl Drop for Open {
 }
 
 impl Proxy {
-    /// A proxy for `server` on a port of its own.
+    /// A proxy for `server` on a free port.
     pub fn start(server: SocketAddr) -> Self {
         let listener = listen(bind("127.0.0.1:0".parse().unwrap()));
         let address = listener.local_addr().unwrap();
@@ -82,19 +82,19 @@ impl Proxy {
         self.line.send_replace(line);
     }
 
-    /// When each connection was taken.
+    /// When each connection was accepted.
     pub fn connections(&self) -> Vec<Instant> {
         self.seen.lock().unwrap().connections.clone()
     }
 
-    /// How many were open at the same time, at most.
+    /// The largest number of connections open at the same time.
     pub fn most_open(&self) -> usize {
         self.seen.lock().unwrap().most_open
     }
 }
 
-/// A socket that keeps the port while nobody listens. Connections that were there before don't matter, but the port is
-/// not to be shared: others that ask for any port would get it.
+/// A socket that keeps the port while nothing listens. Earlier connections don't matter, but the port must not be
+/// shared: other sockets that bind to any free port would get it.
 fn bind(address: SocketAddr) -> TcpSocket {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();
@@ -131,7 +131,7 @@ async fn run(
     }
 }
 
-/// The connections end with it.
+/// Accepts connections, which end with this future.
 async fn accept(
     listener: &TcpListener,
     server: SocketAddr,
@@ -154,7 +154,7 @@ async fn accept(
     }
 }
 
-/// Passes bytes on until one of both has ended.
+/// Passes bytes in both directions until one side closes.
 async fn pass(mut client: TcpStream, server: SocketAddr, line: watch::Receiver<Line>) {
     let Ok(mut server) = TcpStream::connect(server).await else { return };
     let (mut from_client, mut to_client) = client.split();

@@ -1,4 +1,4 @@
-//! What a client of gRPC meets that is not gRPC, or not whole: proxies, other servers, servers that break.
+//! Answers to a gRPC client that are not gRPC, or incomplete: proxies, other servers, servers that break.
 
 use std::time::Duration;
 
@@ -10,52 +10,52 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-/// What is done on a connection.
+/// What happens on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rough {
-    /// Takes the connection, and neither reads nor writes.
+    /// Accepts the connection, and neither reads nor writes.
     Silent,
-    /// Ends it at once.
+    /// Closes it at once.
     Close,
-    /// Says this, whatever it is asked.
+    /// Sends these bytes, whatever the request.
     Bytes(&'static [u8]),
-    /// HTTP/2 with a page of HTML.
+    /// HTTP/2 with this status and an HTML page.
     Html(u16),
     /// The start of an answer, and nothing more.
     HangInAnswer,
-    /// The start of an answer, and a reset.
+    /// The start of an answer, then a reset.
     ResetInAnswer(Reason),
-    /// The start of an answer, and the end of the connection.
+    /// The start of an answer, then the connection closes.
     CloseInAnswer,
-    /// The start of an answer that says that it is longer, and its regular end.
+    /// An answer shorter than its length prefix, with a regular end.
     ShortAnswer,
-    /// An answer whose first bytes are none that a message starts with.
+    /// An answer whose first bytes are no message prefix.
     BadPrefix,
-    /// An answer that says that it has 4 GB.
+    /// An answer with a prefix of 4 GB.
     GiantPrefix,
-    /// An answer that is no protobuf.
+    /// An answer that is not protobuf.
     NotProtobuf,
-    /// A whole answer without the trailers that say how it went.
+    /// A whole answer without the trailers and their status.
     NoTrailers,
-    /// A header that says that the answer is shorter than it is.
+    /// A Content-Length below the answer's length.
     WrongContentLength,
     /// Headers of a megabyte.
     HugeHeaders,
-    /// A good end of a call without an answer.
+    /// A successful end of a call without an answer.
     NoMessage,
 }
 
-/// SETTINGS, and a GOAWAY that says that no call was begun.
+/// SETTINGS, and a GOAWAY that says that no call was started.
 pub const GOAWAY: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
-/// Treats one connection so, until the client ends it.
+/// Treats one connection in this way, until the client closes it.
 pub async fn be_rough(mut io: TcpStream, rough: Rough) {
     match rough {
         Rough::Silent => std::future::pending().await,
         Rough::Close => {}
         Rough::Bytes(bytes) => {
             let _ = io.write_all(bytes).await;
-            // A connection that is closed with something unread is reset, and what was written may be lost.
+            // Closing a connection with unread data resets it, and written data may be lost.
             while io.read(&mut [0; 1024]).await.is_ok_and(|read| read > 0) {}
         }
         _ => answer_calls(io, rough).await,
@@ -78,7 +78,7 @@ async fn answer_calls(io: TcpStream, rough: Rough) {
     }
 }
 
-/// A message with its prefix: 5 bytes of protobuf.
+/// A message of 5 bytes of protobuf, with its prefix.
 const MESSAGE: &[u8] = b"\0\0\0\0\x05\x0a\x03PEM";
 
 async fn answer(mut respond: SendResponse<Bytes>, rough: Rough, is_over: CancellationToken) {
@@ -113,7 +113,8 @@ async fn answer(mut respond: SendResponse<Bytes>, rough: Rough, is_over: Cancell
         Rough::HangInAnswer => return std::future::pending().await,
         Rough::ResetInAnswer(reason) => return body.send_reset(reason),
         Rough::CloseInAnswer => {
-            // It is written when the runtime is idle. Then the connection ends without a word of the call.
+            // h2 writes the data when the runtime is idle, and does not report it: nothing can be awaited. Then the
+            // connection closes in the middle of the answer.
             tokio::time::sleep(Duration::from_millis(50)).await;
             is_over.cancel();
             return std::future::pending().await;

@@ -31,7 +31,7 @@ pub async fn on_connection<T>(socket: &Path, talk: impl AsyncFnOnce(Client) -> T
     with_connection(io, async |connection| talk(Client::with_origin(connection, origin)).await).await.unwrap()
 }
 
-/// A request as a client sends it first.
+/// A client's first request.
 pub fn request(names: &[&str]) -> DiscoveryRequest {
     DiscoveryRequest {
         node: Some(Node { id: "test".to_owned(), cluster: "tests".to_owned() }),
@@ -41,7 +41,6 @@ pub fn request(names: &[&str]) -> DiscoveryRequest {
     }
 }
 
-/// One open stream.
 pub struct Stream {
     requests: mpsc::Sender<DiscoveryRequest>,
     responses: Streaming<DiscoveryResponse>,
@@ -49,7 +48,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Opens a stream and asks for `names`.
+    /// Opens a stream and subscribes to `names`.
     pub async fn open(client: &Client, names: &[&str]) -> Result<Self, Status> {
         Self::open_with(client, request(names)).await
     }
@@ -63,7 +62,6 @@ impl Stream {
         Ok(Self { requests, responses, names })
     }
 
-    /// The next response.
     pub async fn next(&mut self) -> Result<DiscoveryResponse, Status> {
         let next = timeout(PATIENCE, self.responses.next()).await.expect("no response comes");
         next.unwrap_or_else(|| Err(Status::ok("the stream ended")))
@@ -74,12 +72,12 @@ impl Stream {
         timeout(quiet, self.responses.next()).await.is_err()
     }
 
-    /// Takes `response` as good.
+    /// Sends an ACK.
     pub async fn accept(&self, response: &DiscoveryResponse) {
         self.answer(response, None).await;
     }
 
-    /// Refuses it.
+    /// Sends a NACK.
     pub async fn reject(&self, response: &DiscoveryResponse, reason: &str) {
         let status = rpc::Status { code: 13, message: reason.to_owned(), details: Vec::new() };
         self.answer(response, Some(status)).await;
@@ -99,14 +97,14 @@ impl Stream {
     }
 }
 
-/// One open stream of the incremental protocol.
+/// One open stream of the delta protocol.
 pub struct DeltaStream {
     requests: mpsc::Sender<DeltaDiscoveryRequest>,
     responses: Streaming<DeltaDiscoveryResponse>,
 }
 
 impl DeltaStream {
-    /// Opens a stream and asks for `names`.
+    /// Opens a stream and subscribes to `names`.
     pub async fn open(client: &Client, names: &[&str]) -> Result<Self, Status> {
         let (requests, inbound) = mpsc::channel(4);
         let DiscoveryRequest { node, resource_names, type_url, .. } = request(names);
@@ -122,13 +120,12 @@ impl DeltaStream {
         Ok(Self { requests, responses })
     }
 
-    /// The next response.
     pub async fn next(&mut self) -> Result<DeltaDiscoveryResponse, Status> {
         let next = timeout(PATIENCE, self.responses.next()).await.expect("no response comes");
         next.unwrap_or_else(|| Err(Status::ok("the stream ended")))
     }
 
-    /// Takes `response` as good.
+    /// Sends an ACK.
     pub async fn accept(&self, response: &DeltaDiscoveryResponse) {
         let ack = DeltaDiscoveryRequest {
             response_nonce: response.nonce.clone(),
@@ -139,7 +136,6 @@ impl DeltaStream {
     }
 }
 
-/// `FetchSecrets`.
 pub async fn fetch(client: &Client, names: &[&str]) -> Result<DiscoveryResponse, Status> {
     let answer = timeout(PATIENCE, client.clone().fetch_secrets(request(names))).await;
     answer.expect("no answer comes").map(tonic::Response::into_inner)
@@ -150,7 +146,7 @@ pub fn secrets(response: &DiscoveryResponse) -> Vec<Secret> {
     response.resources.iter().map(|any| Secret::decode(any.value.clone()).unwrap()).collect()
 }
 
-/// The secrets of a response of the incremental protocol.
+/// The secrets of a delta response.
 pub fn delta_secrets(response: &DeltaDiscoveryResponse) -> Vec<Secret> {
     let anys = response.resources.iter().filter_map(|resource| resource.resource.as_ref());
     anys.map(|any| Secret::decode(any.value.clone()).unwrap()).collect()
@@ -174,13 +170,13 @@ pub fn content(secret: Secret) -> (String, Option<String>) {
     }
 }
 
-/// PEM as certificates.
+/// Parses PEM.
 pub fn parsed(pem: &str) -> Vec<Certificate> {
     let ders = attache::pki::pem::certificates(pem.as_bytes()).unwrap();
     ders.iter().map(|der| Certificate::parse(der).unwrap()).collect()
 }
 
-/// What a stream that opens now gets for `name`.
+/// The certificates that a new stream gets for `name`.
 pub async fn served(socket: &Path, name: &str) -> Vec<Certificate> {
     let response = on_connection(socket, async |client| {
         Stream::open(&client, &[name]).await.unwrap().next().await.unwrap()
@@ -188,7 +184,7 @@ pub async fn served(socket: &Path, name: &str) -> Vec<Certificate> {
     parsed(&certificates(&response.await))
 }
 
-/// The serial number of the leaf that a stream is sent that opens now.
+/// The serial number of the leaf that a new stream gets.
 pub async fn served_serial(socket: &Path) -> String {
     served(socket, "default").await.swap_remove(0).serial
 }

@@ -1,5 +1,5 @@
-//! Whoever gives tokens: a token service that takes nothing but the form that RFC 8693 and Google's documentation
-//! describe, and the metadata server of Google's machines. Both record what they were asked, and can misbehave.
+//! Sources of tokens: a token service that accepts only the form that RFC 8693 and Google's documentation describe, and
+//! the metadata server of Google's machines. Both record their calls, and can misbehave.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -19,56 +19,56 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use percent_encoding::percent_decode_str;
 use serde_json::json;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_stream::StreamExt as _;
 
-use super::fake_vault::acceptor;
 use super::files;
+use super::tls::{Connection, accept, acceptor};
+use super::violations::Violations;
 
 const FOLDER: &str = "/computeMetadata/v1/instance/service-accounts/default";
 
-/// What the next calls come to.
+/// How the next calls are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mood {
     Good,
-    /// Takes the call and never answers.
+    /// Never answers.
     Hang,
-    /// One byte in ten milliseconds.
+    /// One byte every ten milliseconds.
     Slow,
-    /// Ends the connection instead of answering.
+    /// Closes the connection instead of answering.
     Cut,
-    /// More than anybody should read.
+    /// More than any client should read.
     Huge,
-    /// The page of some other server.
+    /// Another server's page.
     Html,
     /// JSON without a token.
     OtherJson,
-    /// A token that is none to be sent in a header.
+    /// A token that is not valid in a header.
     TwoLines,
-    /// One that the caller would have to sign each call with.
+    /// A token that requires the caller to sign each call.
     DPoP,
     /// RFC 6749's error, with its description.
     Refuse(u16, &'static str, &'static str),
-    /// Another kind of body.
+    /// Another body.
     Say(u16, &'static str),
-    /// Somebody else's answer at the metadata server's name.
+    /// Another server's answer at the metadata server's name.
     NoFlavor,
 }
 
 pub struct Rules {
     pub mood: Mood,
-    /// What is given; none for a new one each time.
+    /// The issued token; a new one each time if none.
     pub gives: Option<String>,
     /// Its `expires_in`.
     pub lifetime: u64,
-    /// What the form must say beside what it always says.
+    /// What the form must contain beside the fixed fields.
     pub asked: Vec<(&'static str, &'static str)>,
     /// The token that is exchanged.
     pub subject: String,
 }
 
-/// A running one. It ends with the test's runtime.
+/// A running token service. It stops with the test's runtime.
 pub struct TokenService {
     pub address: SocketAddr,
     state: Arc<State>,
@@ -76,19 +76,19 @@ pub struct TokenService {
 
 struct State {
     rules: Mutex<Rules>,
-    /// What was asked: the path.
+    /// The path of each call.
     calls: Mutex<Vec<String>>,
-    violations: Mutex<Vec<String>>,
+    violations: Violations,
     given: Mutex<Vec<String>>,
 }
 
 impl TokenService {
-    /// Without TLS.
+    /// Starts it without TLS.
     pub async fn start() -> Self {
         Self::start_at("127.0.0.1:0".parse().unwrap(), None).await
     }
 
-    /// With the TLS certificate of the CA whose files are in the folder, if there is one.
+    /// Starts it with a TLS certificate of the CA in this directory, if there is one.
     pub async fn start_at(address: SocketAddr, ca: Option<&Path>) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -103,26 +103,13 @@ impl TokenService {
         let state = Arc::new(State {
             rules: Mutex::new(rules),
             calls: Mutex::default(),
-            violations: Mutex::default(),
+            violations: Violations::default(),
             given: Mutex::default(),
         });
         tokio::spawn({
             let state = Arc::clone(&state);
-            async move {
-                while let Ok((io, _)) = listener.accept().await {
-                    let (acceptor, state) = (acceptor.clone(), Arc::clone(&state));
-                    tokio::spawn(async move {
-                        match acceptor {
-                            None => serve(io, state).await,
-                            Some(acceptor) => {
-                                if let Ok(io) = acceptor.accept(io).await {
-                                    serve(io, state).await;
-                                }
-                            }
-                        }
-                    });
-                }
-            }
+            let serve = move |io| serve(io, Arc::clone(&state));
+            accept(listener, acceptor, serve)
         });
         Self { address, state }
     }
@@ -140,7 +127,7 @@ impl TokenService {
         self.state.calls.lock().unwrap().clone()
     }
 
-    /// What was given, in order.
+    /// The issued tokens, in order.
     pub fn given(&self) -> Vec<String> {
         self.state.given.lock().unwrap().clone()
     }
@@ -150,7 +137,7 @@ impl TokenService {
         self.state.rules.lock().unwrap().subject.clone()
     }
 
-    /// Writes that token into `folder`, and gives the file.
+    /// Writes that token into `folder`, and returns the file's path.
     pub fn subject_file(&self, folder: &Path) -> String {
         let file = folder.join("subject-token");
         std::fs::write(&file, self.subject()).unwrap();
@@ -160,14 +147,11 @@ impl TokenService {
 
 impl Drop for TokenService {
     fn drop(&mut self) {
-        let violations = std::mem::take(&mut *self.state.violations.lock().unwrap());
-        if !std::thread::panicking() {
-            assert!(violations.is_empty(), "calls that are not as documented: {violations:#?}");
-        }
+        self.state.violations.assert_none("the token service or the metadata server");
     }
 }
 
-async fn serve(io: impl AsyncRead + AsyncWrite + Unpin, state: Arc<State>) {
+async fn serve(io: Connection, state: Arc<State>) {
     let service = service_fn(|request| answer(request, Arc::clone(&state)));
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(io), service).await;
 }
@@ -182,7 +166,7 @@ async fn answer(
     let judged = state.judge(&head, &body);
     state.calls.lock().unwrap().push(path.clone());
     let (mood, good) = judged.unwrap_or_else(|violation| {
-        state.violations.lock().unwrap().push(format!("{path}: {violation}"));
+        state.violations.add(format!("{path}: {violation}"));
         (Mood::Refuse(400, "invalid_request", "not as documented"), String::new())
     });
     let (status, body) = match mood {
@@ -219,7 +203,7 @@ async fn answer(
 }
 
 impl State {
-    /// What a call comes to, if it is one that is documented.
+    /// The outcome of a call, if it is documented.
     fn judge(&self, head: &http::request::Parts, body: &[u8]) -> Result<(Mood, String), String> {
         let rules = self.rules.lock().unwrap();
         let header = |name: &str| head.headers.get(name).map(|value| value.to_str().unwrap());
@@ -284,7 +268,7 @@ impl State {
     }
 }
 
-/// Names and values, sorted; a name that comes twice stands there twice.
+/// Names and values, sorted; repeated names are kept.
 fn form(text: &str) -> Vec<(String, String)> {
     let decode = |part: &str| percent_decode_str(&part.replace('+', " ")).decode_utf8().unwrap().into_owned();
     let pairs = text.split('&').map(|pair| pair.split_once('=').unwrap());

@@ -328,7 +328,7 @@ fn a_full_disk_leaves_the_old_set_and_no_partial_generation() {
             Ok(_) => &[2],
             Err(error) => {
                 let error = error.to_string();
-                let is_clear = error.contains("failed: no storage space; make room there");
+                let is_clear = error.contains("failed: no storage space; free some space there");
                 assert!(is_clear && error.contains("made/on demand"), "{error}");
                 &[1]
             }
@@ -419,7 +419,7 @@ fn a_path_that_cannot_be_created_is_an_error_with_a_remedy() {
 fn a_directory_locked_by_another_agent_is_an_error_with_a_remedy() {
     let (_temporary, path) = place();
     OutputDirectory::new(path.clone()).write(&files(1)).unwrap();
-    let _theirs = file::lock_folder(&path.join(LOCK)).unwrap();
+    let _theirs = file::lock_directory(&path.join(LOCK)).unwrap();
     let error = OutputDirectory::new(path).write(&files(2)).unwrap_err().to_string();
     assert!(error.starts_with("locking ") && error.contains("an --output-dir of its own"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! The client's end of both dialects, for tests: what it says and hears, in words that are the same for both.
+//! The client's side of both dialects, for tests: requests and responses in a common form.
 
 use super::{Delta, Dialect, StateOfTheWorld};
 use crate::proto::envoy::config::core::v3::Node;
@@ -8,28 +8,28 @@ use crate::proto::envoy::service::discovery::v3::{
 use crate::proto::google::protobuf::Any;
 use crate::proto::google::rpc;
 
-/// What a request says. Each dialect takes the fields that it has words for.
+/// The fields of a request. Each dialect uses those that it has.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Words {
+pub(crate) struct RequestFields {
     pub node: Option<Node>,
     pub type_url: String,
     pub nonce: String,
     /// The reason of a NACK.
     pub rejection: Option<String>,
-    /// Every name that is wanted (state of the world).
+    /// All subscribed names (state of the world).
     pub names: Vec<String>,
-    /// The version of them all (state of the world).
+    /// The accepted version of all of them (state of the world).
     pub version: String,
-    /// Names that are wanted from now on (delta).
+    /// Delta.
     pub subscribe: Vec<String>,
-    /// Names that no longer are (delta).
+    /// Delta.
     pub unsubscribe: Vec<String>,
-    /// What is kept from an earlier stream (delta).
+    /// Names and versions from an earlier stream (delta).
     pub held: Vec<(String, String)>,
 }
 
-impl Words {
-    /// Who opens a stream.
+impl RequestFields {
+    /// The node of the first request.
     pub(crate) fn node() -> Option<Node> {
         Some(Node { id: "envoy".to_owned(), ..Node::default() })
     }
@@ -39,42 +39,42 @@ impl Words {
     }
 }
 
-/// What a response says.
+/// The fields of a response.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Answer {
+pub(crate) struct ResponseFields {
     pub nonce: String,
     pub type_url: String,
     pub version: String,
     pub resources: Vec<Any>,
-    /// Name and version of each resource, where the dialect tells them.
+    /// Name and version of each resource, if the dialect has them.
     pub labels: Option<Vec<(String, String)>>,
     pub removed: Vec<String>,
 }
 
-/// A dialect that a client of the tests can speak.
-pub(crate) trait Wire: Dialect + Unpin {
+/// A dialect with its client side.
+pub(crate) trait ClientDialect: Dialect + Unpin {
     const IS_DELTA: bool;
 
-    fn request(words: Words) -> Self::Request;
-    fn answer(response: Self::Response) -> Answer;
+    fn request(fields: RequestFields) -> Self::Request;
+    fn response(response: Self::Response) -> ResponseFields;
 }
 
-impl Wire for StateOfTheWorld {
+impl ClientDialect for StateOfTheWorld {
     const IS_DELTA: bool = false;
 
-    fn request(words: Words) -> DiscoveryRequest {
+    fn request(fields: RequestFields) -> DiscoveryRequest {
         DiscoveryRequest {
-            error_detail: words.error_detail(),
-            node: words.node,
-            type_url: words.type_url,
-            response_nonce: words.nonce,
-            resource_names: words.names,
-            version_info: words.version,
+            error_detail: fields.error_detail(),
+            node: fields.node,
+            type_url: fields.type_url,
+            response_nonce: fields.nonce,
+            resource_names: fields.names,
+            version_info: fields.version,
         }
     }
 
-    fn answer(response: DiscoveryResponse) -> Answer {
-        Answer {
+    fn response(response: DiscoveryResponse) -> ResponseFields {
+        ResponseFields {
             nonce: response.nonce,
             type_url: response.type_url,
             version: response.version_info,
@@ -85,25 +85,25 @@ impl Wire for StateOfTheWorld {
     }
 }
 
-impl Wire for Delta {
+impl ClientDialect for Delta {
     const IS_DELTA: bool = true;
 
-    fn request(words: Words) -> DeltaDiscoveryRequest {
+    fn request(fields: RequestFields) -> DeltaDiscoveryRequest {
         DeltaDiscoveryRequest {
-            error_detail: words.error_detail(),
-            node: words.node,
-            type_url: words.type_url,
-            response_nonce: words.nonce,
-            resource_names_subscribe: words.subscribe,
-            resource_names_unsubscribe: words.unsubscribe,
-            initial_resource_versions: words.held.into_iter().collect(),
+            error_detail: fields.error_detail(),
+            node: fields.node,
+            type_url: fields.type_url,
+            response_nonce: fields.nonce,
+            resource_names_subscribe: fields.subscribe,
+            resource_names_unsubscribe: fields.unsubscribe,
+            initial_resource_versions: fields.held.into_iter().collect(),
         }
     }
 
-    fn answer(response: DeltaDiscoveryResponse) -> Answer {
+    fn response(response: DeltaDiscoveryResponse) -> ResponseFields {
         let labels = response.resources.iter().map(|one| (one.name.clone(), one.version.clone())).collect();
         let resources = response.resources.into_iter().map(|one| one.resource.expect("bytes")).collect();
-        Answer {
+        ResponseFields {
             nonce: response.nonce,
             type_url: response.type_url,
             version: response.system_version_info,

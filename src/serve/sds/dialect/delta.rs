@@ -1,5 +1,5 @@
-//! Delta: requests say what changed, each resource has its own version, each response is answered for itself, and a
-//! name that can never be served is said to be removed.
+//! Delta: requests list only changes, each resource has its own version, each response has its own ACK or NACK, and a name
+//! that can never be served is sent as removed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::proto::envoy::service::discovery::v3::{
 use crate::secret::{Resource, Version};
 use crate::serve::sds::session::{Push, Session};
 
-/// The delta protocol's side of one stream.
+/// The delta protocol of one stream.
 #[derive(Debug, Default)]
 pub struct Delta {
-    /// None before the first request.
+    /// `None` before the first request.
     node_id: Option<Arc<str>>,
 }
 
@@ -53,7 +53,7 @@ impl Dialect for Delta {
             check_names(session.names())?;
         }
         if is_first {
-            // What it kept from an earlier stream; only a newer value need be sent.
+            // Versions that the client holds from an earlier stream; only newer ones need to be sent.
             for (name, version) in request.initial_resource_versions {
                 if let Some(version) = Version::claimed(version) {
                     session.holds(&name, version);
@@ -63,8 +63,8 @@ impl Dialect for Delta {
         Ok(received)
     }
 
-    /// Only a name that this agent can never serve is removed: to remove a known one that is merely not ready would
-    /// take it from a live Envoy.
+    /// Only a name that this agent can never serve is removed: removing a known name that is only not available yet would take
+    /// it from a running Envoy.
     fn refuse(&self, session: &mut Session, name: &str) {
         session.refuse(name);
     }

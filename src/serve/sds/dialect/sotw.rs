@@ -1,5 +1,5 @@
-//! The state of the world: requests list every name, one `version_info` stands for all, and the last response is the
-//! one that is answered.
+//! State of the world: each request lists all names, one `version_info` covers all, and a client acknowledges only the last
+//! response.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryRes
 use crate::secret::{Resource, Version};
 use crate::serve::sds::session::{Push, Session};
 
-/// The state-of-the-world protocol's side of one stream.
+/// The state-of-the-world protocol of one stream.
 #[derive(Debug, Default)]
 pub struct StateOfTheWorld {
-    /// None before the first request.
+    /// `None` before the first request.
     node_id: Option<Arc<str>>,
-    /// The version that a client came back with, until it is known whether that is still the newest.
+    /// The version that a reconnecting client holds, until it is known whether that is still the newest.
     claim: Option<String>,
 }
 
@@ -40,14 +40,14 @@ impl Dialect for StateOfTheWorld {
             self.claim = Some(request.version_info).filter(|version| !version.is_empty());
         } else if !request.response_nonce.is_empty() {
             if !session.is_last(&request.response_nonce) {
-                // An answer to an older response. The client will answer the newer one too, with all its names.
+                // It answers an older response. The client will answer the newer one too, with all its names.
                 return Ok(received);
             }
             received.verdict = verdict(session, &request.response_nonce, request.error_detail);
         }
         received.removed = session.names().filter(|name| !names.contains(*name)).map(str::to_owned).collect();
         if !received.removed.is_empty() {
-            // It spoke of other names. One that is asked for anew is answered, whatever was held of it before.
+            // The claim covered other names. A name that is subscribed again is sent, even if the client held it before.
             self.claim = None;
         }
         for name in &received.removed {
@@ -60,7 +60,7 @@ impl Dialect for StateOfTheWorld {
         Ok(received)
     }
 
-    /// A name that is not served is merely not sent: this protocol can't say more of a single name.
+    /// The name is only not sent: this protocol has no field for refusing a single name.
     fn refuse(&self, _: &mut Session, _: &str) {}
 
     fn respond(
@@ -83,9 +83,9 @@ impl Dialect for StateOfTheWorld {
 }
 
 impl StateOfTheWorld {
-    /// A client that comes back with the very version there is now is not sent it again: on a new stream Envoy
-    /// repeats the version it accepted, and it keeps what it accepted. A listener that is added later with the
-    /// same sds_config shares the stream; with another it opens one of its own, without a version.
+    /// A client that reconnects with the newest version is not sent it again: on a new stream, Envoy repeats the version that
+    /// it accepted and keeps. A listener that is added later with the same sds_config shares the stream; with another
+    /// sds_config it opens its own stream, without a version.
     fn settle_claim(&mut self, session: &mut Session) {
         if session.offered().next().is_none() {
             return;

@@ -1,18 +1,18 @@
-//! Every way to change files, under every kind of name, time after time: each generation arrives, once, and nothing
-//! else does.
+//! Every way to change files, under every kind of name, many times: each generation is published once, and nothing
+//! else is.
 
 use super::*;
 
 const SHORT: Duration = Duration::from_millis(4);
-/// Longer than a window, so that what is half done is told.
+/// Longer than a window, so that half of a change is reported.
 const LONG: Duration = Duration::from_millis(60);
 
-/// A way to change files, and how often it is tried.
+/// A way to change files, and the number of rounds.
 type Way = (&'static str, usize, Rotation);
 
-fn rename_over(folder: &Path, name: &str, content: &[u8]) {
-    put(folder, "new", content);
-    fs::rename(folder.join("new"), folder.join(name)).unwrap();
+fn rename_over(directory: &Path, name: &str, content: &[u8]) {
+    put(directory, "new", content);
+    fs::rename(directory.join("new"), directory.join(name)).unwrap();
 }
 
 fn link_over(path: &Path, target: impl AsRef<Path>) {
@@ -21,15 +21,15 @@ fn link_over(path: &Path, target: impl AsRef<Path>) {
     fs::rename(beside, path).unwrap();
 }
 
-/// A new folder beside `at` with these files.
+/// A new directory beside `at` with these files.
 fn elsewhere(at: &Path, files: &Files) -> PathBuf {
-    let folder = at.with_file_name(format!("elsewhere-{}", count()));
-    fs::create_dir(&folder).unwrap();
-    files.write(&folder);
-    folder
+    let directory = at.with_file_name(format!("elsewhere-{}", count()));
+    fs::create_dir(&directory).unwrap();
+    files.write(&directory);
+    directory
 }
 
-/// Overwrites each file in place, the `order`-th of the six ways to go through them, with a pause after each.
+/// Overwrites each file in place, in the `order`-th of the six possible orders, with a pause after each.
 fn in_order(at: &Path, files: &Files, order: usize, rest: Duration) {
     let mut left = files.each().to_vec();
     for (name, content) in [left.remove(order / 2), left.remove(order % 2), left.remove(0)] {
@@ -51,7 +51,7 @@ fn slowly(at: &Path, files: &Files, rest: Duration) {
     }
 }
 
-/// The same, closed after each half: no half can be parsed.
+/// Overwrites each file in place, and closes it after each half: no half can be parsed.
 fn in_halves(at: &Path, files: &Files, rest: Duration) {
     use std::io::Write as _;
     for (name, content) in files.each() {
@@ -63,7 +63,7 @@ fn in_halves(at: &Path, files: &Files, rest: Duration) {
     }
 }
 
-/// What CSI drivers do: links to links to links, of which one in the middle is swapped.
+/// Swaps a link in the middle of a chain of links, as CSI drivers do.
 fn swap_in_the_middle(at: &Path, files: &Files) {
     let store = at.with_file_name("store");
     let target = elsewhere(at, files);
@@ -94,7 +94,7 @@ const WAYS: [Way; 21] = [
             pause(LONG);
         }
     }),
-    ("a kubelet swap, the old folder deleted later", 10, |at, files| {
+    ("a kubelet swap, the old directory deleted later", 10, |at, files| {
         swap(at, files, |old| {
             pause(LONG);
             fs::remove_dir_all(old).unwrap();
@@ -110,21 +110,21 @@ const WAYS: [Way; 21] = [
         pause(LONG);
         in_order(at, files, count() % 6, LONG);
     }),
-    ("removing the folder and making it again much later", 4, |at, files| {
+    ("removing the directory and creating it again much later", 4, |at, files| {
         fs::remove_dir_all(at).unwrap();
         pause(LONG);
         fs::create_dir(at).unwrap();
         pause(SHORT);
         files.write(at);
     }),
-    ("moving the folder away and back", 4, |at, files| {
+    ("moving the directory away and back", 4, |at, files| {
         let away = at.with_extension("away");
         fs::rename(at, &away).unwrap();
         pause(LONG);
         files.write(&away);
         fs::rename(&away, at).unwrap();
     }),
-    ("a link to a folder in its place, swapped slowly", 4, |at, files| {
+    ("a link to a directory in its place, swapped slowly", 4, |at, files| {
         let _ = fs::remove_file(at).or_else(|_| fs::remove_dir_all(at));
         pause(LONG);
         symlink(elsewhere(at, files), at).unwrap();
@@ -142,7 +142,7 @@ const WAYS: [Way; 21] = [
             fs::create_dir(&elsewhere).unwrap();
             for (name, _) in files.each() {
                 fs::hard_link(at.join(name), elsewhere.join(name)).unwrap();
-                // The source is not told of a link, but looks at whatever is done to the file.
+                // A new hard link is no event for the source, but these changes of the file are.
                 rename_over(at, "beside", b"");
                 fs::rename(at.join(name), at.join("beside")).unwrap();
                 fs::rename(at.join("beside"), at.join(name)).unwrap();
@@ -185,43 +185,43 @@ const WAYS: [Way; 21] = [
     }),
 ];
 
-/// `path` as seen from the working folder.
+/// `path` relative to the working directory.
 fn relative(path: &Path) -> PathBuf {
     let here = std::env::current_dir().unwrap().canonicalize().unwrap();
     let up: PathBuf = here.components().skip(1).map(|_| "..").collect();
     up.join(path.canonicalize().unwrap().strip_prefix("/").unwrap())
 }
 
-/// Names of every kind for the files in the mounted folder, which is there.
+/// Names of every kind for the files in the mounted directory, which must exist.
 fn names_for(mount: &Mount) -> Vec<Key> {
     let beside = mount.temp.path().join("beside");
     fs::create_dir(&beside).unwrap();
     symlink("../mount", beside.join("link")).unwrap();
-    let direct = mount.folder();
+    let direct = mount.directory();
     let around = beside.join("../mount");
     let through = beside.join("link");
     let relative = relative(mount.temp.path()).join("mount");
     let mut names = vec![KEY_PAIR, ROOTS];
-    for folder in [direct, around, through, relative] {
-        let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    for directory in [direct, around, through, relative] {
+        let path = |name: &str| directory.join(name).to_str().unwrap().to_owned();
         names.push(key_of(&format!("file-cert:{}~{}", path(CHAIN_FILE), path(KEY_FILE))));
         names.push(key_of(&format!("file-root:{}", path(ROOT_FILE))));
     }
     names
 }
 
-/// Changes the files of one folder this way, and that often.
+/// Changes the files of one directory in this way.
 async fn goes_through((title, rounds, rotate): Way, watcher: Watcher) {
     let mount = Mount { watcher, ..Mount::new() };
     let names = names_for(&mount);
     let files = Files::nth(0);
-    files.write(&mount.folder());
+    files.write(&mount.directory());
     mount.follow();
     let mut streams = Vec::new();
     let mut expected = Vec::new();
     let mut records = Vec::new();
     for name in &names {
-        // Streams that come and go change nothing.
+        // Streams that open and close change nothing.
         drop(mount.subscribe(name).await);
         streams.push(mount.subscribe(name).await);
         streams.push(mount.subscribe(name).await);
@@ -231,7 +231,7 @@ async fn goes_through((title, rounds, rotate): Way, watcher: Watcher) {
     }
     for round in 1..=rounds {
         let files = Files::nth(round);
-        let (at, next) = (mount.folder(), files.clone());
+        let (at, next) = (mount.directory(), files.clone());
         change(move || rotate(&at, &next)).await;
         for (name, expected) in names.iter().zip(&mut expected) {
             let version = files.version(&name.name);
@@ -243,14 +243,14 @@ async fn goes_through((title, rounds, rotate): Way, watcher: Watcher) {
             drop(streams.drain(..halfway));
         }
     }
-    // Whatever is published too much has had the time for it.
+    // Enough time for a publish too many.
     tokio::time::sleep(3 * DEBOUNCE).await;
     for ((name, expected), record) in names.iter().zip(expected).zip(records) {
         assert_eq!(*record.lock().unwrap(), expected, "{title}: {}", name.name);
     }
 }
 
-/// Tries all of these, many at a time.
+/// Tries all of these ways concurrently.
 async fn go_through(ways: Vec<Way>) {
     let watcher = Watcher::new();
     let mut going = JoinSet::new();
@@ -263,7 +263,7 @@ async fn go_through(ways: Vec<Way>) {
 }
 
 #[tokio::test]
-async fn each_generation_is_published_once_whatever_the_way_and_the_name() {
+async fn each_generation_is_published_once_for_every_way_and_every_name() {
     let rotations = ROTATIONS.map(|(title, rotate)| (title, 12, rotate));
     go_through(WAYS.into_iter().chain(rotations).collect()).await;
 }
@@ -273,8 +273,8 @@ async fn a_thousand_swaps_are_noticed() {
     let delete: Rotation = |at, files| swap(at, files, |old| fs::remove_dir_all(old).unwrap());
     let mount = Mount::new();
     let mut files = Files::new();
-    swap(&mount.folder(), &files, |_| {});
-    let settings = Settings { debounce: Duration::from_millis(1), ..settings(&mount.folder()) };
+    swap(&mount.directory(), &files, |_| {});
+    let settings = FileSettings { debounce: Duration::from_millis(1), ..settings(&mount.directory()) };
     tokio::spawn(mount.source_with(settings).run());
     let name = key_of(&format!("file-root:{}", mount.path(ROOT_FILE).display()));
     let _stream = mount.subscribe(&name).await;
@@ -283,7 +283,7 @@ async fn a_thousand_swaps_are_noticed() {
     let mut expected = (Vec::new(), Vec::new());
     for round in 0..1000 {
         files = Files::new();
-        let (at, next) = (mount.folder(), files.clone());
+        let (at, next) = (mount.directory(), files.clone());
         change(move || delete(&at, &next)).await;
         mount.serves(&files, &format!("round {round}")).await;
         expected.0.push(files.pair_version.clone());
@@ -299,24 +299,26 @@ async fn a_thousand_swaps_are_noticed() {
 async fn no_part_of_a_bundle_is_served_while_it_is_written() {
     use std::io::Write as _;
     const ROUNDS: usize = 160;
-    // The roots of a CA that signed the pair, and of another one: then the source waits before it publishes.
+    // The roots of the CA that signed the pair, and of another CA: then the source waits before it publishes.
     for pair in [Some(0), None] {
         let mount = Mount::new();
         let window = Duration::from_millis(1);
-        Files::nth(0).write(&mount.folder());
-        tokio::spawn(mount.source_with(Settings { debounce: window, ..settings(&mount.folder()) }).run());
+        Files::nth(0).write(&mount.directory());
+        tokio::spawn(
+            mount.source_with(FileSettings { debounce: window, ..settings(&mount.directory()) }).run(),
+        );
         let name = key_of(&format!("file-root:{}", mount.path(ROOT_FILE).display()));
         let _stream = mount.subscribe(&name).await;
         mount.serves(&Files::nth(0), "at first").await;
         let records = [ROOTS, name].map(|key| (key.clone(), record(mount.watch(key))));
-        let at = mount.folder();
+        let at = mount.directory();
         change(move || {
             let mut random = fastrand::Rng::with_seed(11);
             let mut rest = || pause(Duration::from_micros(random.u64(0..2500)));
             for round in 1..ROUNDS {
                 let files = Files::nth(round);
                 let pair = Files::nth(pair.map_or(round + 1, |before| before + round));
-                // Something else to look at, at the moment when the bundle is begun.
+                // Another change to look at, at the moment when the bundle's write begins.
                 rename_over(&at, CHAIN_FILE, &pair.chain);
                 rename_over(&at, KEY_FILE, &pair.key);
                 rest();
@@ -346,16 +348,16 @@ async fn no_part_of_a_bundle_is_served_while_it_is_written() {
 }
 
 #[tokio::test]
-async fn what_never_rests_is_told_and_not_taken_until_it_does() {
+async fn a_file_that_keeps_changing_is_reported_and_not_published_until_it_stops() {
     use std::io::{Seek as _, Write as _};
     let mount = Mount::new();
-    Files::nth(0).write(&mount.folder());
+    Files::nth(0).write(&mount.directory());
     mount.follow();
     mount.serves(&Files::nth(0), "at first").await;
     let records = record(mount.watch(ROOTS));
-    let at = mount.folder();
+    let at = mount.directory();
     let writer = change(move || {
-        // Longer than a file is waited for that is kept open, without a pause in which it is whole and closed.
+        // Longer than the source waits for an open file, without a pause in which it is whole and closed.
         let end = Instant::now() + OPEN_PATIENCE + 10 * DEBOUNCE;
         let mut file = fs::File::create(at.join(ROOT_FILE)).unwrap();
         let text = String::from_utf8(Files::nth(1).root).unwrap();
@@ -368,16 +370,16 @@ async fn what_never_rests_is_told_and_not_taken_until_it_does() {
             }
         }
     });
-    let told = async {
-        let is_told = |entry: &Entry| entry.failure().is_some_and(|reason| reason.contains("faster"));
-        mount.until(ROOTS, "that it never rests", is_told).await;
+    let reported = async {
+        let is_reported = |entry: &Entry| entry.failure().is_some_and(|reason| reason.contains("faster"));
+        mount.until(ROOTS, "the endless change", is_reported).await;
         assert!(records.lock().unwrap().is_empty(), "something was published");
     };
-    tokio::join!(writer, told);
-    let is_it = |entry: &Entry| {
+    tokio::join!(writer, reported);
+    let is_whole = |entry: &Entry| {
         let good = entry.good.as_ref();
         good.is_some_and(|good| good.resource.version == Files::nth(1).root_version)
             && entry.failure().is_none()
     };
-    mount.until(ROOTS, "what it came to in the end", is_it).await;
+    mount.until(ROOTS, "the last content", is_whole).await;
 }

@@ -1,11 +1,11 @@
-//! What is taken from files, from which files, and what is said of the others.
+//! Which contents of files are served, from which places, and how others are reported.
 
 use super::*;
 
 const ENCRYPTED_BEFORE_PKCS8: &[u8] = b"-----BEGIN EC PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\
     DEK-Info: AES-256-CBC,00\n\nAAAA\n-----END EC PRIVATE KEY-----\n";
 
-/// The content of a DER value at the start of `der`, and what comes behind it.
+/// The content of the DER value at the start of `der`, and the rest.
 fn split(der: &[u8]) -> (&[u8], &[u8]) {
     let (header, length) = match der[1] {
         0x82 => (4, usize::from(der[2]) << 8 | usize::from(der[3])),
@@ -22,7 +22,7 @@ fn tagged(tag: u8, content: &[u8]) -> Vec<u8> {
     [header, content.to_vec()].concat()
 }
 
-/// A key in the form that was usual before PKCS#8, as openssl writes it.
+/// A key in the usual form before PKCS#8 (PKCS#1 or SEC1), as openssl writes it.
 fn traditional(key: &SigningKey, key_type: KeyType) -> Vec<u8> {
     let pkcs8 = key.to_private_key().der().secret_der().to_vec();
     let (version, rest) = (split(&pkcs8).0, split(split(&pkcs8).0).1);
@@ -43,9 +43,9 @@ fn traditional(key: &SigningKey, key_type: KeyType) -> Vec<u8> {
 }
 
 #[test]
-fn keys_and_chains_are_taken_in_every_usual_form() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = DevelopmentCa::open(folder.path(), Clock::system()).unwrap();
+fn keys_and_chains_are_accepted_in_every_usual_form() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca = DevelopmentCa::open(directory.path(), Clock::system()).unwrap();
     let identity: SpiffeId = "spiffe://cluster.local/ns/default/sa/web".parse().unwrap();
     for key_type in [KeyType::Rsa2048, KeyType::EcdsaP256, KeyType::EcdsaP384, KeyType::Ed25519] {
         let key = SigningKey::generate(key_type).unwrap();
@@ -66,7 +66,7 @@ fn keys_and_chains_are_taken_in_every_usual_form() {
                 ("plain", chain.clone(), key.clone()),
                 ("CRLF", crlf(&chain), crlf(&key)),
                 ("comments", comments(&chain), comments(&key)),
-                ("the root behind it", with_root, key.clone()),
+                ("the root after it", with_root, key.clone()),
                 ("chain and key in one file", [chain.clone(), key.clone()].concat(), key.clone()),
             ];
             let mount = Mount::new();
@@ -74,32 +74,32 @@ fn keys_and_chains_are_taken_in_every_usual_form() {
             let mut versions = Vec::new();
             for (shape, chain, key) in shapes {
                 let what = format!("{key_type:?} as {form}, {shape}");
-                put(&mount.folder(), CHAIN_FILE, chain);
-                put(&mount.folder(), KEY_FILE, key);
+                put(&mount.directory(), CHAIN_FILE, chain);
+                put(&mount.directory(), KEY_FILE, key);
                 source.publish_once();
                 let entry = mount.entry(KEY_PAIR);
                 assert_eq!(entry.failure(), None, "{what}");
                 versions.push(entry.good.expect(&what).resource.version.clone());
             }
             versions.dedup();
-            assert_eq!(versions.len(), 1, "{key_type:?} as {form}: what is served is the same");
+            assert_eq!(versions.len(), 1, "{key_type:?} as {form}: the served bytes differ");
         }
     }
 }
 
 #[test]
-fn a_key_that_needs_a_password_is_told_in_both_forms() {
+fn a_key_with_a_password_is_reported_in_both_forms() {
     for text in [ENCRYPTED, ENCRYPTED_BEFORE_PKCS8] {
         let mount = Mount::new();
-        Files::nth(0).write(&mount.folder());
-        put(&mount.folder(), KEY_FILE, text);
+        Files::nth(0).write(&mount.directory());
+        put(&mount.directory(), KEY_FILE, text);
         mount.source().publish_once();
         let reason = mount.entry(KEY_PAIR).failure().unwrap();
         assert!(reason.contains("encrypted") && reason.contains(KEY_FILE), "{reason}");
     }
 }
 
-/// A root that is valid until then.
+/// A root that expires at `not_after`.
 fn root_until(not_after: SystemTime) -> Vec<u8> {
     let mut params = rcgen::CertificateParams::default();
     params.not_before = (not_after - 300 * DAY).into();
@@ -121,16 +121,16 @@ fn roots_are_served_as_long_as_one_of_them_is_valid() {
         ("a hundred", several, Ok(100)),
         ("with comments", text(&[b"# good\r\n", &good, b"\n# other\n", &other, b"\n"]), Ok(2)),
         ("one that has expired and one that has not", text(&[&expired, &good]), Ok(2)),
-        ("one that has expired", expired.clone(), Err("it expired at")),
+        ("one that has expired", expired.clone(), Err("expired at")),
         ("a good one and half of another", text(&[&good, &other[..200]]), Err("PEM is damaged")),
         ("nothing", Vec::new(), Err("no PEM certificate")),
     ];
     for (title, content, expected) in cases {
         let mount = Mount::new();
         let mut source = mount.source();
-        put(&mount.folder(), ROOT_FILE, Files::nth(0).root);
+        put(&mount.directory(), ROOT_FILE, Files::nth(0).root);
         source.publish_once();
-        put(&mount.folder(), ROOT_FILE, content);
+        put(&mount.directory(), ROOT_FILE, content);
         source.publish_once();
         let entry = mount.entry(ROOTS);
         match expected {
@@ -148,18 +148,18 @@ fn roots_are_served_as_long_as_one_of_them_is_valid() {
 }
 
 #[test]
-fn a_source_that_is_alone_tells_what_it_lacks() {
+fn a_source_without_a_ca_reports_missing_files() {
     type Write = fn(&Path, &Files);
     let nothing: Write = |_, _| {};
     type Case<'a> = (&'a str, Write, Option<(&'a str, &'a str)>, Option<&'a str>);
     let cases: [Case<'_>; 5] = [
-        ("nothing", nothing, Some(("there is none of", "missing")), Some("there is none of")),
+        ("nothing", nothing, Some(("none of", "missing")), Some("none of")),
         ("all", |at, files| files.write(at), None, None),
         (
             "a chain",
             |at, files| put(at, CHAIN_FILE, &files.chain),
             Some((", but ", "incomplete")),
-            Some("none"),
+            Some("none of"),
         ),
         ("a key", |at, files| put(at, KEY_FILE, &files.key), Some((", but ", "incomplete")), Some("none of")),
         ("roots", |at, files| put(at, ROOT_FILE, &files.root), Some(("none of", "missing")), None),
@@ -167,9 +167,9 @@ fn a_source_that_is_alone_tells_what_it_lacks() {
     for (title, write, pair, roots) in cases {
         for is_alone in [true, false] {
             let mount = Mount::new();
-            let mut settings = Settings { is_alone, ..settings(&mount.folder()) };
-            settings.mounted.push(Place::folder(&mount.folder(), GKE_NAMES));
-            write(&mount.folder(), &Files::nth(0));
+            let mut settings = FileSettings { is_alone, ..settings(&mount.directory()) };
+            settings.mounted.push(Place::in_directory(&mount.directory(), GKE_NAMES));
+            write(&mount.directory(), &Files::nth(0));
             mount.source_with(settings).publish_once();
             let expected = pair.filter(|(_, label)| is_alone || *label != "missing");
             let reason = mount.entry(KEY_PAIR).failure();
@@ -177,7 +177,7 @@ fn a_source_that_is_alone_tells_what_it_lacks() {
                 None => assert_eq!(reason, None, "{title}"),
                 Some((words, label)) => {
                     assert!(reason.is_some_and(|reason| reason.contains(words)), "{title}");
-                    // Of the roots it may be said, too.
+                    // The roots may have the same failure.
                     assert!(mount.failures(label) >= 1, "{title}");
                 }
             }
@@ -193,10 +193,10 @@ fn a_source_that_is_alone_tells_what_it_lacks() {
 #[tokio::test]
 async fn each_secret_comes_from_the_first_place_that_has_it() {
     let mount = Mount::new();
-    let lower = mount.folder();
+    let lower = mount.directory();
     let upper = mount.temp.path().join("upper");
-    let mut settings = Settings { mounted: vec![Place::folder(&upper, NAMES)], ..settings(&lower) };
-    settings.mounted.push(Place::folder(&lower, GKE_NAMES));
+    let mut settings = FileSettings { mounted: vec![Place::in_directory(&upper, NAMES)], ..settings(&lower) };
+    settings.mounted.push(Place::in_directory(&lower, GKE_NAMES));
     let write_lower = |files: &Files| {
         for (name, (_, content)) in GKE_NAMES.iter().zip(files.each()) {
             put(&lower, name, content);
@@ -219,11 +219,15 @@ async fn each_secret_comes_from_the_first_place_that_has_it() {
     mount.serves(&mixed, "the pair from the higher place, the roots from the lower one").await;
     put(&upper, ROOT_FILE, of(1).root);
     mount.serves(&of(1), "all from the higher place").await;
-    // Nobody looks there now.
+    // The lower place does not count now.
     write_lower(&of(3));
     put(&upper, CHAIN_FILE, "root:x:0:0");
     mount.until(KEY_PAIR, "bad files in the higher place", |entry| entry.failure().is_some()).await;
-    assert_eq!(mount.version(KEY_PAIR), Some(of(1).pair_version), "what is bad is mended, not passed over");
+    assert_eq!(
+        mount.version(KEY_PAIR),
+        Some(of(1).pair_version),
+        "bad files are no reason to use the lower place"
+    );
     fs::remove_file(upper.join(CHAIN_FILE)).unwrap();
     let mixed = Files { root: of(1).root, root_version: of(1).root_version, ..of(3) };
     mount.serves(&mixed, "the pair from the lower place again").await;
@@ -242,22 +246,22 @@ async fn each_secret_comes_from_the_first_place_that_has_it() {
 }
 
 #[tokio::test]
-async fn only_what_is_half_done_or_comes_too_soon_waits_for_a_window() {
-    // Far longer than anything takes that does not wait for it.
+async fn only_half_of_a_change_or_an_early_one_waits_for_a_window() {
+    // Far longer than anything takes that does not wait for a window.
     let debounce = Duration::from_secs(2);
     let mount = Mount::new();
     let of = Files::nth;
-    of(0).write(&mount.folder());
-    tokio::spawn(mount.source_with(Settings { debounce, ..settings(&mount.folder()) }).run());
+    of(0).write(&mount.directory());
+    tokio::spawn(mount.source_with(FileSettings { debounce, ..settings(&mount.directory()) }).run());
     mount.serves(&of(0), "at first").await;
     tokio::time::sleep(debounce).await;
     // The first change after a while.
     let changed = Instant::now();
-    swap(&mount.folder(), &of(1), |_| {});
+    swap(&mount.directory(), &of(1), |_| {});
     mount.serves(&of(1), "the first change").await;
     assert!(changed.elapsed() < debounce, "{:?}", changed.elapsed());
-    // One that follows closely.
-    swap(&mount.folder(), &of(2), |_| {});
+    // A change that follows closely.
+    swap(&mount.directory(), &of(2), |_| {});
     mount.serves(&of(2), "the second change").await;
     assert!(changed.elapsed() >= debounce, "{:?}", changed.elapsed());
     // Half of a change.
@@ -275,10 +279,10 @@ async fn only_what_is_half_done_or_comes_too_soon_waits_for_a_window() {
 }
 
 #[tokio::test]
-async fn a_pair_that_does_not_reach_the_roots_is_served_once_a_window_is_over() {
+async fn a_pair_that_does_not_chain_to_the_roots_is_served_after_a_window() {
     let mount = Mount::new();
     let mut served = Files::nth(0);
-    served.write(&mount.folder());
+    served.write(&mount.directory());
     mount.follow();
     mount.serves(&served, "at first").await;
     let records = [KEY_PAIR, ROOTS].map(|key| record(mount.watch(key)));
@@ -287,7 +291,7 @@ async fn a_pair_that_does_not_reach_the_roots_is_served_once_a_window_is_over() 
         let (pair, roots) = (Files::nth(2 * number), Files::nth(2 * number + 1));
         served = Files { root: roots.root, root_version: roots.root_version, ..pair };
         let changed = Instant::now();
-        let (at, next) = (mount.folder(), served.clone());
+        let (at, next) = (mount.directory(), served.clone());
         change(move || next.write(&at)).await;
         mount.serves(&served, "the mixture").await;
         assert!(changed.elapsed() >= DEBOUNCE);

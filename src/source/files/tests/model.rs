@@ -1,17 +1,17 @@
-//! Random changes of files, thousands of them, beside a model that says what each name must be served as.
+//! Thousands of random changes of files, beside a model of what each name must be served as.
 //!
-//! `ATTACHE_MODEL_STEPS` makes it longer, `ATTACHE_MODEL_SEED` repeats a run.
+//! `ATTACHE_MODEL_STEPS` sets its length, `ATTACHE_MODEL_SEED` repeats a run.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write as _};
 
 use super::*;
 
-/// The generations that are written. The last ones have expired.
+/// The number of generations that are written. The last ones have expired.
 const GENERATIONS: usize = 12;
 const EXPIRED: usize = 2;
 
-/// What a file is known to hold.
+/// Known content of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
     Chain(usize),
@@ -19,7 +19,7 @@ enum Content {
     Roots(usize),
 }
 
-/// What the files of a name give.
+/// What the files of a name hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     Absent,
@@ -34,27 +34,27 @@ enum At {
     Roots(PathBuf),
 }
 
-/// One name, and what became of it.
+/// One name, and what it was served as.
 struct Name {
     key: Key,
     /// In the order of their rank.
     places: Vec<At>,
-    /// Its absence is a failure.
+    /// Missing files are a failure.
     is_alone: bool,
     stream: Option<Subscription>,
     records: Vec<Arc<Mutex<Vec<Version>>>>,
     /// Every good generation that its files ever held.
     ever: HashSet<Version>,
-    /// Those since it was last looked at.
+    /// Every good generation since the last check.
     lately: HashSet<Version>,
-    /// What it was served as then.
+    /// What it was served as at the last check.
     served: Option<Version>,
 }
 
 /// A part of a change, after which a reader may look.
 enum Step {
     Do(Box<dyn FnOnce() -> io::Result<()> + Send>),
-    /// Whoever begins to write before the folder is watched is not known to write.
+    /// Waits until the directory is watched: a writer that begins before that goes unnoticed.
     Settle,
 }
 
@@ -65,11 +65,11 @@ struct Model {
     versions: HashMap<(usize, Vec<u8>), Version>,
     names: Vec<Name>,
     random: fastrand::Rng,
-    /// What was done, for whoever reads a failure.
+    /// What was done, for the messages of failures.
     log: Vec<String>,
-    /// The kernel tells of changes, and so of writers.
-    is_told: bool,
-    /// For the time being it does not.
+    /// Inotify reports changes, and so writers.
+    is_inotify: bool,
+    /// Events are lost for the time being.
     is_overflowing: bool,
 }
 
@@ -80,7 +80,7 @@ fn decorated(pem: &[u8]) -> Vec<u8> {
 }
 
 impl Model {
-    fn new(mount: Mount, is_told: bool, seed: u64) -> Self {
+    fn new(mount: Mount, is_inotify: bool, seed: u64) -> Self {
         let mut generations: Vec<_> = (0..GENERATIONS - EXPIRED).map(Files::nth).collect();
         let past = Clock::starting_at(Clock::system().now() - 3 * DAY);
         generations.extend((0..EXPIRED).map(|_| Files::at(past.clone())));
@@ -102,15 +102,15 @@ impl Model {
             names: Vec::new(),
             random,
             log,
-            is_told,
+            is_inotify,
             is_overflowing: false,
         };
-        let (at, lower) = (model.mount.folder(), model.mount.temp.path().join("lower"));
+        let (at, lower) = (model.mount.directory(), model.mount.temp.path().join("lower"));
         let around = model.mount.temp.path().join("around");
         symlink("mount", &around).unwrap();
         fs::create_dir(&lower).unwrap();
         let pair = |chain: &Path, key: &Path| At::Pair(chain.join(CHAIN_FILE), key.join(KEY_FILE));
-        let roots = |folder: &Path, name: &str| At::Roots(folder.join(name));
+        let roots = |directory: &Path, name: &str| At::Roots(directory.join(name));
         model.add("default", vec![pair(&at, &at), pair(&lower, &lower)]);
         model.add("ROOTCA", vec![roots(&at, ROOT_FILE), roots(&lower, ROOT_FILE)]);
         for at in [pair(&at, &at), pair(&at, &lower), pair(&around, &at)] {
@@ -121,7 +121,7 @@ impl Model {
             roots(&at, ROOT_FILE),
             roots(&around, ROOT_FILE),
             roots(&lower, ROOT_FILE),
-            // A chain is certificates, too.
+            // A chain consists of certificates, too.
             roots(&at, CHAIN_FILE),
         ] {
             let At::Roots(path) = &at else { unreachable!() };
@@ -143,7 +143,7 @@ impl Model {
         });
     }
 
-    /// What the files of a name hold now: in a word, none or bad, or what is known of their bytes.
+    /// What the files of a name hold now.
     fn see(&mut self, number: usize) -> Seen {
         let mut half = Seen::Absent;
         for place in 0..self.names[number].places.len() {
@@ -206,7 +206,7 @@ impl Model {
         }
     }
 
-    /// Notes what the files hold now.
+    /// Records what the files hold now.
     fn note(&mut self) {
         for number in 0..self.names.len() {
             if let Seen::Good(version) = self.see(number) {
@@ -242,7 +242,7 @@ impl Model {
         fn step(step: impl FnOnce() -> io::Result<()> + Send + 'static) -> Step {
             Step::Do(Box::new(step))
         }
-        let upper = self.mount.folder();
+        let upper = self.mount.directory();
         let at = match self.random.u8(0..4) {
             0 => self.mount.temp.path().join("lower"),
             _ => upper.clone(),
@@ -280,16 +280,16 @@ impl Model {
             // As the kubelet does.
             8 | 9 => {
                 let name = format!("..{}", count());
-                let (folder, at) = (at.join(&name), at);
+                let (directory, at) = (at.join(&name), at);
                 vec![
                     step({
-                        let folder = folder.clone();
+                        let directory = directory.clone();
                         move || {
-                            fs::create_dir(&folder)?;
+                            fs::create_dir(&directory)?;
                             files
                                 .each()
                                 .iter()
-                                .try_for_each(|(name, text)| fs::write(folder.join(name), text))
+                                .try_for_each(|(name, text)| fs::write(directory.join(name), text))
                         }
                     }),
                     step({
@@ -330,7 +330,7 @@ impl Model {
                     }),
                 ]
             }
-            // The folder goes, and another comes, or a link to another.
+            // The directory is removed, or replaced by another, or by a link to another.
             13 => vec![step(move || fs::remove_file(&upper).or_else(|_| fs::remove_dir_all(&upper)))],
             14 => vec![step(move || fs::create_dir(upper))],
             15 => vec![
@@ -344,13 +344,13 @@ impl Model {
                 step({
                     let (upper, is_link, old) = (upper, self.random.bool(), beside.with_extension("old"));
                     move || {
-                        // It may not be there.
+                        // It may not exist.
                         let _ = fs::rename(&upper, old);
                         if is_link { symlink(beside, upper) } else { fs::rename(beside, upper) }
                     }
                 }),
             ],
-            // Slowly, without closing it. Where files are polled nobody knows that it is open, so no part must be good.
+            // Slowly, without closing it. Polling does not notice that the file is open, so no part must be good.
             16 => {
                 let good = match name {
                     CHAIN_FILE => files.chain,
@@ -360,14 +360,14 @@ impl Model {
                 let end = b"-----END CERTIFICATE-----\n";
                 let block = good.windows(end.len()).position(|window| window == end);
                 let cut = block
-                    .filter(|_| self.is_told && !self.is_overflowing)
+                    .filter(|_| self.is_inotify && !self.is_overflowing)
                     .map_or(good.len() / 3, |at| at + end.len());
                 let rest = Duration::from_millis(self.random.u64(0..30));
-                let is_told = self.is_told;
+                let is_inotify = self.is_inotify;
                 let write = step(move || {
                     let mut file = fs::File::create(path)?;
                     file.write_all(&good[..cut])?;
-                    if is_told {
+                    if is_inotify {
                         pause(rest);
                     }
                     file.write_all(&good[cut..])
@@ -380,12 +380,12 @@ impl Model {
         }
     }
 
-    /// A stream comes or goes, or the kernel loses count of what happened.
+    /// A stream opens or closes, or inotify loses events.
     async fn disturb(&mut self) {
         let number = self.random.usize(2..self.names.len());
         if self.random.u8(0..4) == 0 {
             self.log.push("overflow".to_owned());
-            self.mount.watcher.overflow();
+            self.mount.kernel.lose_events();
             self.is_overflowing = true;
             return;
         }
@@ -404,10 +404,10 @@ impl Model {
         }
     }
 
-    /// Waits until every name is served as its files are, and checks all that was served meanwhile.
+    /// Waits until every name is served as its files say, and checks everything that was served meanwhile.
     async fn rest(&mut self, seed: u64) {
         if std::mem::take(&mut self.is_overflowing) {
-            self.mount.watcher.recover();
+            self.mount.kernel.report_overflow();
         }
         for number in 0..self.names.len() {
             let seen = self.see(number);
@@ -418,14 +418,14 @@ impl Model {
             let fits = |entry: &Entry| {
                 let version = entry.good.as_ref().map(|good| &good.resource.version);
                 let reason = entry.failure();
-                let tells = |words: &str| reason.as_ref().is_some_and(|reason| reason.contains(words));
+                let says = |words: &str| reason.as_ref().is_some_and(|reason| reason.contains(words));
                 match &seen {
                     Seen::Good(expected) => version == Some(expected) && reason.is_none(),
-                    Seen::Absent if version.is_some() => tells(GONE),
-                    Seen::Absent if name.is_alone => tells("not there") || tells("there is none of"),
+                    Seen::Absent if version.is_some() => says(REMOVED),
+                    Seen::Absent if name.is_alone => says("does not exist") || says("none of"),
                     Seen::Absent => reason.is_none(),
-                    Seen::Half => tells(", but "),
-                    Seen::Bad => reason.is_some() && !tells(GONE) && !tells(", but "),
+                    Seen::Half => says(", but "),
+                    Seen::Bad => reason.is_some() && !says(REMOVED) && !says(", but "),
                 }
             };
             let tail = self.log.len().saturating_sub(30);
@@ -439,7 +439,11 @@ impl Model {
             assert!(is_newest, "{}: served is {version:?}, was {:?}", what(), name.served);
             for record in &name.records {
                 for version in record.lock().unwrap().drain(..) {
-                    assert!(name.ever.contains(&version), "{}: what was served never was there", what());
+                    assert!(
+                        name.ever.contains(&version),
+                        "{}: the served version was never in the files",
+                        what()
+                    );
                 }
             }
             let name = &mut self.names[number];
@@ -452,8 +456,8 @@ impl Model {
     }
 
     async fn run(mut self, steps: usize, debounce: Duration, seed: u64) {
-        let lower = Place::folder(&self.mount.temp.path().join("lower"), NAMES);
-        let mut settings = settings(&self.mount.folder());
+        let lower = Place::in_directory(&self.mount.temp.path().join("lower"), NAMES);
+        let mut settings = settings(&self.mount.directory());
         settings.mounted.push(lower);
         settings.debounce = debounce;
         tokio::spawn(self.mount.source_with(settings).run());
@@ -471,11 +475,11 @@ impl Model {
             for step in self.change() {
                 match step {
                     Step::Settle => {
-                        self.mount.watcher.catch_up();
+                        self.mount.kernel.catch_up();
                         tokio::time::sleep(5 * debounce).await;
                     }
-                    // What can't be done is not done: the model looks at what is there.
-                    Step::Do(step) if self.is_told => change(|| drop(step())).await,
+                    // A step that fails changes nothing: the model reads the files.
+                    Step::Do(step) if self.is_inotify => change(|| drop(step())).await,
                     Step::Do(step) => drop(step()),
                 }
                 self.note();
@@ -504,14 +508,14 @@ fn steps(usual: u64) -> usize {
 }
 
 #[tokio::test]
-async fn whatever_is_done_to_files_the_newest_good_generation_is_served() {
+async fn after_random_changes_the_newest_good_generation_is_served() {
     let seed = seed();
     Model::new(Mount::new(), true, seed).run(steps(600), Duration::from_millis(5), seed).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_same_where_the_kernel_tells_nothing() {
+async fn after_random_changes_without_inotify_the_newest_good_generation_is_served() {
     let seed = seed();
-    let mount = Mount { watcher: Watcher::deaf(), ..Mount::new() };
+    let mount = Mount::polled();
     Model::new(mount, false, seed).run(steps(1200), DEBOUNCE, seed).await;
 }

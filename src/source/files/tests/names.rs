@@ -1,9 +1,9 @@
-//! Names that streams ask for: from when to when they are followed, and what that costs.
+//! Names that streams subscribe to: when they are followed, and what that costs.
 
 use super::*;
 use crate::metrics::{Agent, ByName, Format};
 
-/// Longer than a value is kept that nobody asks for.
+/// Longer than a value is kept without streams.
 const LINGER: Duration = Duration::from_secs(301);
 
 fn roots_at(path: &Path) -> Key {
@@ -11,7 +11,7 @@ fn roots_at(path: &Path) -> Key {
 }
 
 impl Mount {
-    /// Waits until nobody follows `key` any more.
+    /// Waits until `key` is no longer followed.
     async fn forgets(&self, key: &Key) {
         let forgotten = async {
             while self.cache.watch(key).is_some() {
@@ -21,15 +21,16 @@ impl Mount {
         tokio::time::timeout(PATIENCE, forgotten).await.expect("the name to be forgotten");
     }
 
-    /// Waits until so many folders are watched.
+    /// Waits until this number of directories is watched.
     async fn watches(&self, expected: usize) {
         let watched = async {
-            while self.watcher.watched() != expected {
+            while self.kernel.watched() != expected {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
         let watched = tokio::time::timeout(PATIENCE, watched).await;
-        watched.unwrap_or_else(|_| panic!("{} are watched, not {expected}", self.watcher.watched()));
+        watched
+            .unwrap_or_else(|_| panic!("{} directories are watched, not {expected}", self.kernel.watched()));
     }
 }
 
@@ -38,14 +39,14 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
     let mount = Mount::new();
     mount.follow();
     tokio::task::yield_now().await;
-    let before = mount.watcher.watched();
-    let folder = mount.temp.path().join("other/deep");
-    fs::create_dir_all(&folder).unwrap();
-    put(&folder, "bad.pem", "root:x:0:0");
-    let path = |name: &str| folder.join(name).display().to_string();
+    let before = mount.kernel.watched();
+    let directory = mount.temp.path().join("other/deep");
+    fs::create_dir_all(&directory).unwrap();
+    put(&directory, "bad.pem", "root:x:0:0");
+    let path = |name: &str| directory.join(name).display().to_string();
     let names = [
-        roots_at(&folder.join("missing.pem")),
-        roots_at(&folder.join("bad.pem")),
+        roots_at(&directory.join("missing.pem")),
+        roots_at(&directory.join("bad.pem")),
         key_of(&format!("file-cert:{}~{}", path("missing.pem"), path("bad.pem"))),
     ];
     for round in 0..3 {
@@ -53,9 +54,9 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
             let streams = [mount.subscribe(name).await, mount.subscribe(name).await];
             let failed = mount.until(name.clone(), "its failure", |entry| entry.failure().is_some()).await;
             assert!(failed.good.is_none());
-            let label = ByName { name: name.name.to_string() };
+            let label = ByName { workload: "".into(), name: name.name.to_string() };
             mount.metrics.nacks.get_or_create(&label).inc();
-            assert!(mount.watcher.watched() > before, "round {round}: its folders are watched");
+            assert!(mount.kernel.watched() > before, "round {round}: its directories are not watched");
             let [first, last] = streams;
             drop(first);
             tokio::task::yield_now().await;
@@ -76,7 +77,7 @@ async fn a_stream_that_leaves_before_the_source_has_run_leaves_nothing() {
     let mount = Mount::new();
     mount.follow();
     tokio::task::yield_now().await;
-    let before = mount.watcher.watched();
+    let before = mount.kernel.watched();
     let name = roots_at(&mount.temp.path().join("other/root.pem"));
     for _ in 0..10 {
         drop(mount.cache.subscribe(&name).unwrap());
@@ -88,20 +89,20 @@ async fn a_stream_that_leaves_before_the_source_has_run_leaves_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_value_is_followed_for_a_while_after_the_last_stream_and_then_forgotten() {
     // Files are polled: the time is virtual.
-    let mount = Mount { watcher: Watcher::deaf(), ..Mount::new() };
+    let mount = Mount::polled();
     mount.follow();
     tokio::task::yield_now().await;
-    let before = mount.watcher.watched();
-    let folder = mount.temp.path().join("other");
-    fs::create_dir(&folder).unwrap();
-    let name = roots_at(&folder.join("root.pem"));
-    put(&folder, "root.pem", Files::nth(0).root);
+    let before = mount.kernel.watched();
+    let directory = mount.temp.path().join("other");
+    fs::create_dir(&directory).unwrap();
+    let name = roots_at(&directory.join("root.pem"));
+    put(&directory, "root.pem", Files::nth(0).root);
     let stream = mount.subscribe(&name).await;
     mount.serves_version(&name, &Files::nth(0).version(&name.name), "at first").await;
     drop(stream);
-    put(&folder, "root.pem", Files::nth(1).root);
-    mount.serves_version(&name, &Files::nth(1).version(&name.name), "with nobody there").await;
-    // Whoever comes back starts the time anew.
+    put(&directory, "root.pem", Files::nth(1).root);
+    mount.serves_version(&name, &Files::nth(1).version(&name.name), "without a stream").await;
+    // A stream that comes back restarts the time.
     tokio::time::sleep(LINGER / 2).await;
     drop(mount.subscribe(&name).await);
     tokio::time::sleep(LINGER / 2 + Duration::from_secs(5)).await;
@@ -112,19 +113,19 @@ async fn a_value_is_followed_for_a_while_after_the_last_stream_and_then_forgotte
 }
 
 #[tokio::test]
-async fn hundreds_of_names_in_one_folder_cost_its_watch_and_each_sees_each_change() {
+async fn hundreds_of_names_in_one_directory_share_its_watch_and_each_notices_each_change() {
     const NAMES: usize = 250;
     let mount = Mount::new();
     mount.follow();
-    // A kubelet's folder, with a file for each name.
+    // A kubelet's volume, with a file for each name.
     let volume = mount.temp.path().join("volume");
     let write = move |volume: &Path, round: usize| {
-        let folder = format!("..{round}");
-        fs::create_dir_all(volume.join(&folder)).unwrap();
+        let directory = format!("..{round}");
+        fs::create_dir_all(volume.join(&directory)).unwrap();
         for name in 0..NAMES {
-            put(&volume.join(&folder), &format!("{name}.pem"), Files::nth(name + round).root);
+            put(&volume.join(&directory), &format!("{name}.pem"), Files::nth(name + round).root);
         }
-        symlink(&folder, volume.join("..new")).unwrap();
+        symlink(&directory, volume.join("..new")).unwrap();
         fs::rename(volume.join("..new"), volume.join("..data")).unwrap();
     };
     write(&volume, 0);
@@ -136,12 +137,12 @@ async fn hundreds_of_names_in_one_folder_cost_its_watch_and_each_sees_each_chang
     let version = |name: usize, round: usize| Files::nth(name + round).version(&names[name].name);
     let mut streams = vec![mount.subscribe(&names[0]).await];
     mount.serves_version(&names[0], &version(0, 0), "the first name").await;
-    let watched = mount.watcher.watched();
+    let watched = mount.kernel.watched();
     for (number, name) in names.iter().enumerate().skip(1) {
         streams.push(mount.subscribe(name).await);
         mount.serves_version(name, &version(number, 0), "at first").await;
     }
-    assert_eq!(mount.watcher.watched(), watched, "no name costs a watch of its own");
+    assert_eq!(mount.kernel.watched(), watched, "no name costs a watch of its own");
     let records: Vec<_> = names.iter().map(|name| record(mount.watch(name.clone()))).collect();
     for round in 1..4 {
         let at = volume.clone();
@@ -159,14 +160,14 @@ async fn hundreds_of_names_in_one_folder_cost_its_watch_and_each_sees_each_chang
         let expected: Vec<_> = (1..4).map(|round| version(number, round)).collect();
         assert_eq!(*record.lock().unwrap(), expected, "{number}");
     }
-    assert_eq!(mount.watcher.watched(), watched);
+    assert_eq!(mount.kernel.watched(), watched);
 }
 
 #[tokio::test]
-async fn what_was_served_and_is_gone_is_told_whatever_comes_and_goes_in_its_place() {
+async fn removed_files_are_reported_after_any_replacement_by_bad_files() {
     let mount = Mount::new();
     let files = Files::nth(0);
-    files.write(&mount.folder());
+    files.write(&mount.directory());
     mount.follow();
     let path = |name: &str| mount.path(name).display().to_string();
     let names = [
@@ -188,20 +189,20 @@ async fn what_was_served_and_is_gone_is_told_whatever_comes_and_goes_in_its_plac
     for round in 0..3 {
         remove();
         for name in &names {
-            let is_gone = |entry: &Entry| entry.failure().is_some_and(|reason| reason == GONE);
+            let is_removed = |entry: &Entry| entry.failure().is_some_and(|reason| reason == REMOVED);
             let what = format!("{}, round {round}", name.name);
-            let entry = mount.until(name.clone(), &what, is_gone).await;
+            let entry = mount.until(name.clone(), &what, is_removed).await;
             assert_eq!(entry.good.unwrap().resource.version, files.version(&name.name), "{what}");
         }
-        // Something of no use takes their place.
-        put(&mount.folder(), CHAIN_FILE, "root:x:0:0");
-        put(&mount.folder(), ROOT_FILE, "root:x:0:0");
+        // Bad files take their place.
+        put(&mount.directory(), CHAIN_FILE, "root:x:0:0");
+        put(&mount.directory(), ROOT_FILE, "root:x:0:0");
         for name in &names {
-            let is_bad = |entry: &Entry| entry.failure().is_some_and(|reason| reason != GONE);
+            let is_bad = |entry: &Entry| entry.failure().is_some_and(|reason| reason != REMOVED);
             mount.until(name.clone(), "the bad files", is_bad).await;
         }
     }
-    files.write(&mount.folder());
+    files.write(&mount.directory());
     for name in &names {
         mount.serves_version(name, &files.version(&name.name), "the return").await;
     }

@@ -2,40 +2,39 @@
 //!
 //! | phase | a jump changes | and not |
 //! |---|---|---|
-//! | before the first certificate | how urgent the tries after the next one are | when the next one comes |
-//! | while a call is open | whether what comes is valid now | how long it may take |
-//! | until the renewal | how long that is: what is past is done within half a minute | what is served |
-//! | between two tries of it | whether it is due at all | when the next one comes, if it is |
+//! | before the first certificate | the delays after the next call | when the next call comes |
+//! | during a call | whether the answer is valid now | how long the call may take |
+//! | until the renewal | how long that is: an overdue renewal starts within half a minute | what is served |
+//! | between two calls for it | whether it is still due | when the next call comes, if it is |
 //!
-//! There is some time between any two tries, whatever the clock does. Readiness and new streams go by the clock as it is: what
-//! has ended is not served, and is again when the clock was set right.
+//! There is some time between any two calls, whatever the clock does. Readiness and new streams follow the clock: an
+//! expired certificate is not served, and is served again when the clock is set right.
 
 use super::*;
-use crate::store::health;
 
 /// More than any lifetime here.
 const NIGHT: Duration = Duration::from_secs(3 * 24 * 3600);
 const YEARS: i64 = 3650 * 86_400_000;
-/// In milliseconds: an hour and ten years, to both sides.
+/// In milliseconds: an hour and ten years, in both directions.
 const JUMPS: [i64; 4] = [3_600_000, -3_600_000, YEARS, -YEARS];
-/// The longest delay between two tries.
+/// The longest delay between two calls.
 const LONGEST: Duration = Duration::from_secs(600);
 
 impl Office {
     /// The machine sleeps: the wall clock goes on, timers stand still. The CA's clock stands still too:
-    /// [`Office::answer_now`] is of a CA that stayed awake.
+    /// [`Office::answer_now`] is the answer of a CA that stayed awake.
     fn sleeps(&self, time: Duration) {
         self.clock.set_by(time.as_millis().try_into().unwrap());
     }
 
-    /// What a CA says whose clock shows the same as the agent's.
-    fn answer_now(&self, request: &SigningRequest) -> Answer {
+    /// The answer of a CA whose clock shows the same as the agent's.
+    fn answer_now(&self, request: &SigningRequest) -> IssuedChain {
         issued_at(self, request, self.clock.now())
     }
 
-    /// What keeps the agent from being ready.
+    /// Why the agent is not ready.
     fn missing(&self) -> Vec<String> {
-        let missing = health::missing(&self.cache.snapshot(), None, self.clock.now());
+        let missing = self.cache.health(self.clock.now()).missing;
         missing.into_iter().map(|missing| format!("{}: {}", missing.name, missing.reason)).collect()
     }
 
@@ -44,14 +43,14 @@ impl Office {
     async fn refuse(
         &mut self,
         count: usize,
-        answer: impl Fn(&Self, &SigningRequest) -> Result<Answer, CaError>,
+        answer: impl Fn(&Self, &SigningRequest) -> Result<IssuedChain, CaError>,
     ) {
         for number in 0..count {
             let failures = self.failures();
             let waited = Instant::now();
             let call = self.call().await;
             let waited = waited.elapsed();
-            assert!(waited <= LONGEST, "try {number} came after {waited:?}");
+            assert!(waited <= LONGEST, "call {number} came after {waited:?}");
             assert!(number == 0 || waited >= Duration::from_millis(200), "a tight loop: {waited:?}");
             let answer = answer(self, &call.request);
             call.answer.send(answer).unwrap();
@@ -65,7 +64,7 @@ impl Office {
         ["refused", "expired", "not_yet_valid"].map(|outcome| self.count(outcome)).iter().sum()
     }
 
-    /// The next call is answered well, and all is there.
+    /// The CA signs at the next call, and the agent is ready.
     async fn recovers(&mut self) -> Arc<Good> {
         let (waited, before) = (Instant::now(), self.entry().good.map(|good| good.resource.version.clone()));
         let call = self.call().await;
@@ -80,7 +79,7 @@ impl Office {
 }
 
 #[tokio::test(start_paused = true)]
-async fn before_the_first_certificate_a_jump_costs_no_try() {
+async fn before_the_first_certificate_a_clock_jump_delays_no_retry() {
     for code in [tonic::Code::Unavailable, tonic::Code::PermissionDenied] {
         for millis in JUMPS {
             let mut office = Office::open(settings());
@@ -95,8 +94,8 @@ async fn before_the_first_certificate_a_jump_costs_no_try() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_is_judged_by_the_clock_as_it_is_when_it_comes() {
-    // A CA whose clock is right, and an agent whose clock is not, from the middle of its first call on.
+async fn an_answer_is_checked_against_the_clock_at_its_arrival() {
+    // The CA's clock is right, the agent's is wrong from the middle of its first call on.
     for (millis, outcome) in
         [(3_600_000, "ok"), (-3_600_000, "not_yet_valid"), (YEARS, "expired"), (-YEARS, "not_yet_valid")]
     {
@@ -117,7 +116,7 @@ async fn an_answer_is_judged_by_the_clock_as_it_is_when_it_comes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_jump_neither_cuts_nor_prolongs_a_call() {
+async fn a_clock_jump_neither_shortens_nor_prolongs_a_call() {
     for millis in JUMPS {
         let mut office = Office::open(settings());
         let mut call = office.call().await;
@@ -133,13 +132,13 @@ async fn a_jump_neither_cuts_nor_prolongs_a_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_certificate_that_ended_while_the_machine_slept_is_renewed_at_once() {
+async fn a_certificate_that_expired_while_the_machine_slept_is_renewed_at_once() {
     let mut office = Office::open_and_issue(settings()).await;
     let version = office.version();
     tokio::time::sleep(HOUR).await;
     office.sleeps(NIGHT);
     assert!(office.missing()[0].starts_with("default: expired at"), "{:?}", office.missing());
-    assert_eq!(office.version(), version, "what a stream has is not taken from it");
+    assert_eq!(office.version(), version, "streams keep what they have");
     let woke = Instant::now();
     let good = office.recovers().await;
     assert!(woke.elapsed() <= STEP, "{:?}", woke.elapsed());
@@ -148,8 +147,8 @@ async fn a_certificate_that_ended_while_the_machine_slept_is_renewed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_machine_that_slept_during_a_call_takes_what_comes_if_it_is_still_valid() {
-    // The answer was on its way when it fell asleep, and for an hour longer than it is good for.
+async fn after_sleeping_during_a_call_a_certificate_that_is_still_valid_is_served() {
+    // The answer was on its way when the machine fell asleep; after the night it has expired.
     for (slept, is_good) in [(HOUR, true), (NIGHT, false)] {
         let mut office = Office::open_and_issue(settings()).await;
         let version = office.version();
@@ -170,7 +169,7 @@ async fn a_machine_that_slept_during_a_call_takes_what_comes_if_it_is_still_vali
 }
 
 #[tokio::test(start_paused = true)]
-async fn between_two_tries_a_jump_or_sleep_costs_no_more_than_the_delay() {
+async fn between_two_calls_a_clock_jump_or_sleep_costs_no_more_than_the_delay() {
     let night = i64::try_from(NIGHT.as_millis()).unwrap();
     for code in [tonic::Code::Unavailable, tonic::Code::PermissionDenied] {
         for millis in JUMPS.into_iter().chain([night]) {
@@ -178,14 +177,14 @@ async fn between_two_tries_a_jump_or_sleep_costs_no_more_than_the_delay() {
             let version = office.version();
             let call = office.call().await;
             call.answer.send(Err(refused(code))).unwrap();
-            // The delays grow to their longest.
+            // Until the delays are at their longest.
             office.refuse(12, |_, _| Err(refused(code))).await;
             let due = office.entry().good.unwrap().renews.unwrap();
             office.clock.set_by(millis);
-            // So far that the certificate has not begun: peers refuse it.
+            // So far back that the certificate has not begun: peers refuse it.
             let is_future = millis < -12 * 3_600_000;
             match due.duration_since(office.clock.now()) {
-                // It is not due any more, until the clock says so again.
+                // It is no longer due, until the clock reaches its moment again.
                 Ok(left) if !is_future => {
                     assert!(office.is_not_asked_for(left.min(HOUR) - SECOND).await, "{millis}")
                 }
@@ -196,7 +195,7 @@ async fn between_two_tries_a_jump_or_sleep_costs_no_more_than_the_delay() {
             assert_eq!(office.version(), version);
             if millis != night {
                 office.clock.set_by(-millis);
-                assert_eq!(office.missing(), [""; 0], "it was good all the time");
+                assert_eq!(office.missing(), [""; 0], "it was valid all the time");
             }
             office.recovers().await;
         }

@@ -1,21 +1,23 @@
-//! What is kept across restarts.
+//! The state across restarts.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
+use zeroize::Zeroizing;
+
 use super::super::state::STATE_FILE;
 use super::*;
 
-fn with_state(office: &Office) -> Settings {
-    Settings { state: Some(StateFolder::new(office.folder.path().join("state"))), ..settings() }
+fn with_state(office: &Office) -> IssuerSettings {
+    IssuerSettings { state: Some(StateDir::new(office.dir.path().join("state"))), ..settings() }
 }
 
 fn file(office: &Office) -> std::path::PathBuf {
-    office.folder.path().join("state").join(STATE_FILE)
+    office.dir.path().join("state").join(STATE_FILE)
 }
 
-/// An office whose source has issued a certificate and kept it.
-async fn kept() -> Office {
+/// An office with a certificate that is issued and saved.
+async fn saved() -> Office {
     let (mut office, ca) = Office::new();
     office.run(ca, with_state(&office));
     let call = office.call().await;
@@ -30,14 +32,19 @@ async fn wait_for(file: &std::path::Path) {
     }
 }
 
-/// The next start: a cache and a source of its own, with the same folder and clock.
-async fn restart(office: &Office, name: &str, settings: Settings) -> (Cache, mpsc::UnboundedReceiver<Call>) {
+/// The next start: a cache and an issuer of its own, with the same state directory and clock.
+async fn restart(
+    office: &Office,
+    name: &str,
+    settings: IssuerSettings,
+) -> (Cache, mpsc::UnboundedReceiver<Call>) {
     let (sender, calls) = mpsc::unbounded_channel();
-    let (cache, clock) = (Cache::default(), office.clock.clone());
+    let (cache, clock) = (Cache::with_workload("").0, office.clock.clone());
     let cas = Failover::new(vec![Member::new(name, ChannelCa(sender))]);
-    let mut source = WorkloadSource::new(cas, settings, &cache, Workload(0), clock, Metrics::default());
-    source.restore().await;
-    tokio::spawn(source.run());
+    let mut issuer =
+        Issuer::new(cas, settings, &cache, Workload::FIRST, clock, Metrics::default(), IssuanceQueue::default());
+    issuer.restore().await;
+    tokio::spawn(issuer.run());
     (cache, calls)
 }
 
@@ -46,8 +53,8 @@ fn good(cache: &Cache, key: &Key) -> Option<Arc<Good>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_kept_is_served_at_once_and_renewed_when_it_would_have_been() {
-    let office = kept().await;
+async fn a_saved_certificate_is_served_at_once_and_renewed_when_it_would_have_been() {
+    let office = saved().await;
     tokio::time::sleep(HOUR).await;
     let (cache, mut calls) = restart(&office, "channel", with_state(&office)).await;
     let before = office.entry().good.unwrap();
@@ -65,26 +72,26 @@ async fn what_was_kept_is_served_at_once_and_renewed_when_it_would_have_been() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_this_user_can_read_it_and_a_crash_in_between_leaves_the_old_one() {
-    let office = kept().await;
+async fn only_the_agents_user_can_read_the_state_and_a_crash_leaves_the_old_one() {
+    let office = saved().await;
     let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     let file = file(&office);
     assert_eq!((mode(&file), mode(file.parent().unwrap())), (0o600, 0o700));
-    // What a crash leaves is removed by the next write.
+    // The next write removes what a crash leaves.
     let left = file.with_extension("state.new");
     fs::write(&left, "half").unwrap();
     fs::set_permissions(&left, fs::Permissions::from_mode(0o644)).unwrap();
-    let folder = StateFolder::new(file.parent().unwrap());
-    assert!(folder.read().unwrap().is_some());
-    folder.write(b"{\"version\":2}\n").unwrap();
+    let dir = StateDir::new(file.parent().unwrap());
+    assert!(dir.read().unwrap().is_some());
+    dir.write(|| Some(Zeroizing::new(b"{\"version\":2}\n".to_vec()))).unwrap();
     assert!(!left.exists());
     assert_eq!(mode(&file), 0o600);
-    assert!(folder.read().unwrap_err().to_string().contains("format 2"));
+    assert!(dir.read().unwrap_err().to_string().contains("format 2"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_does_not_fit_or_is_damaged_is_not_served() {
-    let office = kept().await;
+async fn a_damaged_or_foreign_state_is_not_served() {
+    let office = saved().await;
     let whole = fs::read_to_string(file(&office)).unwrap();
     let other_key = SigningKey::generate(KeyType::EcdsaP256).unwrap().to_private_key();
     let other_key = String::from_utf8(other_key.to_pem().to_vec()).unwrap();
@@ -112,14 +119,14 @@ async fn what_does_not_fit_or_is_damaged_is_not_served() {
     }
     fs::write(file(&office), &whole).unwrap();
     let identity = IdentitySource::Fixed("spiffe://cluster.local/ns/default/sa/other".parse().unwrap());
-    let other_identity = Settings { identity, ..with_state(&office) };
+    let other_identity = IssuerSettings { identity, ..with_state(&office) };
     for (name, settings) in [("elsewhere", with_state(&office)), ("channel", other_identity)] {
         let (cache, mut calls) = restart(&office, name, settings).await;
         assert!(good(&cache, &KEY_PAIR).is_none() && good(&cache, &ROOTS).is_none(), "{name}");
         calls.recv().await.unwrap();
     }
-    // Another kind of key is asked for at once; until it comes there is the old one.
-    let other_kind = Settings { key_type: KeyType::EcdsaP384, ..with_state(&office) };
+    // Another key type is requested at once; until it comes the old certificate is served.
+    let other_kind = IssuerSettings { key_type: KeyType::EcdsaP384, ..with_state(&office) };
     let (cache, mut calls) = restart(&office, "channel", other_kind).await;
     assert!(good(&cache, &KEY_PAIR).is_some());
     let asked = Instant::now();
@@ -132,7 +139,7 @@ async fn what_does_not_fit_or_is_damaged_is_not_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_time_of_old_roots_goes_on_across_a_restart() {
+async fn the_time_of_old_roots_continues_across_a_restart() {
     let (mut office, ca) = Office::new();
     office.run(ca, with_state(&office));
     let call = office.call().await;
@@ -149,26 +156,26 @@ async fn the_time_of_old_roots_goes_on_across_a_restart() {
     };
     let (cache, _calls) = restart(&office, "channel", with_state(&office)).await;
     assert_eq!(roots(&cache), 2);
-    let dropping = Settings { drops_old_roots: true, ..with_state(&office) };
+    let dropping = IssuerSettings { drops_old_roots: true, ..with_state(&office) };
     let (cache, mut calls) = restart(&office, "channel", dropping).await;
     assert_eq!(roots(&cache), 1);
-    // What the CA named last may be what it does not name any more.
+    // The CA may have stopped naming the roots of its last answer.
     let asked = Instant::now();
     calls.recv().await.unwrap();
     assert_eq!(asked.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_folder_that_takes_nothing_keeps_no_certificate_from_being_served() {
+async fn a_state_directory_that_cannot_be_written_delays_no_certificate() {
     let (mut office, ca) = Office::new();
-    let folder = office.folder.path().join("state");
-    fs::write(&folder, "a file").unwrap();
+    let dir = office.dir.path().join("state");
+    fs::write(&dir, "a file").unwrap();
     office.run(ca, with_state(&office));
     let call = office.call().await;
     office.issue(call).await;
     let call = office.call().await;
-    // Somebody makes room.
-    fs::remove_file(&folder).unwrap();
+    // The obstacle is removed.
+    fs::remove_file(&dir).unwrap();
     office.issue(call).await;
     wait_for(&file(&office)).await;
 }

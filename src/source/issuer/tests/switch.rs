@@ -1,9 +1,9 @@
-//! The CA gets another root.
+//! The CA changes its root.
 
 use super::*;
 use crate::store::Subscription;
 
-/// An office whose CA has issued a certificate, and a stream that holds the roots.
+/// An office whose CA has issued a certificate, and a stream that has accepted the roots.
 struct Switch {
     office: Office,
     new: DevelopmentCa,
@@ -11,7 +11,7 @@ struct Switch {
 }
 
 impl Switch {
-    async fn open(settings: Settings) -> Self {
+    async fn open(settings: IssuerSettings) -> Self {
         let office = Office::open_and_issue(settings).await;
         let new = office.other_ca("new");
         let mut stream = office.cache.subscribe(&ROOTS).unwrap();
@@ -19,7 +19,7 @@ impl Switch {
         Self { office, new, stream }
     }
 
-    /// The CA answers the next call with a leaf of its new root, and both are served as far as they are.
+    /// The CA answers the next call with a leaf of its new root. Returns when the new roots are published.
     async fn answer(&mut self) {
         let call = self.office.call().await;
         let mut roots = self.office.cache.watch(&ROOTS).unwrap();
@@ -38,7 +38,7 @@ impl Switch {
         self.office.entry_of(&ROOTS).good.unwrap().resource.version.clone()
     }
 
-    /// How long the new leaf takes to be served from here on.
+    /// How long it takes from here on until the new leaf is served.
     async fn leaf_comes_after(&self, old: &Version) -> Duration {
         let began = Instant::now();
         self.office.served(|entry| entry.good.as_ref().unwrap().resource.version != *old).await;
@@ -58,35 +58,35 @@ async fn the_leaf_waits_until_every_stream_has_accepted_both_roots() {
     let both = switch.served();
     switch.stream.accepted(both.clone());
     tokio::time::sleep(SECOND).await;
-    assert_eq!(switch.office.version(), old, "the other stream has not");
+    assert_eq!(switch.office.version(), old, "the other stream has not accepted them");
     late.accepted(both);
     assert_eq!(switch.leaf_comes_after(&old).await, Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_leaf_does_not_wait_for_ever() {
-    // Nobody answers.
+    // No stream answers.
     let mut switch = Switch::open(settings()).await;
     let old = switch.office.version();
     switch.answer().await;
     assert_eq!(switch.leaf_comes_after(&old).await, 5 * SECOND);
 
-    // A rejection: waiting would change nothing.
+    // A rejection: waiting is of no use.
     let mut switch = Switch::open(settings()).await;
     let old = switch.office.version();
     switch.answer().await;
     switch.stream.rejected(switch.served(), "no room");
     assert_eq!(switch.leaf_comes_after(&old).await, Duration::ZERO);
 
-    // Who leaves is not waited for.
+    // A stream that is closed is not waited for.
     let mut switch = Switch::open(settings()).await;
     let old = switch.office.version();
     switch.answer().await;
     switch.stream = switch.office.cache.subscribe(&KEY_PAIR).unwrap();
     assert_eq!(switch.leaf_comes_after(&old).await, Duration::ZERO);
 
-    // Of 10 s, 5 are left when it is renewed: half of that is the most.
-    let mut switch = Switch::open(Settings { ttl: 10 * SECOND, ..settings() }).await;
+    // Of 10 s, 5 are left at the renewal: it waits half of that at most.
+    let mut switch = Switch::open(IssuerSettings { ttl: 10 * SECOND, ..settings() }).await;
     let old = switch.office.version();
     switch.answer().await;
     let waited = switch.leaf_comes_after(&old).await;
@@ -94,12 +94,12 @@ async fn the_leaf_does_not_wait_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_old_root_stays_for_one_lifetime_from_the_switch_on() {
+async fn the_old_root_stays_for_one_lifetime_after_the_switch() {
     let mut switch = Switch::open(settings()).await;
     drop(std::mem::replace(&mut switch.stream, switch.office.cache.subscribe(&KEY_PAIR).unwrap()));
     let old = switch.office.version();
     switch.answer().await;
-    assert_eq!(switch.leaf_comes_after(&old).await, Duration::ZERO, "nobody is subscribed to the roots");
+    assert_eq!(switch.leaf_comes_after(&old).await, Duration::ZERO, "no stream is subscribed to the roots");
     let switched = switch.office.clock.now();
     let new_root = switch.new.chain()[1].clone();
     while switch.roots().len() == 2 {
@@ -107,7 +107,7 @@ async fn the_old_root_stays_for_one_lifetime_from_the_switch_on() {
         roots.mark_unchanged();
         tokio::select! {
             call = switch.office.call() => {
-                assert!(switch.office.clock.now() < switched + 25 * HOUR, "the old root stays for ever");
+                assert!(switch.office.clock.now() < switched + 25 * HOUR, "the old root is not dropped");
                 call.answer.send(Ok(answer_of(&switch.new, &call.request))).unwrap();
             }
             _ = roots.changed() => {}
@@ -140,8 +140,8 @@ async fn a_root_that_was_announced_needs_no_waiting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_an_emergency_the_old_root_goes_at_once() {
-    let mut switch = Switch::open(Settings { drops_old_roots: true, ..settings() }).await;
+async fn in_an_emergency_the_old_root_is_dropped_at_once() {
+    let mut switch = Switch::open(IssuerSettings { drops_old_roots: true, ..settings() }).await;
     switch.answer().await;
     assert_eq!(switch.roots(), [switch.new.chain()[1].clone()]);
 }
@@ -151,22 +151,22 @@ async fn a_certificate_that_begins_in_a_moment_is_served_then() {
     let mut office = Office::open_and_issue(settings()).await;
     let old = office.version();
     let call = office.call().await;
-    // Dated back by 2 minutes, as istiod does.
+    // notBefore is 2 minutes before the CA's time, as istiod does it.
     let ahead = |by: Duration| {
-        DevelopmentCa::open(office.folder.path(), Clock::starting_at(office.clock.now() + by)).unwrap()
+        DevelopmentCa::open(office.dir.path(), Clock::starting_at(office.clock.now() + by)).unwrap()
     };
     let (few, many) = (ahead(5 * MINUTE), ahead(20 * MINUTE));
     let began = Instant::now();
     call.answer.send(Ok(answer_of(&few, &call.request))).unwrap();
-    let told = office.served(|entry| entry.failure().is_some()).await;
-    assert!(told.failure().unwrap().contains("valid only from"), "{:?}", told.failure());
+    let failed = office.served(|entry| entry.failure().is_some()).await;
+    assert!(failed.failure().unwrap().contains("valid only from"), "{:?}", failed.failure());
     assert_eq!(office.version(), old);
     office.served(|entry| entry.good.as_ref().unwrap().resource.version != old).await;
     let waited = began.elapsed();
     assert!((3 * MINUTE - SECOND..=3 * MINUTE + STEP).contains(&waited), "{waited:?}");
     assert_eq!((office.entry().failure(), office.count("ok")), (None, 2));
 
-    // That is no skew any more.
+    // More than the tolerated skew.
     let call = office.call().await;
     call.answer.send(Ok(answer_of(&many, &call.request))).unwrap();
     office.served(|entry| entry.failure().is_some()).await;

@@ -1,14 +1,15 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, Provider, Told, usual};
+use super::{Behaviour, Provider, Told};
 use crate::support::cfssl::{FakeCfssl, Mood};
 use crate::support::files::spiffe;
 use crate::support::issuer::Issuer;
+use crate::support::process::flags;
 
 impl Provider for FakeCfssl {
     const NAME: &'static str = "cfssl";
-    /// Its profile says so.
+    /// Set by its profile.
     const LIFETIME: u64 = 120;
 
     async fn start(folder: &Path, _: u64) -> Self {
@@ -26,7 +27,7 @@ impl Provider for FakeCfssl {
             ("--cfssl-bundle", folder.join("issuer/root-cert.pem").display().to_string()),
             ("--spiffe-id", spiffe("web")),
         ];
-        options.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+        flags(options)
     }
 
     fn set(&self, behaviour: Behaviour) {
@@ -40,10 +41,7 @@ impl Provider for FakeCfssl {
         });
     }
 
-    fn told(behaviour: Behaviour) -> Option<Told> {
-        if behaviour != Behaviour::Refuses {
-            return usual(behaviour);
-        }
+    fn refusal() -> Option<Told> {
         let words = [
             "the CA at",
             "answered 400 Bad Request: authentication required (code 400)",

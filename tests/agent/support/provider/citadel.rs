@@ -3,7 +3,7 @@ use std::path::Path;
 
 use tonic::Code;
 
-use super::{Behaviour, Provider, Told, usual};
+use super::{Behaviour, Provider, Told};
 use crate::support::fake_ca::{FakeCa, Mood, Tls};
 use crate::support::files::spiffe;
 use crate::support::issuer::Lie;
@@ -40,10 +40,7 @@ impl Provider for FakeCa {
         });
     }
 
-    fn told(behaviour: Behaviour) -> Option<Told> {
-        if behaviour != Behaviour::Refuses {
-            return usual(behaviour);
-        }
+    fn refusal() -> Option<Told> {
         let words = [
             "the CA at",
             "answered Unauthenticated",

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use super::{Behaviour, Provider, Told};
 
-/// The agent's own, which does nothing but sign.
+/// The agent's own CA, which always signs.
 pub struct Embedded;
 
 impl Provider for Embedded {
@@ -24,7 +24,7 @@ impl Provider for Embedded {
 
     fn set(&self, _: Behaviour) {}
 
-    fn told(_: Behaviour) -> Option<Told> {
+    fn expected_log(_: Behaviour) -> Option<Told> {
         None
     }
 }

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, Provider, Told, usual};
+use super::{Behaviour, Provider, Told, common_log};
 use crate::support::issuer::Lie;
 use crate::support::pipes::{GOOD, Pipes};
 
@@ -25,7 +25,7 @@ impl Provider for Pipes {
         let (script, lie) = match behaviour {
             Behaviour::Signs => (GOOD.to_owned(), Lie::None),
             Behaviour::Refuses => ("echo 'not for you' >&2; exit 77".to_owned(), Lie::None),
-            // A command in the background can be waited for: the shell hears that it is to end.
+            // In the background, so that the shell can `wait` and still handle SIGTERM.
             Behaviour::Hangs => ("sleep 1000 & wait".to_owned(), Lie::None),
             Behaviour::Junk => ("echo '<html>'".to_owned(), Lie::None),
             Behaviour::Lies(lie) => (GOOD.to_owned(), lie),
@@ -37,14 +37,14 @@ impl Provider for Pipes {
         self.set(&format!("{alone}; {script}"), lie);
     }
 
-    fn told(behaviour: Behaviour) -> Option<Told> {
+    fn expected_log(behaviour: Behaviour) -> Option<Told> {
         let words = match behaviour {
             Behaviour::Down => {
-                "the command of --ca-exec ended with exit status 127: the shell found no such program"
+                "the command of --ca-exec failed with exit status 127: the shell found no such program"
             }
-            Behaviour::Cut => "the command of --ca-exec ended with signal: 9",
-            Behaviour::Refuses => "the command of --ca-exec ended with exit status: 77; it said: not for you",
-            _ => return usual(behaviour),
+            Behaviour::Cut => "the command of --ca-exec failed with signal: 9",
+            Behaviour::Refuses => "the command of --ca-exec failed with exit status: 77; stderr: not for you",
+            _ => return common_log(behaviour),
         };
         Some(Told::new(&[words], "command"))
     }

@@ -3,10 +3,10 @@ use std::path::Path;
 
 use tonic::Code;
 
-use super::{Behaviour, Provider, Told, usual};
+use super::{Behaviour, Provider, Told};
 use crate::support::fake_google_cas::{CALLER, FakeGoogleCas, Mood};
 
-/// The access token, in a file.
+/// The access token in the file.
 const TOKEN: &str = "ya29.the-token";
 
 impl Provider for FakeGoogleCas {
@@ -40,10 +40,7 @@ impl Provider for FakeGoogleCas {
         });
     }
 
-    fn told(behaviour: Behaviour) -> Option<Told> {
-        if behaviour != Behaviour::Refuses {
-            return usual(behaviour);
-        }
+    fn refusal() -> Option<Told> {
         let words = ["the CA at", "answered PermissionDenied", "privateca.workloadCertificateRequester"];
         Some(Told::new(&words, "refused"))
     }

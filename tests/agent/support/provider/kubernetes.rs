@@ -1,12 +1,12 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, Provider, Told, usual};
+use super::{Behaviour, Provider, Told};
 use crate::support::kube_api::{KubeApi, Mood};
 
 impl Provider for KubeApi {
     const NAME: &'static str = "kubernetes";
-    /// The API takes no shorter one.
+    /// The shortest that the API accepts.
     const LIFETIME: u64 = 600;
 
     async fn start(folder: &Path, _: u64) -> Self {
@@ -31,10 +31,7 @@ impl Provider for KubeApi {
         });
     }
 
-    fn told(behaviour: Behaviour) -> Option<Told> {
-        if behaviour != Behaviour::Refuses {
-            return usual(behaviour);
-        }
-        Some(Told::new(&["the CA at", "rejects the request: it was denied (KubectlDeny"], "refused"))
+    fn refusal() -> Option<Told> {
+        Some(Told::new(&["the CA at", "rejected the request: it was denied (KubectlDeny"], "refused"))
     }
 }

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, Provider, Told, usual};
+use super::{Behaviour, Provider, Told};
 use crate::support::fake_vault::{FakeVault, Mood};
 
 impl Provider for FakeVault {
@@ -32,12 +32,9 @@ impl Provider for FakeVault {
         self.change(|rules| rules.sign = mood);
     }
 
-    fn told(behaviour: Behaviour) -> Option<Told> {
-        if behaviour != Behaviour::Refuses {
-            return usual(behaviour);
-        }
+    fn refusal() -> Option<Told> {
         let words =
-            ["the CA at", "answered 403 Forbidden", "no policy of its allows update on mesh/pki/sign/web"];
+            ["the CA at", "answered 403 Forbidden", "none of its policies allows update on mesh/pki/sign/web"];
         Some(Told::new(&words, "refused"))
     }
 }

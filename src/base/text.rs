@@ -1,0 +1,31 @@
+//! Text for messages and logs: lists and foreign strings, kept short.
+
+use super::limits::FOREIGN_TEXT;
+
+/// List items that one message shows.
+const SHOWN: usize = 5;
+
+/// The first `items`, joined with `separator`, and how many more there are.
+pub fn listed<T: ToString>(items: impl IntoIterator<Item = T>, separator: &str) -> String {
+    let mut items = items.into_iter();
+    let shown: Vec<_> = items.by_ref().take(SHOWN).map(|item| item.to_string()).collect();
+    let shown = shown.join(separator);
+    match items.count() {
+        0 => shown,
+        more => format!("{shown}{separator}and {more} more"),
+    }
+}
+
+/// `text` cut to [`FOREIGN_TEXT`] characters, with control characters replaced: safe to log.
+pub fn sanitize_for_log(text: &str) -> String {
+    text.chars().take(FOREIGN_TEXT).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn long_lists_are_cut() {
+        assert_eq!(super::listed([1, 2, 3, 4, 5], "; "), "1; 2; 3; 4; 5");
+        assert_eq!(super::listed(1..=2300, "; "), "1; 2; 3; 4; 5; and 2295 more");
+    }
+}

@@ -1,0 +1,95 @@
+//! The options for mounted files.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::args::RunArgs;
+use crate::fs::generation::Place;
+use crate::options::{Reader, Setting};
+use crate::source::crl::CrlFile;
+use crate::source::files;
+
+/// The default of `--cert-dir`.
+const CERT_DIR: &str = "/etc/certs";
+/// Where Istio mounts the CRLs of its CAs.
+const ISTIO_CRL: &str = "/var/run/secrets/istio/crl/ca-crl.pem";
+
+/// The options for mounted files. Which directories are searched also depends on what the agent writes.
+pub(super) struct FileOptions {
+    cert_dir: Setting<String>,
+    prefixes: Vec<PathBuf>,
+    system_roots: Option<PathBuf>,
+    debounce: Duration,
+}
+
+/// A directory whose files are not served, and why.
+pub(super) type OwnDir<'a> = (&'a Path, &'a str);
+
+impl FileOptions {
+    pub(super) fn new(r: &mut Reader<'_>, args: &RunArgs) -> Self {
+        let debounce =
+            r.duration("file-debounce", &args.file_debounce, &["FILE_DEBOUNCE_DURATION"], Duration::ZERO);
+        Self {
+            cert_dir: r.text("cert-dir", &args.cert_dir, &[]),
+            prefixes: prefixes(r, args),
+            system_roots: r.variable("SSL_CERT_FILE").map(PathBuf::from),
+            debounce: debounce.or(Duration::from_millis(100)),
+        }
+    }
+
+    pub(super) fn cert_dir(&self) -> &Path {
+        Path::new(self.cert_dir.value.as_deref().unwrap_or(CERT_DIR))
+    }
+
+    /// The places where mounted files are looked for, and notes. A directory of the agent's `own` files, links
+    /// resolved, is not among them: what it writes must not come back as what it reads.
+    pub(super) fn places(&self, own: &[OwnDir<'_>]) -> (Vec<Place>, Vec<String>) {
+        let typed = self.cert_dir.value.as_deref().map(Path::new);
+        let (mut places, mut notes) = (Vec::new(), Vec::new());
+        for directory in [self.cert_dir(), Path::new(files::PLATFORM_DIRECTORY)] {
+            match own.iter().find(|(own, _)| resolved(own) == resolved(directory)) {
+                None => places.extend(files::places(directory)),
+                Some((_, why)) if typed == Some(directory) => {
+                    notes.push(format!("the files in {} are not served: {why}", directory.display()));
+                }
+                Some(_) => {}
+            }
+        }
+        (places, notes)
+    }
+
+    pub(super) fn into_settings(
+        self,
+        mounted: Vec<Place>,
+        own: Vec<PathBuf>,
+        is_alone: bool,
+    ) -> files::FileSettings {
+        let Self { prefixes, system_roots, debounce, .. } = self;
+        files::FileSettings { mounted, own, is_alone, debounce, prefixes, system_roots }
+    }
+}
+
+pub(super) fn crl(r: &mut Reader<'_>, args: &RunArgs) -> CrlFile {
+    let crl = r.text("crl", &args.crl, &[]);
+    CrlFile { is_named: crl.value.is_some(), path: crl.or(ISTIO_CRL).into() }
+}
+
+/// `path` with its links resolved, as far as it exists.
+pub(super) fn resolved(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    match (path.canonicalize(), path.parent(), path.file_name()) {
+        (Ok(path), ..) => path,
+        (Err(_), Some(parent), Some(name)) => resolved(parent).join(name),
+        _ => path,
+    }
+}
+
+/// Directories that files named by Envoy must be in; in the environment separated by ":", as in PATH.
+fn prefixes(r: &mut Reader<'_>, args: &RunArgs) -> Vec<PathBuf> {
+    // An empty one would not limit anything, and a user who sets it wants a limit.
+    let directory = |text: &str| match text {
+        "" => Err("it is empty: name a directory, or leave it out to allow every path"),
+        directory => Ok(PathBuf::from(directory)),
+    };
+    r.list("file-prefix", &args.file_prefix, &[], ':', directory).value.unwrap_or_default()
+}

@@ -1,0 +1,130 @@
+//! The options that all CA providers share: credentials, roots, headers.
+
+use std::path::PathBuf;
+
+use http::{HeaderName, HeaderValue};
+
+use super::args::RunArgs;
+use super::selection::{ProviderOptions, istios};
+use crate::auth::client_cert::ClientCertFolder;
+use crate::auth::token_file::TokenFile;
+use crate::ca::provider::{DefaultRoots, Headers, ProviderKind, Selection, TokenUse};
+use crate::net::endpoint::Roots;
+use crate::options::Reader;
+
+/// Where Istio mounts the root of its CA's TLS certificate.
+pub(super) const ISTIO_ROOTS: [&str; 2] =
+    ["/var/run/secrets/istio/root-cert.pem", "/etc/certs/root-cert.pem"];
+const ISTIO_TOKEN: &str = "/var/run/secrets/tokens/istio-token";
+const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// The credentials for calls to a CA.
+pub(super) struct Credentials {
+    pub(super) token: TokenFile,
+    /// Whether `--token-file` is set.
+    pub(super) is_token_named: bool,
+    pub(super) client_cert: Option<ClientCertFolder>,
+}
+
+impl Credentials {
+    pub(super) fn new(
+        r: &mut Reader<'_>,
+        args: &RunArgs,
+        options: &ProviderOptions,
+        selection: &Selection,
+    ) -> Self {
+        let kind = selection.ca();
+        let is_service_account = kind.is_some_and(|kind| kind.token == TokenUse::ServiceAccount);
+        let default = if is_service_account || r.variable("JWT_POLICY") == Some("first-party-jwt") {
+            format!("{SERVICE_ACCOUNT_DIR}/token")
+        } else {
+            ISTIO_TOKEN.to_owned()
+        };
+        let token = r.text("token-file", &args.token_file, &[]);
+        Self {
+            is_token_named: token.value.is_some(),
+            token: TokenFile::new(token.or(default)),
+            client_cert: client_cert_dir(r, options, kind),
+        }
+    }
+}
+
+/// The client certificate's directory, if the certificate can be presented.
+fn client_cert_dir(
+    r: &mut Reader<'_>,
+    options: &ProviderOptions,
+    kind: Option<&ProviderKind>,
+) -> Option<ClientCertFolder> {
+    let ProviderOptions { client_cert, addresses, .. } = options;
+    let takes_one = kind.is_some_and(|kind| kind.takes_client_cert);
+    let directory = client_cert.value.as_ref().filter(|_| takes_one)?;
+    if !addresses.value.as_ref().is_some_and(|all| all.iter().all(|address| address.plaintext)) {
+        return Some(ClientCertFolder::new(directory));
+    }
+    let why = format!("a client certificate needs TLS, and {} is without", addresses.from);
+    if client_cert.level == addresses.level {
+        r.mistake(format!("{}: {why}; drop one of them", client_cert.from));
+    } else {
+        r.note(format!("{} is not used: {why}", client_cert.from));
+    }
+    None
+}
+
+/// The roots for the CA's own TLS certificate.
+pub(super) fn roots(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    client_cert: Option<&ClientCertFolder>,
+    kind: Option<&ProviderKind>,
+) -> Roots {
+    if let Some(text) = r.text("ca-root", &args.ca_root, istios(kind, &["CA_ROOT_CA"])).value {
+        return match text.as_str() {
+            text if text.eq_ignore_ascii_case("system") => Roots::System,
+            path => Roots::File(path.into()),
+        };
+    }
+    let network = kind.and_then(|kind| kind.network.as_ref());
+    match network.map_or(DefaultRoots::Istio, |network| network.default_roots) {
+        DefaultRoots::System => Roots::System,
+        DefaultRoots::Istio if r.variable("PILOT_CERT_PROVIDER") != Some("kubernetes") => {
+            let with_certificate = client_cert.map(ClientCertFolder::root_file);
+            Roots::FirstOf(with_certificate.into_iter().chain(ISTIO_ROOTS.map(PathBuf::from)).collect())
+        }
+        DefaultRoots::Istio | DefaultRoots::ServiceAccount => {
+            Roots::File(format!("{SERVICE_ACCOUNT_DIR}/ca.crt").into())
+        }
+    }
+}
+
+/// Flags `--ca-header K=V`, then variables `CA_HEADER_K`; the first of a name wins.
+pub(super) fn headers(r: &mut Reader<'_>, args: &RunArgs) -> Headers {
+    const PREFIX: &str = "CA_HEADER_";
+    let split = |from: &str, text: &'_ str| {
+        let (name, value) = text.split_once('=').unwrap_or((text, ""));
+        // The value may be a secret, and without "=" its start is unknown.
+        let shown = name.split([':', ' ']).next().unwrap_or_default();
+        (format!("{from} {shown}"), name.to_owned(), value.to_owned())
+    };
+    let typed = args.ca_header.iter().map(|text| split("--ca-header", text));
+    let own = r.variable("ATTACHE_CA_HEADER").map(|text| split("ATTACHE_CA_HEADER", text));
+    let inherited = r.with_prefix(PREFIX).filter(|(_, value)| !value.is_empty());
+    let inherited = inherited.map(|(variable, value)| {
+        let name = variable.strip_prefix(PREFIX).unwrap_or(variable);
+        (variable.to_owned(), name.to_owned(), value.to_owned())
+    });
+    let mut headers = Headers::new();
+    for (from, name, value) in typed.chain(own).chain(inherited) {
+        match (name.to_ascii_lowercase().parse::<HeaderName>(), value.parse::<HeaderValue>()) {
+            (Ok(name), Ok(mut value)) if !value.is_empty() && !name.as_str().ends_with("-bin") => {
+                value.set_sensitive(true);
+                if headers.iter().all(|(known, _)| *known != name) {
+                    headers.push((name, value));
+                }
+            }
+            _ => r.mistake(format!(
+                "{from}: the shape is NAME=VALUE, in ASCII, and the name must not end in -bin"
+            )),
+        }
+    }
+    headers
+}

@@ -1,0 +1,3 @@
+//! Envoy's own configuration.
+
+pub mod bootstrap;

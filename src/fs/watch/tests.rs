@@ -1,0 +1,105 @@
+//! Real directories under a kernel that refuses watches when told to.
+
+use std::io::Write;
+use std::time::Duration;
+
+use tracing::subscriber::DefaultGuard;
+
+use super::*;
+
+/// What was logged on this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Captures until the guard is dropped.
+    fn capture() -> (Self, DefaultGuard) {
+        let log = Self::default();
+        let writer = {
+            let log = log.clone();
+            move || log.clone()
+        };
+        let subscriber = tracing_subscriber::fmt().with_writer(writer).finish();
+        (log, tracing::subscriber::set_default(subscriber))
+    }
+
+    fn count(&self, text: &str) -> usize {
+        String::from_utf8(lock(&self.0).clone()).unwrap().matches(text).count()
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        lock(&self.0).write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+const LIMIT: &str = "inotify limit reached";
+const RECOVERY: &str = "inotify available again";
+
+#[tokio::test(start_paused = true)]
+async fn a_poll_that_finds_a_change_is_followed_by_one_more_look() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    let (watcher, kernel) = testing::watcher();
+    kernel.refuse_watches();
+    let mut watch = watcher.watch(vec![path.clone()]);
+    for content in ["one", "two"] {
+        std::fs::write(&path, content).unwrap();
+        watch.arm();
+        tokio::time::timeout(2 * poll::INTERVAL, watch.changed()).await.expect("one more look");
+        watch.arm();
+        let idle = tokio::time::timeout(10 * poll::INTERVAL, watch.changed()).await;
+        assert!(idle.is_err(), "nothing has changed since");
+    }
+}
+
+#[test]
+fn a_directory_that_was_just_removed_is_not_taken_for_a_watched_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let removed = Inodes::from([(directory.path().join("removed"), (0, 7))]);
+    let followed = Backend::new(Box::new(Inotify::new(SharedIndex::default()))).follow(1, &removed);
+    assert!(followed.polls && !followed.is_new, "its successor may have the same inode number");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_limit_and_the_recovery_are_each_logged_once() {
+    let (log, _guard) = Log::capture();
+    let directory = tempfile::tempdir().unwrap();
+    let (watcher, kernel) = testing::watcher();
+    kernel.refuse_watches();
+    let mut watches = ["one", "two"].map(|name| watcher.watch(vec![directory.path().join(name)]));
+    watches.iter_mut().for_each(Watch::arm);
+    tokio::time::sleep(3 * poll::INTERVAL).await;
+    assert_eq!((log.count(LIMIT), log.count(RECOVERY)), (1, 0));
+    assert_eq!((watcher.count().inotify, watches[0].polls()), (0, true));
+    kernel.accept_watches();
+    for watch in &mut watches {
+        // The first look at a file is new, so each watch is woken in the next round in any case.
+        tokio::time::timeout(Duration::from_secs(60), watch.changed()).await.expect("a round");
+        watch.arm();
+    }
+    assert_eq!((log.count(LIMIT), log.count(RECOVERY)), (1, 1));
+    assert_eq!((watcher.count().polling, watches[0].polls()), (0, false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_watches_logs_no_recovery() {
+    let (log, _guard) = Log::capture();
+    let [watched, refused] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let (watcher, kernel) = testing::watcher();
+    let mut first = watcher.watch(vec![watched.path().join("file")]);
+    first.arm();
+    kernel.refuse_watches();
+    let mut second = watcher.watch(vec![refused.path().join("file")]);
+    second.arm();
+    assert_eq!((first.polls(), second.polls()), (false, true));
+    drop(second);
+    drop(first);
+    assert_eq!((log.count(LIMIT), log.count(RECOVERY)), (1, 0), "at shutdown nothing recovers");
+    assert_eq!(kernel.watched(), 0);
+}

@@ -1,0 +1,205 @@
+//! The changes to be made, Pod by Pod.
+
+use serde_json::Value;
+
+use super::document::Document;
+use super::edit::{At, Edits, NoPlace};
+use super::pod::{Container, ISTIO_PROXY, Pod};
+use super::problem::Problem;
+use super::sidecar::{Purpose, Sidecar};
+use super::yaml::Node;
+use super::{checks, istio, workload};
+
+/// All changes to a file, and the warnings about it.
+pub(super) struct Plan<'a> {
+    pub(super) edits: Edits<'a>,
+    pub(super) workloads: usize,
+    pub(super) warnings: Vec<Problem>,
+}
+
+impl<'a> Plan<'a> {
+    pub(super) fn new(text: &'a str) -> Self {
+        Self { edits: Edits::new(text), workloads: 0, warnings: Vec::new() }
+    }
+
+    /// Plans the changes to a document; `number` is its place in the file, from 1.
+    pub(super) fn add(
+        &mut self,
+        number: usize,
+        root: Option<&Node>,
+        sidecar: &Sidecar,
+    ) -> Result<(), Problem> {
+        let Some(root) = root else { return Ok(()) };
+        self.add_object(&Document::new(number, root), root, sidecar)
+    }
+
+    fn add_object(&mut self, document: &Document, object: &Node, sidecar: &Sidecar) -> Result<(), Problem> {
+        if workload::is_list(object) {
+            let items = document.get(object, "items")?.map_or(&[][..], Node::items);
+            return items.iter().try_for_each(|item| self.add_object(document, item, sidecar));
+        }
+        let Some((kind, path)) = workload::path_of(object) else { return Ok(()) };
+        document.check_unshared(object)?;
+        let (mut pod, mut spec) = (object, object);
+        for key in path {
+            let Some(next) = document.get(spec, key)? else {
+                let message = format!("this {kind} has no {}, and so no Pod for the sidecar", path.join("."));
+                return Err(document.problem(object.line, message));
+            };
+            (pod, spec) = (spec, next);
+        }
+        self.workloads += 1;
+        self.add_pod(&Pod { document, sidecar, object: pod, spec, kind })
+    }
+
+    fn add_pod(&mut self, pod: &Pod<'_>) -> Result<(), Problem> {
+        let volumes = pod.document.list(pod.spec, "volumes")?;
+        let mut containers = pod.containers()?;
+        let is_injected_later = istio::is_injected_later(pod.object, &containers, volumes);
+        if is_injected_later {
+            istio::check_options(pod)?;
+            // Istio mounts the volume into its proxy, and no other container uses the socket.
+            containers.iter_mut().for_each(|container| container.is_target = false);
+        }
+        checks::check_sidecar_kind(pod, &containers)?;
+        checks::check_volumes(pod, volumes)?;
+        let shared = if is_injected_later { Some(istio::VOLUME) } else { pod.shared_volume(&containers)? };
+        if let Some(shared) = shared {
+            checks::check_agents(pod, &containers, shared)?;
+        }
+        self.warnings.extend(checks::warnings(pod, &containers));
+        let step = self.edits.step(pod.spec, "containers");
+        if is_injected_later {
+            istio::annotate(pod, &mut self.edits, step)?;
+        }
+        let has_istio = is_injected_later || containers.iter().any(|container| container.name == ISTIO_PROXY);
+        let mut own_volumes = pod.sidecar.own_volumes(shared.is_some());
+        if is_injected_later && !volumes.iter().any(|volume| volume.text_of("name") == shared) {
+            own_volumes.insert(0, istio::volume());
+        }
+        let wanted = Wanted { container: pod.sidecar.container(shared, has_istio), volumes: own_volumes };
+        PodEdits { pod, step, edits: &mut self.edits }.make(&containers, wanted, shared.is_some())
+    }
+}
+
+/// The sidecar's items at the level of the Pod.
+struct Wanted {
+    container: Value,
+    volumes: Vec<Value>,
+}
+
+/// The edits of one Pod.
+struct PodEdits<'a, 'e, 't> {
+    pod: &'a Pod<'a>,
+    /// How far lists are indented from their keys.
+    step: usize,
+    edits: &'e mut Edits<'t>,
+}
+
+impl PodEdits<'_, '_, '_> {
+    fn make(
+        &mut self,
+        containers: &[Container<'_>],
+        wanted: Wanted,
+        has_shared: bool,
+    ) -> Result<(), Problem> {
+        let Pod { sidecar, spec, .. } = *self.pod;
+        let (native, ordinary) = match sidecar.is_native {
+            true => (Some(wanted.container), None),
+            false => (None, Some(wanted.container)),
+        };
+        let is_sidecar = |item: &Node| sidecar.is_container(item);
+        let is_own_volume = |item: &Node| sidecar.purpose_of(item).is_some();
+        let init = List {
+            mapping: spec,
+            key: "initContainers",
+            at: At::Start,
+            neighbour: Some("containers"),
+            moves: self.is_late(containers)?,
+        };
+        self.sync(&init, &is_sidecar, native.into_iter().collect())?;
+        let volumes = List::at_end(spec, "volumes", Some("containers"));
+        self.sync(&volumes, &is_own_volume, wanted.volumes)?;
+        let has_output = sidecar.volumes.iter().any(|volume| volume.purpose == Purpose::Output);
+        for Container { node, is_target, .. } in containers {
+            let mounts = if *is_target { sidecar.target_mounts(has_shared) } else { Vec::new() };
+            // Another container may read the output, too, where its mount was written by hand.
+            let is_own_mount = |item: &Node| match sidecar.purpose_of(item) {
+                Some(Purpose::Socket) => true,
+                Some(Purpose::Output) => *is_target || !has_output,
+                _ => false,
+            };
+            self.sync(&List::at_end(node, "volumeMounts", None), &is_own_mount, mounts)?;
+        }
+        self.sync(&List::at_end(spec, "containers", None), &is_sidecar, ordinary.into_iter().collect())
+    }
+
+    /// Whether the sidecar comes after an init container that gets the socket.
+    fn is_late(&self, containers: &[Container<'_>]) -> Result<bool, Problem> {
+        let present = self.pod.document.list(self.pod.spec, "initContainers")?;
+        let is_target = |item: &Node| {
+            let mut targets =
+                containers.iter().filter(|container| container.is_target && !container.is_ordinary);
+            targets.any(|container| std::ptr::eq(container.node, item))
+        };
+        let own = present.iter().position(|item| self.pod.sidecar.is_container(item));
+        let target = present.iter().position(is_target);
+        Ok(own.zip(target).is_some_and(|(own, target)| own > target))
+    }
+
+    /// Turns the sidecar's items of a list into `wanted`. Equal ones are left alone.
+    fn sync(
+        &mut self,
+        list: &List<'_>,
+        is_ours: &dyn Fn(&Node) -> bool,
+        wanted: Vec<Value>,
+    ) -> Result<(), Problem> {
+        let present = self.pod.document.list(list.mapping, list.key)?;
+        let mut missing = wanted;
+        let mut stale = Vec::new();
+        for (index, item) in present.iter().enumerate().filter(|(_, item)| is_ours(item)) {
+            let value = item.value();
+            match missing.iter().position(|wanted| *wanted == value && !list.moves) {
+                Some(known) => drop(missing.remove(known)),
+                None => stale.push(index),
+            }
+        }
+        self.change(list, &stale, missing).map_err(|no_place| self.pod.no_place(no_place))
+    }
+
+    /// Puts `missing` in the place of the `stale` items, then removes or adds the rest.
+    fn change(&mut self, list: &List<'_>, stale: &[usize], missing: Vec<Value>) -> Result<(), NoPlace> {
+        let mut missing = missing.into_iter();
+        let mut entries = list.mapping.entries().iter();
+        if let Some((_, node)) = entries.find(|(key, _)| key.text() == Some(list.key)) {
+            let replaced = if list.moves { 0 } else { missing.len().min(stale.len()) };
+            let (replaced, removed) = stale.split_at(replaced);
+            for (index, new) in replaced.iter().zip(missing.by_ref()) {
+                self.edits.replace(node, *index, &new, self.step)?;
+            }
+            self.edits.remove(node, removed)?;
+        }
+        let new: Vec<_> = missing.collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        self.edits.add(list.mapping, list.key, &new, list.at, list.neighbour, self.step)
+    }
+}
+
+/// A list in a manifest, and how to add to it.
+struct List<'a> {
+    mapping: &'a Node,
+    key: &'static str,
+    at: At,
+    /// The key before which a missing list is added.
+    neighbour: Option<&'static str>,
+    /// Present items move to the place of new ones.
+    moves: bool,
+}
+
+impl<'a> List<'a> {
+    fn at_end(mapping: &'a Node, key: &'static str, neighbour: Option<&'static str>) -> Self {
+        Self { mapping, key, at: At::End, neighbour, moves: false }
+    }
+}

@@ -1,0 +1,167 @@
+//! Names are subscribed and unsubscribed while the stream is open.
+
+use super::*;
+
+#[test]
+fn subscriptions_change_while_the_stream_is_open() {
+    play(&[
+        (
+            "an added name is sent alone",
+            &[
+                Publish("a", "1"),
+                Publish("b", "1"),
+                Open(&["a"]),
+                Sent(&[("a", "1")]),
+                Ack,
+                SetNames(&["a", "b"]),
+                NoVerdict,
+                Sent(&[("b", "1")]),
+                Ack,
+                Accepted(&[("b", "1")]),
+                Silence,
+            ],
+        ),
+        (
+            "a name that is added together with an ACK is sent",
+            &[
+                Publish("a", "1"),
+                Publish("b", "1"),
+                Open(&["a"]),
+                Sent(&[("a", "1")]),
+                SetNames(&["a", "b"]),
+                Accepted(&[("a", "1")]),
+                Sent(&[("b", "1")]),
+            ],
+        ),
+        (
+            "a name that is added before the first response is sent with it",
+            &[
+                Open(&["a"]),
+                Silence,
+                SetNames(&["a", "b"]),
+                Silence,
+                Publish("a", "1"),
+                Publish("b", "1"),
+                Sent(&[("a", "1"), ("b", "1")]),
+            ],
+        ),
+        (
+            "nothing is sent for an unsubscribed name",
+            &[
+                Publish("a", "1"),
+                Publish("b", "1"),
+                Open(&["a", "b"]),
+                Sent(&[("a", "1"), ("b", "1")]),
+                Ack,
+                SetNames(&["b"]),
+                Publish("a", "2"),
+                Silence,
+                Publish("b", "2"),
+                Sent(&[("b", "2")]),
+            ],
+        ),
+        (
+            "a name that is subscribed again is sent, even if unchanged",
+            &[
+                Publish("a", "1"),
+                Open(&["a", "b"]),
+                Sent(&[("a", "1")]),
+                Ack,
+                SetNames(&["b"]),
+                Silence,
+                SetNames(&["a", "b"]),
+                Sent(&[("a", "1")]),
+                Ack,
+                Silence,
+            ],
+        ),
+        (
+            "a verdict on an unsubscribed name is still reported",
+            &[
+                Publish("a", "1"),
+                Open(&["a"]),
+                Sent(&[("a", "1")]),
+                SetNames(&[]),
+                Accepted(&[("a", "1")]),
+                Silence,
+            ],
+        ),
+        (
+            "a NACK of an unsubscribed name is reported too, and does not prevent subscribing again",
+            &[
+                Publish("a", "1"),
+                Open(&["a"]),
+                Sent(&[("a", "1")]),
+                InDelta(&[
+                    Change { subscribe: &[], unsubscribe: &["a"] },
+                    NoVerdict,
+                    Nack,
+                    Rejected(&[("a", "1")]),
+                    Silence,
+                ]),
+                InSotw(&[SetNames(&[])]),
+                Publish("a", "2"),
+                Publish("a", "1"),
+                Silence,
+                SetNames(&["a"]),
+                Sent(&[("a", "1")]),
+            ],
+        ),
+        (
+            "an ACK unsubscribes from one name and subscribes to another",
+            &[
+                Publish("a", "1"),
+                Publish("b", "1"),
+                Open(&["a"]),
+                Sent(&[("a", "1")]),
+                SetNames(&["b"]),
+                Accepted(&[("a", "1")]),
+                Sent(&[("b", "1")]),
+                Publish("a", "2"),
+                Silence,
+                Publish("b", "2"),
+                Sent(&[("b", "2")]),
+            ],
+        ),
+        (
+            "a name is unsubscribed before it is available",
+            &[
+                Open(&["a", "b"]),
+                SetNames(&["b"]),
+                Publish("a", "1"),
+                Silence,
+                Publish("b", "1"),
+                Sent(&[("b", "1")]),
+            ],
+        ),
+        (
+            "the last name is unsubscribed: the stream stays open for others",
+            &[
+                Publish("a", "1"),
+                Open(&["a"]),
+                Sent(&[("a", "1")]),
+                SetNames(&[]),
+                Publish("a", "2"),
+                Silence,
+                Publish("b", "1"),
+                Silence,
+                SetNames(&["b"]),
+                Sent(&[("b", "1")]),
+            ],
+        ),
+        (
+            "names that are subscribed early are each sent when they become available",
+            &[
+                Open(&[]),
+                Silence,
+                SetNames(&["a"]),
+                Silence,
+                SetNames(&["a", "b"]),
+                Publish("b", "1"),
+                Sent(&[("b", "1")]),
+                Publish("a", "1"),
+                Sent(&[("a", "1")]),
+            ],
+        ),
+    ]);
+}

@@ -1,0 +1,106 @@
+//! What is served: the roots first, then the certificate; old roots go when their time is over.
+
+use std::time::{Duration, SystemTime};
+
+use rustls::pki_types::CertificateDer;
+
+use super::state;
+use super::{Issued, Issuer, Validity};
+use crate::base::clock::rfc3339;
+use crate::base::limits;
+use crate::pki::certificate::Certificate;
+use crate::secret::{Secret, TrustBundle};
+use crate::store::Published;
+
+impl Issuer {
+    pub(super) async fn publish(&mut self, issued: Issued) {
+        let Issued { ca, pair, bundle, took } = issued;
+        let now = self.clock.now();
+        let (not_before, not_after) = (pair.leaf().not_before, pair.not_after());
+        // However odd the answer, the CA is not asked in a tight loop.
+        let renews = self.renewal(&pair, now).max(now + Duration::from_millis(200));
+        tracing::info!(
+            identity = pair.leaf().names(),
+            serial = pair.leaf().serial,
+            not_after = %rfc3339(not_after),
+            renews = %rfc3339(renews),
+            provider = ca.client.name(),
+            ca = self.cas.has_several().then_some(&*ca.name),
+            took = ?took,
+            "certificate issued"
+        );
+        let lifetime = not_after.duration_since(not_before.max(now)).unwrap_or_default();
+        self.trust.answered(&ca.name, bundle.roots(), lifetime, now);
+        // Roots first: an Envoy must know a new root before it meets a peer that has a leaf of it. But the bundle's CRLs
+        // must cover the new chain already.
+        self.key_pair.announce(&pair, now);
+        if self.publish_roots(Some(renews)) {
+            self.wait_for_verdicts().await;
+        }
+        let key_type = self.settings.key_type;
+        let anchors = self.trust.anchors();
+        let encode = || state::encode(ca.client.name(), &ca.name, key_type, now, &pair, anchors);
+        let content = self.state.is_some().then(encode);
+        self.key_pair.publish(Secret::KeyPair(pair), now, Some(renews));
+        if let (Some(writer), Some(content)) = (&mut self.state, content) {
+            writer.write(content).await;
+        }
+    }
+
+    /// Publishes the known roots. True if there are new ones among them.
+    pub(super) fn publish_roots(&self, renews: Option<SystemTime>) -> bool {
+        let Ok(bundle) = TrustBundle::new(self.trust.roots()) else { return false };
+        let before = self.roots.entry().good;
+        let before = match before.as_deref().map(|good| &good.secret) {
+            Some(Secret::TrustBundle(before)) => before.roots(),
+            _ => bundle.roots(),
+        };
+        let (added, removed) = (subjects(bundle.roots(), before), subjects(before, bundle.roots()));
+        let published = self.roots.publish(Secret::TrustBundle(bundle), self.clock.now(), renews);
+        if published != Published::Changed || (added.is_empty() && removed.is_empty()) {
+            return false;
+        }
+        let old_until = self.trust.next_end().map(rfc3339);
+        tracing::info!(
+            added = (!added.is_empty()).then(|| limits::listed(&added, "; ")),
+            removed = (!removed.is_empty()).then(|| limits::listed(&removed, "; ")),
+            old_until = old_until.map(tracing::field::display),
+            "trust roots changed"
+        );
+        !added.is_empty()
+    }
+
+    /// Lets the streams accept new roots before they are sent a leaf that chains to one of them.
+    async fn wait_for_verdicts(&self) {
+        const LONGEST: Duration = Duration::from_secs(5);
+        // The served certificate can wait no longer than half of its remaining life.
+        let Validity::Left(left) = self.validity() else { return };
+        let longest = LONGEST.min(left / 2);
+        if tokio::time::timeout(longest, self.roots.settled()).await.is_err() {
+            let streams = self.roots.observed().streams;
+            tracing::warn!(
+                streams,
+                waited = ?longest,
+                "new trust roots not accepted by every stream in time; the new certificate is served nevertheless"
+            );
+        }
+    }
+
+    /// Drops the roots whose time is over.
+    pub(super) fn drop_old_roots(&mut self) {
+        let now = self.clock.now();
+        if self.trust.next_end().is_none_or(|end| end > now) {
+            return;
+        }
+        self.trust.settle(now);
+        let renews = self.key_pair.entry().good.and_then(|good| good.renews);
+        self.publish_roots(renews);
+    }
+}
+
+/// Those of `roots` that are not among `others`, for people. A new root often has the old one's name.
+fn subjects(roots: &[CertificateDer<'static>], others: &[CertificateDer<'static>]) -> Vec<String> {
+    let only_here = roots.iter().filter(|root| !others.contains(root));
+    let name = |root: Certificate| format!("{} (serial {})", root.subject, root.serial);
+    only_here.filter_map(|root| Certificate::parse(root).ok().map(name)).collect()
+}
