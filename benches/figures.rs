@@ -116,17 +116,17 @@ struct Idle {
 
 impl Bench {
     fn ca(&self) -> Ca {
-        let folder = self.dir.join("tls-ca");
+        let directory = self.dir.join("tls-ca");
         // A copy, since PSS divides a page by the number of processes that share it.
         let mut command = Command::new(self.copy("ca"));
-        command.args(["ca", "--listen", "127.0.0.1:0", "--ca-dir"]).arg(&folder);
+        command.args(["ca", "--listen", "127.0.0.1:0", "--ca-dir"]).arg(&directory);
         let process = Process::start(&mut command);
         let line = process.wait_for("CA listening");
         let (_, address) = line.split_once("address=").expect("the CA logs its address");
         let address = address.split_whitespace().next().unwrap().to_owned();
         let token = self.dir.join("token");
         fs::write(&token, service_account_token()).unwrap();
-        Ca { _process: process, address, root: folder.join("root-cert.pem"), token }
+        Ca { _process: process, address, root: directory.join("root-cert.pem"), token }
     }
 
     fn copy(&self, name: &str) -> PathBuf {
@@ -145,9 +145,9 @@ impl Bench {
         command.arg("--socket").arg(file("socket"));
         match case {
             Case::NewDirectory => {
-                let folder = file("new-ca");
-                let _ = fs::remove_dir_all(&folder);
-                command.args(["--ca", "embedded", "--ca-dir"]).arg(folder)
+                let directory = file("new-ca");
+                let _ = fs::remove_dir_all(&directory);
+                command.args(["--ca", "embedded", "--ca-dir"]).arg(directory)
             }
             Case::KnownDirectory => command.args(["--ca", "embedded", "--ca-dir"]).arg(file("known-ca")),
             Case::Tls(ca) | Case::Unreachable(ca) => {

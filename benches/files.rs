@@ -75,10 +75,10 @@ impl Files {
         [("cert-chain.pem", &self.chain), ("root-cert.pem", &self.root), ("key.pem", &self.key)]
     }
 
-    fn write(&self, folder: &Path) {
-        fs::create_dir_all(folder).unwrap();
+    fn write(&self, directory: &Path) {
+        fs::create_dir_all(directory).unwrap();
         for (name, content) in self.each() {
-            fs::write(folder.join(name), content).unwrap();
+            fs::write(directory.join(name), content).unwrap();
         }
     }
 }
@@ -111,48 +111,48 @@ impl Way {
 struct Mount {
     way: Way,
     /// The directory that the agent reads.
-    folder: PathBuf,
+    directory: PathBuf,
     /// A sibling: the target of its links, and what replaces it.
     aside: PathBuf,
     number: usize,
 }
 
 impl Mount {
-    fn new(way: Way, folder: PathBuf, files: &Files) -> Self {
-        let aside = folder.with_extension("aside");
+    fn new(way: Way, directory: PathBuf, files: &Files) -> Self {
+        let aside = directory.with_extension("aside");
         fs::create_dir_all(&aside).unwrap();
         match way {
             Way::Swap | Way::SwapAndDelete => {
-                files.write(&folder.join("..0"));
-                symlink("..0", folder.join("..data")).unwrap();
+                files.write(&directory.join("..0"));
+                symlink("..0", directory.join("..data")).unwrap();
                 for (name, _) in files.each() {
-                    symlink(Path::new("..data").join(name), folder.join(name)).unwrap();
+                    symlink(Path::new("..data").join(name), directory.join(name)).unwrap();
                 }
             }
             Way::LinkSwap => {
                 files.write(&aside.join("0"));
-                symlink(aside.join("0"), &folder).unwrap();
+                symlink(aside.join("0"), &directory).unwrap();
             }
             Way::DirectoryReplaced | Way::RenameOver | Way::WriteInPlace | Way::Repair => {
-                files.write(&folder)
+                files.write(&directory)
             }
         }
-        Self { way, folder, aside, number: 0 }
+        Self { way, directory, aside, number: 0 }
     }
 
     /// Changes the directory's content to `files`. Returns the moment before the last step.
     async fn change(&mut self, files: &Files) -> Instant {
         self.number += 1;
-        let (folder, aside) = (&self.folder, &self.aside);
+        let (directory, aside) = (&self.directory, &self.aside);
         let began;
         match self.way {
             Way::Swap | Way::SwapAndDelete => {
-                let old = folder.join(fs::read_link(folder.join("..data")).unwrap());
+                let old = directory.join(fs::read_link(directory.join("..data")).unwrap());
                 let name = format!("..{}", self.number);
-                files.write(&folder.join(&name));
-                symlink(name, folder.join("..data_tmp")).unwrap();
+                files.write(&directory.join(&name));
+                symlink(name, directory.join("..data_tmp")).unwrap();
                 began = Instant::now();
-                fs::rename(folder.join("..data_tmp"), folder.join("..data")).unwrap();
+                fs::rename(directory.join("..data_tmp"), directory.join("..data")).unwrap();
                 if self.way == Way::SwapAndDelete {
                     fs::remove_dir_all(old).unwrap();
                 }
@@ -162,34 +162,34 @@ impl Mount {
                 files.write(&next);
                 symlink(next, aside.join("link")).unwrap();
                 began = Instant::now();
-                fs::rename(aside.join("link"), folder).unwrap();
+                fs::rename(aside.join("link"), directory).unwrap();
             }
             Way::DirectoryReplaced => {
                 files.write(&aside.join("next"));
-                fs::rename(folder, aside.join(self.number.to_string())).unwrap();
+                fs::rename(directory, aside.join(self.number.to_string())).unwrap();
                 began = Instant::now();
-                fs::rename(aside.join("next"), folder).unwrap();
+                fs::rename(aside.join("next"), directory).unwrap();
             }
             Way::RenameOver => {
                 files.write(aside);
                 for (name, _) in &files.each()[..2] {
-                    fs::rename(aside.join(name), folder.join(name)).unwrap();
+                    fs::rename(aside.join(name), directory.join(name)).unwrap();
                 }
                 began = Instant::now();
-                fs::rename(aside.join("key.pem"), folder.join("key.pem")).unwrap();
+                fs::rename(aside.join("key.pem"), directory.join("key.pem")).unwrap();
             }
             Way::WriteInPlace => {
                 for (name, content) in &files.each()[..2] {
-                    fs::write(folder.join(name), content).unwrap();
+                    fs::write(directory.join(name), content).unwrap();
                 }
                 began = Instant::now();
-                fs::write(folder.join("key.pem"), &files.key).unwrap();
+                fs::write(directory.join("key.pem"), &files.key).unwrap();
             }
             Way::Repair => {
-                fs::write(folder.join("cert-chain.pem"), &files.chain).unwrap();
+                fs::write(directory.join("cert-chain.pem"), &files.chain).unwrap();
                 tokio::time::sleep(SETTLED).await;
                 began = Instant::now();
-                fs::write(folder.join("key.pem"), &files.key).unwrap();
+                fs::write(directory.join("key.pem"), &files.key).unwrap();
             }
         }
         began
@@ -221,11 +221,11 @@ impl Bench {
         Self { binary: release_binary(), dir: dir.to_owned(), generations }
     }
 
-    /// Starts an agent for `folder`, with the command line prefix `before`, and connects to it.
+    /// Starts an agent for `directory`, with the command line prefix `before`, and connects to it.
     async fn agent(
         &self,
         name: &str,
-        folder: &Path,
+        directory: &Path,
         before: &[&str],
     ) -> (Process, Connection, JoinHandle<()>) {
         let socket = self.dir.join(format!("{name}.sock"));
@@ -236,7 +236,7 @@ impl Bench {
         let line: Vec<_> = line.collect();
         let mut command = Command::new(line[0]);
         command.args(&line[1..]).args(["run", "--status-address", "none", "--socket"]).arg(&socket);
-        command.arg("--cert-dir").arg(folder);
+        command.arg("--cert-dir").arg(directory);
         let process = Process::start(&mut command);
         process.wait_for(" ready ");
         let (connection, end) = Connection::open(&socket).await;
@@ -265,11 +265,11 @@ impl Bench {
     /// The median and the longest time from a change to its push, for both names.
     async fn way(&self, number: usize, way: Way, changes: usize, before: &[&str]) -> [String; 4] {
         let [own, named] = ["own", "named"].map(|name| {
-            let folder = self.dir.join(format!("{number}-{name}"));
-            Mount::new(way, folder, &self.generations[0])
+            let directory = self.dir.join(format!("{number}-{name}"));
+            Mount::new(way, directory, &self.generations[0])
         });
-        let (_agent, connection, end) = self.agent(&format!("agent-{number}"), &own.folder, before).await;
-        let names = ["default".to_owned(), pair_name(&named.folder)];
+        let (_agent, connection, end) = self.agent(&format!("agent-{number}"), &own.directory, before).await;
+        let names = ["default".to_owned(), pair_name(&named.directory)];
         let mut cells = Vec::new();
         for (name, mut mount) in names.into_iter().zip([own, named]) {
             let mut stream = open(&connection, &name).await;
@@ -302,9 +302,9 @@ impl Bench {
             // `default` is the first; each of the others has a mounted directory of its own.
             streams.push(open(&connection, "default").await);
             for number in 1..count {
-                let folder = self.dir.join(format!("idle-{count}-{number}"));
-                drop(Mount::new(Way::Swap, folder.clone(), &self.generations[0]));
-                streams.push(open(&connection, &pair_name(&folder)).await);
+                let directory = self.dir.join(format!("idle-{count}-{number}"));
+                drop(Mount::new(Way::Swap, directory.clone(), &self.generations[0]));
+                streams.push(open(&connection, &pair_name(&directory)).await);
             }
             agents.push((process, streams, end));
         }
@@ -341,8 +341,8 @@ impl Bench {
     }
 }
 
-fn pair_name(folder: &Path) -> String {
-    format!("file-cert:{0}/cert-chain.pem~{0}/key.pem", folder.display())
+fn pair_name(directory: &Path) -> String {
+    format!("file-cert:{0}/cert-chain.pem~{0}/key.pem", directory.display())
 }
 
 /// A stream that has accepted its first response.

@@ -28,8 +28,8 @@ struct Steps {
 
 /// Prints the table.
 pub(crate) fn print() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = DevelopmentCa::open(folder.path(), Clock::system()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let ca = DevelopmentCa::open(directory.path(), Clock::system()).unwrap();
     let all = KeyType::ALL.map(|(_, key_type)| steps(&ca, key_type));
     let row = |name: &str, values: [String; 6]| {
         println!("| {name:<32} | {} |", values.map(|value| format!("{value:>10}")).join(" | "));

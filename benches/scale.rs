@@ -215,15 +215,15 @@ impl Bench {
         let ca = DevelopmentCa::open(&dir.join("ca"), Clock::system()).unwrap();
         let identity = "spiffe://cluster.local/ns/default/sa/bench".parse().unwrap();
         for generation in GENERATIONS {
-            let folder = volume.join(generation);
-            fs::create_dir_all(&folder).unwrap();
+            let directory = volume.join(generation);
+            fs::create_dir_all(&directory).unwrap();
             let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
             let request = csr::request(&key, None).unwrap();
             let leaf = ca.issue(&request, &identity, Duration::from_secs(24 * 3600)).unwrap();
             let [intermediate, root] = ca.chain();
-            fs::write(folder.join("cert-chain.pem"), pem::of_certificates([&leaf, intermediate])).unwrap();
-            fs::write(folder.join("key.pem"), key.to_private_key().to_pem()).unwrap();
-            fs::write(folder.join("root-cert.pem"), pem::of_certificates([root])).unwrap();
+            fs::write(directory.join("cert-chain.pem"), pem::of_certificates([&leaf, intermediate])).unwrap();
+            fs::write(directory.join("key.pem"), key.to_private_key().to_pem()).unwrap();
+            fs::write(directory.join("root-cert.pem"), pem::of_certificates([root])).unwrap();
         }
         symlink(GENERATIONS[0], volume.join("..data")).unwrap();
         for file in ["cert-chain.pem", "key.pem", "root-cert.pem"] {

@@ -9,7 +9,7 @@ use crate::ca::embedded;
 use crate::config::{Config, Provider};
 use crate::fs::file;
 use crate::fs::generation::{KEY_FILE, Place};
-use crate::net::endpoint::Roots;
+use crate::net::tls::Roots;
 use crate::os::permissions::{Inventory, Socket};
 use crate::source::issuer::StateDir;
 
@@ -90,7 +90,7 @@ fn secrets(config: &Config) -> BTreeMap<PathBuf, &'static str> {
 /// The files with credentials of `provider`, except for a client certificate.
 fn credentials(provider: &Provider) -> Vec<PathBuf> {
     let token = provider.token();
-    let token = token.as_ref().and_then(token::Settings::file).map(TokenFile::path);
+    let token = token.as_ref().and_then(token::TokenSettings::file).map(TokenFile::path);
     let others = provider.files().into_iter().filter(|file| !file.is_pem).map(|file| file.path);
     token.into_iter().chain(others).map(Path::to_owned).collect()
 }

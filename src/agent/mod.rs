@@ -70,7 +70,8 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     if config.landlock {
         // Before there are other threads.
         let sockets = [Some(&sds), admin.as_ref()].into_iter().flatten();
-        let own = sockets.filter_map(Listener::own_directory).chain(ready_file.as_ref().map(ReadyFile::directory));
+        let own =
+            sockets.filter_map(Listener::own_directory).chain(ready_file.as_ref().map(ReadyFile::directory));
         confine(&config, own.map(Path::to_owned).collect())?;
     }
 

@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// A directory with `cert-chain.pem`, `key.pem` and `root-cert.pem`: Istio's `PROV_CERT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClientCertFolder {
+pub struct ClientCertDir {
     path: PathBuf,
 }
 
@@ -41,7 +41,7 @@ pub enum NoClientCert {
     Refused { certificate: String },
 }
 
-impl ClientCertFolder {
+impl ClientCertDir {
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }

@@ -6,8 +6,8 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 
 use super::token::{Failure, Granted, parse_token};
-use crate::base::limits;
 use crate::base::retry::Class;
+use crate::base::text;
 use crate::net::address::Address;
 use crate::net::endpoint::Endpoint;
 use crate::net::error::ConnectionOptions;
@@ -58,7 +58,7 @@ impl MetadataServer {
         }
         let status = reply.status;
         if !status.is_success() {
-            let said = limits::sanitize_for_log(String::from_utf8_lossy(&reply.body).trim());
+            let said = text::sanitize_for_log(String::from_utf8_lossy(&reply.body).trim());
             let advice = match status {
                 StatusCode::NOT_FOUND => ": does this machine, or this Pod, have a Google service account?",
                 StatusCode::FORBIDDEN => {

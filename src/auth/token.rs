@@ -17,11 +17,12 @@ use crate::auth::token_file::{CredentialError, Token, TokenFile};
 use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::base::retry::Class;
+use crate::base::text;
 use crate::net::error::{ConnectionOptions, TransportError};
 
 /// The configured source of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Settings {
+pub enum TokenSettings {
     File(TokenFile),
     Service {
         service: Service,
@@ -38,13 +39,13 @@ pub enum Service {
     Metadata(MetadataServer),
 }
 
-impl From<TokenFile> for Settings {
+impl From<TokenFile> for TokenSettings {
     fn from(file: TokenFile) -> Self {
         Self::File(file)
     }
 }
 
-impl Settings {
+impl TokenSettings {
     /// The file with the workload's own token.
     pub fn file(&self) -> Option<&TokenFile> {
         match self {
@@ -158,7 +159,7 @@ impl Granted {
         {
             return Err(format!(
                 "its token is of the type {:?}, not a bearer token",
-                limits::sanitize_for_log(kind)
+                text::sanitize_for_log(kind)
             ));
         }
         // Some services write the number as text.
@@ -202,7 +203,7 @@ impl Deref for Bearer {
 /// Provides calls with a token. The token of a service is kept until it nears its expiry, or a CA refuses it.
 #[derive(Debug)]
 pub struct TokenSource {
-    settings: Settings,
+    settings: TokenSettings,
     clock: Clock,
     kept: Mutex<Option<Granted>>,
     /// One call at a time asks the service; the calls that wait use the same token.
@@ -210,7 +211,7 @@ pub struct TokenSource {
 }
 
 impl TokenSource {
-    pub fn new(settings: Settings, clock: Clock) -> Self {
+    pub fn new(settings: TokenSettings, clock: Clock) -> Self {
         Self { settings, clock, kept: Mutex::default(), turn: Semaphore::new(1) }
     }
 
@@ -223,8 +224,8 @@ impl TokenSource {
     pub async fn token(&self) -> Result<Bearer, NoToken> {
         let (service, patience) = match &self.settings {
             // Other processes rotate the file: its token is never kept.
-            Settings::File(file) => return Ok(Bearer { token: Arc::new(file.read()?), is_kept: false }),
-            Settings::Service { service, patience } => (service, *patience),
+            TokenSettings::File(file) => return Ok(Bearer { token: Arc::new(file.read()?), is_kept: false }),
+            TokenSettings::Service { service, patience } => (service, *patience),
         };
         // The semaphore is never closed; at worst there would be one call too many.
         let _turn = self.turn.acquire().await;
@@ -242,7 +243,7 @@ impl TokenSource {
     /// Another token for a call whose token was `refused`; none where an immediate retry is pointless: the file has not
     /// changed, or the service has only just issued the token. Call this for each refusal: the refused token is dropped.
     pub async fn another(&self, refused: &Bearer) -> Option<Bearer> {
-        let is_service = matches!(self.settings, Settings::Service { .. });
+        let is_service = matches!(self.settings, TokenSettings::Service { .. });
         if is_service {
             self.kept().take_if(|kept| Arc::ptr_eq(&kept.token, &refused.token));
         }
@@ -256,14 +257,14 @@ impl TokenSource {
     pub fn describe(&self, token: &Token) -> String {
         let described = token.describe(self.clock.now());
         match &self.settings {
-            Settings::File(file) => format!("{described}; it is read from {}", file.path().display()),
-            Settings::Service { service: service @ Service::Exchange(exchange), .. } => {
+            TokenSettings::File(file) => format!("{described}; it is read from {}", file.path().display()),
+            TokenSettings::Service { service: service @ Service::Exchange(exchange), .. } => {
                 format!(
                     "{described}; {service} issued it for the token in {}",
                     exchange.subject.path().display()
                 )
             }
-            Settings::Service { service, .. } => format!("{described}; {service} issued it"),
+            TokenSettings::Service { service, .. } => format!("{described}; {service} issued it"),
         }
     }
 

@@ -13,6 +13,7 @@ use zeroize::Zeroizing;
 use crate::base::clock::rfc3339;
 use crate::base::limits;
 use crate::base::spiffe_id::ServiceAccount;
+use crate::base::text;
 use crate::fs::file;
 
 /// A file that holds a bearer token.
@@ -135,14 +136,14 @@ impl Token {
             (_, Some(at)) => format!("valid until {}", show(at)),
             (_, None) => "without expiry".to_owned(),
         };
-        let subject = limits::sanitize_for_log(&claims.subject);
-        let audiences = limits::sanitize_for_log(&claims.audiences.join(", "));
+        let subject = text::sanitize_for_log(&claims.subject);
+        let audiences = text::sanitize_for_log(&claims.audiences.join(", "));
         format!("the token is for {subject}, audience [{audiences}], {validity}")
     }
 
     /// A server's message without this token, safe for a log line: some servers quote the token that they refuse.
     pub fn redact(&self, message: &str) -> String {
-        limits::sanitize_for_log(&message.replace(self.secret(), "(the token)"))
+        text::sanitize_for_log(&message.replace(self.secret(), "(the token)"))
     }
 }
 

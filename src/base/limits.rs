@@ -41,5 +41,3 @@ pub const SOCKET_PATH_BYTES: usize = 107;
 
 /// Bytes of the manifests that `attache inject` reads from one file.
 pub const MANIFESTS: usize = 16 << 20;
-
-pub use super::text::{listed, sanitize_for_log};

@@ -15,6 +15,7 @@ use zeroize::Zeroizing;
 use super::transport::call;
 use super::{CaError, CertificateAuthority, Class, InvalidResponse, IssuedChain, SigningRequest};
 use crate::base::limits;
+use crate::base::text;
 use crate::fs::file;
 use crate::net::endpoint::Endpoint;
 use crate::net::rest::Call;
@@ -135,7 +136,7 @@ impl Cfssl {
             return Err(CaError::Status {
                 address: self.endpoint.address.to_string(),
                 status: reply.status,
-                message: limits::sanitize_for_log(message.trim()),
+                message: text::sanitize_for_log(message.trim()),
                 retry_after: reply.retry_after,
             });
         }
@@ -167,7 +168,7 @@ impl Cfssl {
         // Calls to another cfssl or to its logs, and its database; the rest is about the request or the configuration.
         let may_pass = codes.iter().any(|code| matches!(code, 6000..8000 | 10_000..12_000));
         let class = if may_pass || status.is_server_error() { Class::Transient } else { Class::Permanent };
-        let shown: String = limits::sanitize_for_log(&message).chars().take(MESSAGE_CHARS).collect();
+        let shown: String = text::sanitize_for_log(&message).chars().take(MESSAGE_CHARS).collect();
         let message = format!("{shown}{remedy}");
         CaError::Api { address: self.endpoint.address.to_string(), status, message, class }
     }
@@ -209,7 +210,7 @@ fn remedy(message: &str) -> &'static str {
 /// Describes the answer of a server that may not be cfssl.
 fn unknown_endpoint(path: &str, status: StatusCode, body: &[u8]) -> String {
     let message: String =
-        limits::sanitize_for_log(String::from_utf8_lossy(body).trim()).chars().take(MESSAGE_CHARS).collect();
+        text::sanitize_for_log(String::from_utf8_lossy(body).trim()).chars().take(MESSAGE_CHARS).collect();
     let remedy = match (status, path) {
         (StatusCode::NOT_FOUND, "sign") => {
             "; where all its profiles have an auth_key, cfssl has only authsign: give --cfssl-auth-key-file"

@@ -10,12 +10,13 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request, Status};
 
 use super::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, SigningRequest};
-use crate::auth::client_cert::{ClientCertFolder, ClientCertificate, NoClientCert};
+use crate::auth::client_cert::{ClientCertDir, ClientCertificate, NoClientCert};
 use crate::auth::token::{Bearer, TokenSource};
 use crate::auth::token_file::Token;
 use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;
+use crate::base::text;
 use crate::net::Header;
 use crate::net::address::Address;
 use crate::net::endpoint::Endpoint;
@@ -45,7 +46,7 @@ pub struct Citadel {
     pub endpoint: Endpoint,
     pub token: TokenSource,
     /// Presented instead of the token, if it is valid and the CA asks for one.
-    pub client_cert: Option<ClientCertFolder>,
+    pub client_cert: Option<ClientCertDir>,
     /// Logs each reason once why the client certificate is not used.
     pub repeats: Mutex<FailureLog>,
     /// The client certificate that the CA refused last. If there is a token, it is not presented again.
@@ -247,7 +248,7 @@ impl Citadel {
     fn refusal(&self, status: &Status, credential: &Credential) -> String {
         let message = match credential {
             Credential::Token(token) => token.redact(status.message()),
-            Credential::Certificate(_) => limits::sanitize_for_log(status.message()),
+            Credential::Certificate(_) => text::sanitize_for_log(status.message()),
         };
         if status.code() != Code::Unauthenticated {
             return message;

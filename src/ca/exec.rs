@@ -128,7 +128,8 @@ impl Exec {
         input: Option<String>,
     ) -> Result<Vec<CertificateDer<'static>>, CaError> {
         let failed = |failure, said| CaError::Command { option, failure, said };
-        let (said, writer) = CapturedOutput::for_log().map_err(|error| failed(error.into(), String::new()))?;
+        let (said, writer) =
+            CapturedOutput::for_log().map_err(|error| failed(error.into(), String::new()))?;
         let mut stderr = Stderr { said, option, is_reported: false };
         let output = self.output(command, request, input, &mut stderr, writer).await;
         let said = stderr.report(output.is_err());

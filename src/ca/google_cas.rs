@@ -85,7 +85,7 @@ fn is_id(text: &str) -> bool {
 
 /// The pool and the CA that sign.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct GoogleCasSettings {
     /// The pool that signs, and whose roots are trusted.
     pub pool: CaPool,
     /// The CA of the pool that signs; if none, the service chooses.
@@ -96,7 +96,7 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct GoogleCas {
     endpoint: Endpoint,
-    settings: Settings,
+    settings: GoogleCasSettings,
     token: TokenSource,
     headers: Vec<Header>,
     connections: Connections,
@@ -188,7 +188,7 @@ impl GoogleCas {
     /// `headers` go with each call, which takes `timeout` at most.
     pub fn new(
         endpoint: Endpoint,
-        settings: Settings,
+        settings: GoogleCasSettings,
         token: TokenSource,
         headers: Vec<Header>,
         timeout: Duration,

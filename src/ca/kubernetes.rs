@@ -24,6 +24,7 @@ use crate::auth::token_file::{Token, TokenFile};
 use crate::base::backoff::Backoff;
 use crate::base::clock::Clock;
 use crate::base::limits;
+use crate::base::text;
 use crate::fs::file;
 use crate::net::endpoint::Endpoint;
 use crate::net::rest::{Call, Reply};
@@ -409,7 +410,7 @@ fn progress(object: &Value, name: &str) -> Result<Progress, InvalidResponse> {
     };
     for (kind, outcome) in [("Denied", "it was denied"), ("Failed", "the signer failed")] {
         if let Some((reason, message)) = condition(kind) {
-            let reason = limits::sanitize_for_log(&format!("{reason}: {message}"));
+            let reason = text::sanitize_for_log(&format!("{reason}: {message}"));
             return Ok(Progress::Rejected(format!("{outcome} ({reason})")));
         }
     }

@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::failover::Member;
-use crate::auth::client_cert::ClientCertFolder;
+use crate::auth::client_cert::ClientCertDir;
 use crate::auth::token;
 use crate::auth::token_file::{Token, TokenFile};
 use crate::base::clock::Clock;
 use crate::net::Header;
-use crate::net::endpoint::{Address, Endpoint, Protocol, Roots};
+use crate::net::address::Address;
+use crate::net::endpoint::{Endpoint, Protocol};
+use crate::net::tls::Roots;
 use crate::options::{Level, Reader, SetBy, Setting};
 use crate::pki::key::KeyType;
 
@@ -166,10 +168,10 @@ pub struct SharedOptions {
     pub server_name: Option<String>,
     pub headers: Headers,
     /// The source of the bearer token.
-    pub token: token::Settings,
+    pub token: token::TokenSettings,
     /// The file of the bearer token.
     pub token_file: TokenFile,
-    pub client_cert: Option<ClientCertFolder>,
+    pub client_cert: Option<ClientCertDir>,
     /// How long one call may take.
     pub timeout: Duration,
     pub key_type: KeyType,
@@ -228,7 +230,7 @@ pub trait ConfiguredProvider: fmt::Debug {
     }
 
     /// The source of the bearer token, if calls carry one.
-    fn token(&self) -> Option<token::Settings> {
+    fn token(&self) -> Option<token::TokenSettings> {
         None
     }
 
@@ -238,7 +240,7 @@ pub trait ConfiguredProvider: fmt::Debug {
     }
 
     /// The client certificate that is presented if the CA requests one.
-    fn client_cert(&self) -> Option<&ClientCertFolder> {
+    fn client_cert(&self) -> Option<&ClientCertDir> {
         None
     }
 

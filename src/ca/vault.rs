@@ -23,6 +23,7 @@ use crate::auth::token_file::{Token, TokenFile};
 use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;
+use crate::base::text;
 use crate::fs::file;
 use crate::net::Header;
 use crate::net::endpoint::Endpoint;
@@ -43,7 +44,7 @@ pub struct RoleName(String);
 
 /// The PKI engine, and the credential for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct VaultSettings {
     /// The mount path of the PKI engine.
     pub mount: MountPath,
     /// The role of the PKI engine.
@@ -66,7 +67,7 @@ pub enum Access {
         mount: MountPath,
         /// The auth method's role.
         role: String,
-        jwt: token::Settings,
+        jwt: token::TokenSettings,
     },
 }
 
@@ -83,10 +84,10 @@ pub struct Vault {
 
 impl Vault {
     /// `headers` go with each call.
-    pub fn new(endpoint: Endpoint, settings: Settings, headers: &[Header], clock: Clock) -> Self {
+    pub fn new(endpoint: Endpoint, settings: VaultSettings, headers: &[Header], clock: Clock) -> Self {
         const REQUEST: HeaderName = HeaderName::from_static("x-vault-request");
         const NAMESPACE: HeaderName = HeaderName::from_static("x-vault-namespace");
-        let Settings { mount, role, namespace, access, roots } = settings;
+        let VaultSettings { mount, role, namespace, access, roots } = settings;
         let mut headers = rest::headers(headers);
         // Vault's own proxies can be configured to refuse calls without it.
         headers.insert(REQUEST, HeaderValue::from_static("true"));
@@ -136,7 +137,7 @@ impl Vault {
         if warnings.is_empty() {
             return;
         }
-        let warnings = limits::sanitize_for_log(&warnings.join("; "));
+        let warnings = text::sanitize_for_log(&warnings.join("; "));
         if self.warnings_log.lock().is_ok_and(|mut log| log.is_new(&warnings)) {
             tracing::info!(path = self.path, warnings, "Vault returned warnings");
         } else {

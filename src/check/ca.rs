@@ -2,7 +2,7 @@
 
 use tokio::time::timeout;
 
-use super::{Findings, State, check_writable};
+use super::{Findings, Severity, check_writable};
 use crate::auth::token::{self, TokenSource};
 use crate::auth::token_file::Token;
 use crate::base::limits;
@@ -29,12 +29,12 @@ impl Findings {
         let Some(directory) = provider.client_cert() else { return false };
         match directory.read(&self.clock).await {
             Ok(certificate) => {
-                self.note(State::Ok, "client certificate", certificate.to_string());
+                self.note(Severity::Ok, "client certificate", certificate.to_string());
                 true
             }
             Err(error) => {
                 let text = format!("{error}; until there is one, calls to the CA carry the token");
-                self.note(State::Warning, "client certificate", text);
+                self.note(Severity::Warning, "client certificate", text);
                 false
             }
         }
@@ -49,10 +49,10 @@ impl Findings {
                 false => Ok(()),
             });
             match checked {
-                Ok(()) => self.note(State::Ok, "files", format!("{option} {shown}")),
+                Ok(()) => self.note(Severity::Ok, "files", format!("{option} {shown}")),
                 Err(reason) => {
                     let text = format!("{option} {shown} can't be used: {reason}; replace it");
-                    self.note(State::Error, "files", text);
+                    self.note(Severity::Error, "files", text);
                 }
             }
         }
@@ -61,11 +61,11 @@ impl Findings {
     async fn token(
         &mut self,
         provider: &Provider,
-        settings: token::Settings,
+        settings: token::TokenSettings,
         config: &Config,
         has_certificate: bool,
     ) {
-        let about = if matches!(settings, token::Settings::File(_)) { "token" } else { "token service" };
+        let about = if matches!(settings, token::TokenSettings::File(_)) { "token" } else { "token service" };
         let source = TokenSource::new(settings, self.clock.clone());
         let reason = match timeout(config.workload.timeout, source.token()).await {
             Ok(Ok(token)) => {
@@ -76,30 +76,30 @@ impl Findings {
             Err(_) => format!("no token within {:?} (--ca-timeout)", config.workload.timeout),
         };
         // With a client certificate, calls need no token.
-        let state = if has_certificate { State::Warning } else { State::Error };
+        let state = if has_certificate { Severity::Warning } else { Severity::Error };
         self.note(state, "token", reason);
     }
 
-    fn judge_token(&self, token: &Token, provider: &Provider) -> (State, &'static str) {
+    fn judge_token(&self, token: &Token, provider: &Provider) -> (Severity, &'static str) {
         let now = self.clock.now();
-        let Some(claims) = token.claims() else { return (State::Ok, "") };
+        let Some(claims) = token.claims() else { return (Severity::Ok, "") };
         if claims.expires.is_some_and(|at| at <= now) {
-            return (State::Error, ": the CA will refuse it; check what should rotate it");
+            return (Severity::Error, ": the CA will refuse it; check what should rotate it");
         }
         if claims.not_before.is_some_and(|at| at > now) {
-            return (State::Error, ": the CA will refuse it; is this machine's clock right?");
+            return (Severity::Error, ": the CA will refuse it; is this machine's clock right?");
         }
         match provider.token_hint(token) {
-            "" => (State::Ok, ""),
-            hint => (State::Warning, hint),
+            "" => (Severity::Ok, ""),
+            hint => (Severity::Warning, hint),
         }
     }
 
     /// Whether the CA is reachable, as far as can be seen without requesting a certificate.
     pub(super) async fn provider(&mut self, provider: &Provider, config: &Config) {
         match provider.check(&self.clock, check_writable) {
-            Some(Ok(text)) => self.note(State::Ok, "CA", text),
-            Some(Err(text)) => self.note(State::Error, "CA", text),
+            Some(Ok(text)) => self.note(Severity::Ok, "CA", text),
+            Some(Err(text)) => self.note(Severity::Error, "CA", text),
             None => {}
         }
         let Some((endpoint, protocol)) = provider.endpoint() else { return };
@@ -111,17 +111,17 @@ impl Findings {
         let connect = ca::connect(endpoint, certificate.as_ref(), protocol);
         match timeout(config.workload.timeout, connect).await {
             Ok(Ok(_)) if endpoint.address.plaintext => {
-                self.note(State::Ok, "CA", format!("{address} accepts connections, in plain text"));
+                self.note(Severity::Ok, "CA", format!("{address} accepts connections, in plain text"));
             }
             Ok(Ok(_)) => {
-                self.note(State::Ok, "CA", format!("{address} is reachable, and its certificate is valid"));
+                self.note(Severity::Ok, "CA", format!("{address} is reachable, and its certificate is valid"));
             }
             Ok(Err(error)) => {
                 let at = if error.names_its_ca() { String::new() } else { format!("{address}: ") };
-                self.note(State::Error, "CA", format!("{at}{error}"));
+                self.note(Severity::Error, "CA", format!("{at}{error}"));
             }
             Err(_) => self.note(
-                State::Error,
+                Severity::Error,
                 "CA",
                 format!(
                     "{address} has not answered within {:?} (--ca-timeout): does a firewall drop the packets?",
@@ -133,9 +133,9 @@ impl Findings {
 
     pub(super) async fn identity(&mut self, config: &Config) {
         match config.workload.identity.resolve(&self.clock).await {
-            Some(identity) => self.note(State::Ok, "identity", identity.to_string()),
+            Some(identity) => self.note(Severity::Ok, "identity", identity.to_string()),
             None => self.note(
-                State::Warning,
+                Severity::Warning,
                 "identity",
                 "neither the options nor a credential name it: the CA decides. --spiffe-id sets it",
             ),
@@ -144,12 +144,12 @@ impl Findings {
 
     pub(super) async fn issuance(&mut self, config: Config) {
         if config.providers.is_empty() {
-            return self.note(State::Ok, "issuance", "no CA is used");
+            return self.note(Severity::Ok, "issuance", "no CA is used");
         }
         let clock = self.clock.clone();
         let cas = match providers::clients(&config.providers, &clock) {
             Ok(cas) => cas,
-            Err(error) => return self.note(State::Error, "issuance", error.to_string()),
+            Err(error) => return self.note(Severity::Error, "issuance", error.to_string()),
         };
         let (cache, workload) = Cache::with_workload("");
         let mut settings = config.workload;
@@ -171,9 +171,9 @@ impl Findings {
         match (&entry.good, entry.failure()) {
             (Some(good), _) => {
                 let text = format!("{}, {}", good.secret, self.until(good.secret.not_after()));
-                self.note(State::Ok, "issuance", text);
+                self.note(Severity::Ok, "issuance", text);
             }
-            (None, reason) => self.note(State::Error, "issuance", reason.unwrap_or_default()),
+            (None, reason) => self.note(Severity::Error, "issuance", reason.unwrap_or_default()),
         }
     }
 }

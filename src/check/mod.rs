@@ -30,7 +30,7 @@ use crate::store::Cache;
 const FEW_DESCRIPTORS: u64 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum State {
+pub enum Severity {
     Ok,
     /// The agent will serve, but a person should look at it.
     Warning,
@@ -38,7 +38,7 @@ pub enum State {
     Error,
 }
 
-impl State {
+impl Severity {
     pub fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -51,7 +51,7 @@ impl State {
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    pub state: State,
+    pub state: Severity,
     /// The subject of the check.
     pub about: &'static str,
     /// The facts, and a remedy unless `state` is `Ok`.
@@ -89,7 +89,7 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
     let admin = config.admin_socket.as_ref().map(|socket| socket.path.as_path());
     let inventory = inventory(&config, &config.socket, admin);
     for concern in permissions::concerns(&inventory, scope.is_in_pod) {
-        f.note(State::Warning, "modes", concern);
+        f.note(Severity::Warning, "modes", concern);
     }
     f.directories(&config, is_running);
     f.mounted(&config);
@@ -112,16 +112,16 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
 }
 
 impl Findings {
-    fn note(&mut self, state: State, about: &'static str, text: impl Into<String>) {
+    fn note(&mut self, state: Severity, about: &'static str, text: impl Into<String>) {
         self.all.push(Finding { state, about, text: text.into() });
     }
 
     fn options(&mut self, config: &Config) {
         let cas: Vec<_> = config.providers.iter().map(|provider| provider.name()).collect();
         let cas = if cas.is_empty() { "no CA: mounted files alone".to_owned() } else { cas.join(", ") };
-        self.note(State::Ok, "options", format!("{cas} (because of {})", config.provider_reason));
+        self.note(Severity::Ok, "options", format!("{cas} (because of {})", config.provider_reason));
         for note in &config.notes {
-            self.note(State::Warning, "options", note);
+            self.note(Severity::Warning, "options", note);
         }
     }
 
@@ -134,16 +134,16 @@ impl Findings {
             let shown = file.display();
             match (ReadyFile::is_stale(file), writable) {
                 (Err(ReadyFileError::Taken { .. }), _) if is_running => {
-                    self.note(State::Ok, "directories", format!("--ready-file {shown} exists"));
+                    self.note(Severity::Ok, "directories", format!("--ready-file {shown} exists"));
                 }
-                (Err(error), _) => self.note(State::Error, "directories", error.to_string()),
+                (Err(error), _) => self.note(Severity::Error, "directories", error.to_string()),
                 (_, Err(words)) => self.note(
-                    State::Error,
+                    Severity::Error,
                     "directories",
                     format!("--ready-file {shown}: {words}; choose another path"),
                 ),
                 (Ok(_), Ok(())) => {
-                    self.note(State::Ok, "directories", format!("--ready-file {shown} is writable"))
+                    self.note(Severity::Ok, "directories", format!("--ready-file {shown} is writable"))
                 }
             }
         }
@@ -152,12 +152,12 @@ impl Findings {
             let existing = directory.ancestors().find(|path| path.exists()).unwrap_or(directory);
             match check_writable(existing) {
                 Ok(()) => self.note(
-                    State::Ok,
+                    Severity::Ok,
                     "directories",
                     format!("{option} {} is writable", directory.display()),
                 ),
                 Err(words) => self.note(
-                    State::Error,
+                    Severity::Error,
                     "directories",
                     format!(
                         "{option} {}: {words}; fix that, or choose another directory",
@@ -178,11 +178,11 @@ impl Findings {
             let name = one.key.name.as_str();
             match (&one.entry.good, one.entry.failure()) {
                 (_, Some(reason)) => {
-                    self.note(State::Error, "mounted files", format!("{name}: {reason}"));
+                    self.note(Severity::Error, "mounted files", format!("{name}: {reason}"));
                 }
                 (Some(good), None) => {
                     let text = format!("{name}: {}, {}", good.secret, self.until(good.secret.not_after()));
-                    self.note(State::Ok, "mounted files", text);
+                    self.note(Severity::Ok, "mounted files", text);
                 }
                 (None, None) => {}
             }
@@ -192,7 +192,7 @@ impl Findings {
             let mut homes: Vec<_> = homes.map(|home| home.display().to_string()).collect();
             homes.dedup();
             let text = format!("none in {}: all secrets come from the CA", homes.join(", "));
-            self.note(State::Ok, "mounted files", text);
+            self.note(Severity::Ok, "mounted files", text);
         }
     }
 
@@ -203,9 +203,9 @@ impl Findings {
                 let expired = crls.iter().find(|crl| crl.next_update.is_some_and(|at| at <= now));
                 let file = config.crl.path.display();
                 match expired {
-                    None => self.note(State::Ok, "CRLs", format!("{file}: {} CRL(s)", crls.len())),
+                    None => self.note(Severity::Ok, "CRLs", format!("{file}: {} CRL(s)", crls.len())),
                     Some(crl) => self.note(
-                        State::Warning,
+                        Severity::Warning,
                         "CRLs",
                         format!(
                             "{file}: the CRL of {} expired at {}: no CRL is served, and revoked certificates are accepted; \
@@ -217,12 +217,12 @@ impl Findings {
                 }
             }
             Ok(None) if config.crl.is_named => self.note(
-                State::Warning,
+                Severity::Warning,
                 "CRLs",
                 format!("{} does not exist: revoked certificates are accepted", config.crl.path.display()),
             ),
             Ok(None) => {}
-            Err(error) => self.note(State::Error, "CRLs", error.to_string()),
+            Err(error) => self.note(Severity::Error, "CRLs", error.to_string()),
         }
     }
 
@@ -243,7 +243,7 @@ impl Findings {
         );
         if watch.polls() {
             self.note(
-                State::Warning,
+                Severity::Warning,
                 "inotify",
                 format!(
                     "not available: the mounted files are polled every two seconds; {limits}: raise the limit that is \
@@ -251,17 +251,17 @@ impl Findings {
                 ),
             );
         } else {
-            self.note(State::Ok, "inotify", format!("available; {limits}"));
+            self.note(Severity::Ok, "inotify", format!("available; {limits}"));
         }
         match getrlimit(Resource::Nofile).maximum {
             Some(limit) if limit < FEW_DESCRIPTORS => self.note(
-                State::Warning,
+                Severity::Warning,
                 "descriptors",
                 format!("{limit} at most: each connection takes one; raise the limit (ulimit -n)"),
             ),
             limit => {
                 let text = limit.map_or("no limit".to_owned(), |limit| format!("{limit} at most"));
-                self.note(State::Ok, "descriptors", text);
+                self.note(Severity::Ok, "descriptors", text);
             }
         }
     }

@@ -10,8 +10,8 @@ use rustix::process::{getgid, getuid};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::{Findings, Scope, State, check_writable};
-use crate::base::limits;
+use super::{Findings, Scope, Severity, check_writable};
+use crate::base::text;
 use crate::config::Config;
 use crate::fs::file;
 use crate::net::http2;
@@ -45,7 +45,7 @@ impl Findings {
         let shown = path.display();
         if let Err(words) = check_writable(file::directory_of(path)) {
             let remedy = format!("create or mount it, or choose another path with {option}");
-            self.note(State::Error, about, format!("{shown}: {words}; {remedy}"));
+            self.note(Severity::Error, about, format!("{shown}: {words}; {remedy}"));
             return false;
         }
         let process = |pid: Option<i32>| match pid {
@@ -53,22 +53,22 @@ impl Findings {
             None => "another process".to_owned(),
         };
         match occupant(path, option) {
-            Err(error) => self.note(State::Error, about, error.to_string()),
+            Err(error) => self.note(Severity::Error, about, error.to_string()),
             Ok(Occupant::Live(pid)) => {
                 // The admin socket speaks HTTP/1.1, and belongs to the same process as the SDS socket.
                 let is_agent = if option == "--socket" { is_agent(path).await } else { Some(true) };
                 let process = process(pid);
                 let (state, text) = match is_agent {
-                    Some(true) => (State::Ok, format!("an agent is running there, {process}")),
+                    Some(true) => (Severity::Ok, format!("an agent is running there, {process}")),
                     Some(false) => (
-                        State::Error,
+                        Severity::Error,
                         format!(
                             "{process} listens there and is not an attache agent: stop it, or choose another path with \
                              {option}"
                         ),
                     ),
                     None => (
-                        State::Warning,
+                        Severity::Warning,
                         format!(
                             "{process} listens there and has not answered within {PATIENCE:?}: is the agent hanging?"
                         ),
@@ -78,7 +78,7 @@ impl Findings {
                 return is_agent != Some(false);
             }
             Ok(Occupant::None | Occupant::Dead) => {
-                self.note(State::Ok, about, format!("{shown}: free, and its directory is writable"));
+                self.note(Severity::Ok, about, format!("{shown}: free, and its directory is writable"));
             }
         }
         false
@@ -107,15 +107,15 @@ impl Findings {
         let limit = if is_limited {
             format!(
                 ", and --allow-uid and --allow-gid admit only users [{}] and groups [{}]",
-                limits::listed(uids, ", "),
-                limits::listed(gids, ", ")
+                text::listed(uids, ", "),
+                text::listed(gids, ", ")
             )
         } else {
             String::new()
         };
         if scope.is_in_pod && !(mode_admits_proxy && options_admit_proxy) {
             self.note(
-                State::Warning,
+                Severity::Warning,
                 "peers",
                 format!(
                     "{mode} lets {users} connect{limit}, but Istio's proxy is user and group {ISTIO_PROXY}: run Envoy and \
@@ -125,13 +125,13 @@ impl Findings {
             );
         } else if is_for_all && !is_limited {
             self.note(
-                State::Warning,
+                Severity::Warning,
                 "peers",
                 format!("{mode} lets every user connect and get the workload's key: limit that with --socket-mode 0660 or --allow-uid"),
             );
         } else {
             self.note(
-                State::Ok,
+                Severity::Ok,
                 "peers",
                 format!("{mode} lets {users} connect{limit}: Envoy must be among them"),
             );
@@ -155,10 +155,10 @@ impl Findings {
         let status = config.status_address.map(|address| (address, listen(address, "--status-address")));
         let page = config.admin_address.map(|address| (address, listen(address, "--admin-address")));
         match status {
-            None => self.note(State::Ok, "status address", "none: no probes and no metrics"),
-            Some((_, Err(words))) => self.note(State::Error, "status address", words),
+            None => self.note(Severity::Ok, "status address", "none: no probes and no metrics"),
+            Some((_, Err(words))) => self.note(Severity::Error, "status address", words),
             Some((address, Ok(()))) if scope.is_in_pod && address.ip().is_loopback() => self.note(
-                State::Warning,
+                Severity::Warning,
                 "status address",
                 format!(
                     "{address} is unreachable for the kubelet's probes and for Prometheus: --status-address 0.0.0.0:{} \
@@ -166,12 +166,12 @@ impl Findings {
                     address.port()
                 ),
             ),
-            Some((address, Ok(()))) => self.note(State::Ok, "status address", address.to_string()),
+            Some((address, Ok(()))) => self.note(Severity::Ok, "status address", address.to_string()),
         }
         match page {
             None => {}
-            Some((_, Err(words))) => self.note(State::Error, "status page", words),
-            Some((address, Ok(()))) => self.note(State::Ok, "status page", address.to_string()),
+            Some((_, Err(words))) => self.note(Severity::Error, "status page", words),
+            Some((address, Ok(()))) => self.note(Severity::Ok, "status page", address.to_string()),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::base::spiffe_id::SpiffeId;
 use crate::envoy::bootstrap::{Bootstrap, Inbound, Outbound};
-use crate::net::endpoint::Address;
+use crate::net::address::Address;
 
 /// Print an Envoy bootstrap (v3, JSON) that takes its certificate and its trust roots from Attaché
 ///

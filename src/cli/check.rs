@@ -6,7 +6,7 @@ use std::io::IsTerminal as _;
 use serde_json::Value;
 
 use super::{paint, run};
-use crate::check::{self, Finding, Scope, State};
+use crate::check::{self, Finding, Scope, Severity};
 use crate::config::{RunArgs, is_in_pod};
 
 /// Check the prerequisites of an agent with these options, without serving: the options, the socket's directory, mounted
@@ -46,7 +46,7 @@ pub(super) fn run(args: &CheckArgs, unknown: Vec<String>) -> anyhow::Result<()> 
         Output::Json => format!("{:#}\n", Value::Array(findings.iter().map(Finding::json).collect())),
     };
     super::print(text)?;
-    match findings.iter().filter(|finding| finding.state == State::Error).count() {
+    match findings.iter().filter(|finding| finding.state == Severity::Error).count() {
         0 => Ok(()),
         1 => anyhow::bail!("1 error"),
         count => anyhow::bail!("{count} errors"),
@@ -56,7 +56,7 @@ pub(super) fn run(args: &CheckArgs, unknown: Vec<String>) -> anyhow::Result<()> 
 fn table(findings: &[Finding], colours: bool) -> String {
     let mut out = String::new();
     for Finding { state, about, text } in findings {
-        let word = paint(&format!("{:<8}", state.word()), *state == State::Ok, colours);
+        let word = paint(&format!("{:<8}", state.word()), *state == Severity::Ok, colours);
         // Writing to a String does not fail.
         let _ = writeln!(out, "{word}{about:<19} {text}");
     }

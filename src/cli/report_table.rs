@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::paint;
 use crate::base::clock::{rfc3339, span};
-use crate::base::limits;
+use crate::base::text;
 
 /// A text field; empty where it is missing.
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {
@@ -143,7 +143,7 @@ fn streams_text(secret: &Value, streams: u64) -> String {
         counted += count;
         let nodes: Vec<_> = list(one, "nodes").filter_map(Value::as_str).collect();
         let nodes =
-            if nodes.is_empty() { String::new() } else { format!(" ({})", limits::listed(&nodes, ", ")) };
+            if nodes.is_empty() { String::new() } else { format!(" ({})", text::listed(&nodes, ", ")) };
         match text(one, "version") {
             version if version == current => parts.insert(0, format!("{count} with this version{nodes}")),
             version => parts.push(format!("{count} with {version}{nodes}")),

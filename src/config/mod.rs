@@ -213,8 +213,16 @@ fn workload_and_providers(
         r.note(format!("--state-dir {directory} is not used: without a CA there is nothing to keep"));
     }
     let CertificateOptions { key_type, key_format, ttl, timeout, grace, .. } = certificate;
-    let workload =
-        issuer::IssuerSettings { identity, key_type, key_format, ttl, grace, timeout, drops_old_roots, state };
+    let workload = issuer::IssuerSettings {
+        identity,
+        key_type,
+        key_format,
+        ttl,
+        grace,
+        timeout,
+        drops_old_roots,
+        state,
+    };
     (workload, providers)
 }
 

@@ -7,7 +7,7 @@ use crate::ca::citadel;
 use crate::ca::provider::{CaNetwork, Choice, ProviderKind, Selection};
 use crate::ca::providers::{self, ISTIO, choices, parse_choice};
 use crate::fs::generation::Place;
-use crate::net::endpoint::Address;
+use crate::net::address::Address;
 use crate::options::{Reader, Setting};
 
 /// The options that select the provider.

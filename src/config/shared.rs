@@ -6,10 +6,10 @@ use http::{HeaderName, HeaderValue};
 
 use super::args::RunArgs;
 use super::selection::{ProviderOptions, istios};
-use crate::auth::client_cert::ClientCertFolder;
+use crate::auth::client_cert::ClientCertDir;
 use crate::auth::token_file::TokenFile;
 use crate::ca::provider::{DefaultRoots, Headers, ProviderKind, Selection, TokenUse};
-use crate::net::endpoint::Roots;
+use crate::net::tls::Roots;
 use crate::options::Reader;
 
 /// Where Istio mounts the root of its CA's TLS certificate.
@@ -23,7 +23,7 @@ pub(super) struct Credentials {
     pub(super) token: TokenFile,
     /// Whether `--token-file` is set.
     pub(super) is_token_named: bool,
-    pub(super) client_cert: Option<ClientCertFolder>,
+    pub(super) client_cert: Option<ClientCertDir>,
 }
 
 impl Credentials {
@@ -54,12 +54,12 @@ fn client_cert_dir(
     r: &mut Reader<'_>,
     options: &ProviderOptions,
     kind: Option<&ProviderKind>,
-) -> Option<ClientCertFolder> {
+) -> Option<ClientCertDir> {
     let ProviderOptions { client_cert, addresses, .. } = options;
     let takes_one = kind.is_some_and(|kind| kind.takes_client_cert);
     let directory = client_cert.value.as_ref().filter(|_| takes_one)?;
     if !addresses.value.as_ref().is_some_and(|all| all.iter().all(|address| address.plaintext)) {
-        return Some(ClientCertFolder::new(directory));
+        return Some(ClientCertDir::new(directory));
     }
     let why = format!("a client certificate needs TLS, and {} is without", addresses.from);
     if client_cert.level == addresses.level {
@@ -74,7 +74,7 @@ fn client_cert_dir(
 pub(super) fn roots(
     r: &mut Reader<'_>,
     args: &RunArgs,
-    client_cert: Option<&ClientCertFolder>,
+    client_cert: Option<&ClientCertDir>,
     kind: Option<&ProviderKind>,
 ) -> Roots {
     if let Some(text) = r.text("ca-root", &args.ca_root, istios(kind, &["CA_ROOT_CA"])).value {
@@ -87,7 +87,7 @@ pub(super) fn roots(
     match network.map_or(DefaultRoots::Istio, |network| network.default_roots) {
         DefaultRoots::System => Roots::System,
         DefaultRoots::Istio if r.variable("PILOT_CERT_PROVIDER") != Some("kubernetes") => {
-            let with_certificate = client_cert.map(ClientCertFolder::root_file);
+            let with_certificate = client_cert.map(ClientCertDir::root_file);
             Roots::FirstOf(with_certificate.into_iter().chain(ISTIO_ROOTS.map(PathBuf::from)).collect())
         }
         DefaultRoots::Istio | DefaultRoots::ServiceAccount => {

@@ -11,7 +11,7 @@ use crate::ca::kubernetes::SignerRoots;
 use crate::ca::kubernetes::options::KubernetesProvider;
 use crate::ca::vault::options::VaultProvider;
 use crate::export::output::Hook;
-use crate::net::endpoint::Roots;
+use crate::net::tls::Roots;
 use crate::pki::key::{KeyFormat, KeyType};
 use crate::source::issuer::IdentitySource;
 
@@ -187,11 +187,11 @@ fn the_provider_follows_from_addresses_and_mounted_files() {
     assert_eq!(provider(vault, &[]), "vault");
     assert_eq!(provider("", &[("CA_ADDR", "istiod:15012"), ("FILE_MOUNTED_CERTS", "true")]), "none");
     assert_eq!(provider("--ca embedded", &[("FILE_MOUNTED_CERTS", "true")]), "embedded");
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for name in ["cert-chain.pem", "key.pem"] {
-        std::fs::write(folder.path().join(name), "").unwrap();
+        std::fs::write(directory.path().join(name), "").unwrap();
     }
-    assert_eq!(provider("", &[("ATTACHE_CERT_DIR", folder.path().to_str().unwrap())]), "none");
+    assert_eq!(provider("", &[("ATTACHE_CERT_DIR", directory.path().to_str().unwrap())]), "none");
 }
 
 #[test]
@@ -209,10 +209,10 @@ fn in_a_cluster_kubernetes_needs_only_signer_and_roots() {
     let Provider::Kubernetes(KubernetesProvider { endpoint, token, signer, roots, .. }) = only(&found) else {
         panic!("another CA")
     };
-    let folder = Path::new("/var/run/secrets/kubernetes.io/serviceaccount");
+    let directory = Path::new("/var/run/secrets/kubernetes.io/serviceaccount");
     assert_eq!(endpoint.address.to_string(), "https://[fd00::1]:6443");
-    assert_eq!((endpoint.roots, endpoint.server_name), (Roots::File(folder.join("ca.crt")), None));
-    assert_eq!(token.path(), folder.join("token"));
+    assert_eq!((endpoint.roots, endpoint.server_name), (Roots::File(directory.join("ca.crt")), None));
+    assert_eq!(token.path(), directory.join("token"));
     assert_eq!(signer, "example.com/spiffe".parse().unwrap());
     assert_eq!(roots, SignerRoots::File("/root.pem".into()));
     assert!(found.notes.is_empty(), "{:?}", found.notes);
@@ -373,7 +373,7 @@ fn the_client_certificate_decides_on_roots_and_mounted_files() {
         };
         let Roots::FirstOf(roots) = endpoint.roots else { panic!("not a list of places") };
         (
-            client_cert.map(|folder| folder.path().to_owned()),
+            client_cert.map(|directory| directory.path().to_owned()),
             roots,
             self::cert_dir(&config.files),
             config.notes,
@@ -390,8 +390,8 @@ fn the_client_certificate_decides_on_roots_and_mounted_files() {
     // The same directory: for the CA, not for Envoy.
     let (client, _, cert_dir, notes) = found("--ca-address ca:1", &[("PROV_CERT", "/etc/./certs/")]);
     assert_eq!((client, cert_dir, notes), (Some("/etc/./certs/".into()), None, vec![]));
-    let folder = tempfile::tempdir().unwrap();
-    let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+    let directory = tempfile::tempdir().unwrap();
+    let (real, link) = (directory.path().join("real"), directory.path().join("link"));
     std::fs::create_dir(&real).unwrap();
     std::os::unix::fs::symlink(&real, &link).unwrap();
     let line =
@@ -442,11 +442,11 @@ fn output_options_need_an_output_directory() {
 
 #[test]
 fn the_output_directory_is_no_source_of_mounted_files() {
-    let folder = tempfile::tempdir().unwrap();
-    let certs = folder.path().join("certs");
-    std::os::unix::fs::symlink(&certs, folder.path().join("link")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let certs = directory.path().join("certs");
+    std::os::unix::fs::symlink(&certs, directory.path().join("link")).unwrap();
     let line = |output: &str| {
-        format!("--cert-dir {} --output-dir {}/{output}", certs.display(), folder.path().display())
+        format!("--cert-dir {} --output-dir {}/{output}", certs.display(), directory.path().display())
     };
     for is_there in [false, true] {
         if is_there {

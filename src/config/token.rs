@@ -6,10 +6,11 @@ use super::args::RunArgs;
 use super::shared::Credentials;
 use crate::auth::exchange::{Exchange, Url};
 use crate::auth::metadata_server::{self, MetadataServer, Wanted};
-use crate::auth::token::{Service, Settings};
+use crate::auth::token::{Service, TokenSettings};
 use crate::ca::provider::{MetadataToken, Selection, TokenUse};
 use crate::ca::providers;
-use crate::net::endpoint::{Address, Roots};
+use crate::net::address::Address;
+use crate::net::tls::Roots;
 use crate::options::{Reader, SetBy, Setting};
 
 /// `--token-source`.
@@ -37,7 +38,7 @@ pub(super) fn source(
     selection: &Selection,
     credentials: &Credentials,
     timeout: Duration,
-) -> Settings {
+) -> TokenSettings {
     let file = credentials.token.clone();
     let options = TokenOptions::new(r, args);
     let Some(TokenUse::Source { exchange, metadata }) = selection.ca().map(|kind| kind.token) else {
@@ -55,7 +56,7 @@ pub(super) fn source(
         SourceKind::Gce => options.metadata_server(r, selection, metadata).map(Service::Metadata),
     };
     match service {
-        Some(service) => Settings::Service { service, patience: timeout / 2 },
+        Some(service) => TokenSettings::Service { service, patience: timeout / 2 },
         None => file.into(),
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::base::spiffe_id::SpiffeId;
-use crate::net::endpoint::Address;
+use crate::net::address::Address;
 
 /// The cluster through which Envoy reaches the agent.
 const SDS_CLUSTER: &str = "attache_sds";

@@ -6,7 +6,7 @@ use super::problem::Problem;
 use super::sidecar::Sidecar;
 use super::workload::CONTAINER_LISTS;
 use super::yaml::Node;
-use crate::base::limits;
+use crate::base::text;
 
 /// The container of Istio's proxy.
 pub(super) const ISTIO_PROXY: &str = "istio-proxy";
@@ -51,7 +51,7 @@ impl<'a> Pod<'a> {
         }
         for wanted in &sidecar.containers {
             if containers.iter().all(|container| container.name != wanted) {
-                let known = limits::listed(containers.iter().map(|container| container.name), ", ");
+                let known = text::listed(containers.iter().map(|container| container.name), ", ");
                 let message = format!("--container {wanted}: the containers of this Pod are {known}");
                 return Err(self.problem(spec.line, message));
             }

@@ -240,8 +240,8 @@ impl Collector for Counted {
         }
         let help = "Watched directories, by how changes are noticed";
         let mut family = encoder.encode_descriptor("watched_folders", help, None, MetricType::Gauge)?;
-        for (mode, folders) in [("inotify", watched.inotify), ("polling", watched.polling)] {
-            ConstGauge::new(whole(folders)).encode(family.encode_family(&[("mode", mode)])?)?;
+        for (mode, directories) in [("inotify", watched.inotify), ("polling", watched.polling)] {
+            ConstGauge::new(whole(directories)).encode(family.encode_family(&[("mode", mode)])?)?;
         }
         Ok(())
     }

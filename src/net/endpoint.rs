@@ -10,10 +10,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-pub use crate::net::address::Address;
+use crate::net::address::Address;
 use crate::net::error::{self, TlsError, TransportError};
-pub use crate::net::tls::Roots;
-use crate::net::tls::{self, Alert, Presenter, Trusted, Watched};
+use crate::net::tls::{self, Alert, Presenter, Roots, Trusted, Watched};
 use crate::secret::KeyPair;
 
 /// A byte stream to a server: TCP, with or without TLS.

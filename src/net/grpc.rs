@@ -21,6 +21,7 @@ use tonic::{Code, Status};
 use tower_service::Service;
 
 use crate::base::limits;
+use crate::base::text;
 use crate::net::endpoint::{Connected, Endpoint, Protocol};
 use crate::net::error::{TlsError, TransportError, retry_after, with_causes};
 use crate::net::http2;
@@ -164,7 +165,7 @@ impl Channel {
         if let Some(source) = source {
             return TransportError::broken(with_causes(source));
         }
-        let message = limits::sanitize_for_log(status.message());
+        let message = text::sanitize_for_log(status.message());
         if self.is_refused.load(Ordering::Relaxed) {
             return TransportError::Refused {
                 code: status.code(),
@@ -207,7 +208,7 @@ fn describe(error: &hyper::Error) -> String {
         }
         (true, true) => format!(
             "it accepts no more calls on this connection (GOAWAY: {})",
-            limits::sanitize_for_log(&h2.to_string())
+            text::sanitize_for_log(&h2.to_string())
         ),
         (true, false) => format!("it reset the call (RST_STREAM: {h2})"),
         (false, _) => format!("it violates HTTP/2 ({h2}); is this its gRPC port?"),
@@ -245,8 +246,7 @@ impl NotGrpc {
         if is_grpc || headers.contains_key(GRPC_STATUS) {
             return None;
         }
-        let content_type =
-            kind.map_or("without a content type".into(), |kind| limits::sanitize_for_log(&kind));
+        let content_type = kind.map_or("without a content type".into(), |kind| text::sanitize_for_log(&kind));
         Some(Self { status, content_type, retry_after: retry_after(headers) })
     }
 }

@@ -16,7 +16,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::base::backoff::Backoff;
 use crate::base::failure_log::FailureLog;
-use crate::base::limits;
+use crate::base::text;
 use crate::store::health::{self, Health};
 
 /// The name of the SDS socket among the passed ones.
@@ -217,7 +217,7 @@ fn status(health: &Health) -> String {
         (true, false) => format!("ready; not renewed: {}", health::listed(failing)),
         (true, true) => "ready".to_owned(),
     };
-    format!("STATUS={}", limits::sanitize_for_log(&text))
+    format!("STATUS={}", text::sanitize_for_log(&text))
 }
 
 #[cfg(test)]

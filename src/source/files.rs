@@ -65,7 +65,8 @@ impl FileSource {
         clock: Clock,
         metrics: Metrics,
     ) -> Self {
-        let context = Context { cache: cache.clone(), workload, watcher, debounce: settings.debounce, clock, metrics };
+        let context =
+            Context { cache: cache.clone(), workload, watcher, debounce: settings.debounce, clock, metrics };
         let places = Places { own: settings.own.clone(), ..Places::new(settings.mounted.clone()) };
         let publisher = |name| Some(SecretPublisher::new(cache, Key { workload, name }, settings.is_alone));
         let (key_pair, roots) = (publisher(SecretName::Workload), publisher(SecretName::Roots));
@@ -82,7 +83,8 @@ impl FileSource {
     pub async fn run(self) {
         let Self { settings, mounted, context } = self;
         let demand = context.cache.demand(NameKind::File, Scope::Workload(context.workload));
-        let mut demand = demand.inspect_err(|error| tracing::error!(%error, "requested files are not served")).ok();
+        let mut demand =
+            demand.inspect_err(|error| tracing::error!(%error, "requested files are not served")).ok();
         let mut sets = JoinSet::new();
         // The first look is settled: the files may have changed since `publish_once`, before they were watched.
         sets.spawn(mounted.run(true));

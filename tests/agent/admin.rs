@@ -19,9 +19,9 @@ async fn succeeds(arguments: &[&str]) -> String {
 
 #[tokio::test]
 async fn status_renew_and_log_report_and_act() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
-    let mut agent = Agent::ready(folder.path(), "web", &strs(&ca.client(folder.path()))).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
+    let mut agent = Agent::ready(directory.path(), "web", &strs(&ca.client(directory.path()))).await;
     let socket = agent.socket.to_str().unwrap().to_owned();
     let at = ["--socket", &socket];
     let mode = std::fs::metadata(agent.socket.with_file_name("admin.sock")).unwrap().permissions().mode();
@@ -80,22 +80,22 @@ async fn status_renew_and_log_report_and_act() {
 
 #[tokio::test]
 async fn commands_report_an_agent_that_is_not_ready_or_not_running() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
     ca.set(Mood::Refuse(Code::PermissionDenied));
-    let mut agent = Agent::start(folder.path(), "web", &strs(&ca.client(folder.path())));
+    let mut agent = Agent::start(directory.path(), "web", &strs(&ca.client(directory.path())));
     agent.process.wait_log("no new certificate").await;
     let socket = agent.socket.to_str().unwrap().to_owned();
     let (code, error) = failure(&["status", "--socket", &socket]).await;
     assert!(code == 1 && error.contains("not ready") && error.contains("PermissionDenied"), "{error}");
 
     // Another agent in the same directory has no admin socket unless one is configured.
-    let mut other = Agent::start(folder.path(), "other", &strs(&ca.client(folder.path())));
+    let mut other = Agent::start(directory.path(), "other", &strs(&ca.client(directory.path())));
     other.process.wait_log("no admin socket: attache status").await;
-    let named = folder.path().join("other.admin");
+    let named = directory.path().join("other.admin");
     let named = named.to_str().unwrap();
-    let options = [ca.client(folder.path()), vec!["--admin-socket".to_owned(), named.to_owned()]].concat();
-    let mut third = Agent::start(folder.path(), "third", &strs(&options));
+    let options = [ca.client(directory.path()), vec!["--admin-socket".to_owned(), named.to_owned()]].concat();
+    let mut third = Agent::start(directory.path(), "third", &strs(&options));
     third.process.wait_log("no new certificate").await;
     assert_eq!(succeeds(&["log", "--admin-socket", named]).await, "info\n");
 

@@ -13,10 +13,10 @@ use crate::support::files::Mounted;
 use crate::support::process::Agent;
 use crate::support::sds::{Stream, on_connection, request, secrets};
 
-async fn agent(folder: &Path) -> Agent {
-    let certs = folder.join("certs");
-    Mounted::new(&folder.join("ca"), "web").write(&certs);
-    Agent::ready(folder, "agent", &["--cert-dir", certs.to_str().unwrap()]).await
+async fn agent(directory: &Path) -> Agent {
+    let certs = directory.join("certs");
+    Mounted::new(&directory.join("ca"), "web").write(&certs);
+    Agent::ready(directory, "agent", &["--cert-dir", certs.to_str().unwrap()]).await
 }
 
 /// A well-behaved client gets its secret.
@@ -31,8 +31,8 @@ async fn others_are_served(agent: &Agent) {
 
 #[tokio::test]
 async fn odd_names_are_refused_one_by_one_and_cannot_forge_log_lines() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut agent = agent(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let mut agent = agent(directory.path()).await;
     let long = "x".repeat(900_000);
     let odd =
         ["", "nul\0nul", "new\nline 2026-01-01T00:00:00Z ERROR forged", "\u{1b}[31mred", "default ", &long];
@@ -61,8 +61,8 @@ async fn odd_names_are_refused_one_by_one_and_cannot_forge_log_lines() {
 
 #[tokio::test]
 async fn garbage_ends_only_its_own_connection() {
-    let folder = tempfile::tempdir().unwrap();
-    let agent = agent(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let agent = agent(directory.path()).await;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice();
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0].as_slice();
     let mut random = fastrand::Rng::with_seed(7);
@@ -86,8 +86,8 @@ async fn garbage_ends_only_its_own_connection() {
 
 #[tokio::test]
 async fn the_agent_does_not_buffer_for_a_client_that_never_reads_and_never_stops_sending() {
-    let folder = tempfile::tempdir().unwrap();
-    let agent = agent(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let agent = agent(directory.path()).await;
     others_are_served(&agent).await;
     let before = agent.memory();
     on_connection(&agent.socket, async |client| {
@@ -122,8 +122,8 @@ async fn the_agent_does_not_buffer_for_a_client_that_never_reads_and_never_stops
 
 #[tokio::test]
 async fn streams_that_open_and_close_leave_nothing_behind() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut agent = agent(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let mut agent = agent(directory.path()).await;
     on_connection(&agent.socket.clone(), async |client| {
         for round in 0..2000 {
             let mut stream = Stream::open(&client, &["default", "ROOTCA"]).await.unwrap();
@@ -147,8 +147,8 @@ async fn streams_that_open_and_close_leave_nothing_behind() {
 
 #[tokio::test]
 async fn a_call_to_an_unknown_service_is_refused_with_the_reason() {
-    let folder = tempfile::tempdir().unwrap();
-    let agent = agent(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let agent = agent(directory.path()).await;
     let io = UnixStream::connect(&agent.socket).await.unwrap();
     let code = attache::net::http2::with_connection(io, async |connection| {
         let origin = http::Uri::from_static("http://attache");

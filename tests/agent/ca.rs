@@ -13,8 +13,8 @@ use crate::support::files::{spiffe, token};
 use crate::support::process::{Process, attache, failure};
 
 /// Starts a CA without TLS; returns its address.
-async fn plaintext(folder: &std::path::Path, more: &[&str]) -> (Process, String) {
-    let ca_dir = folder.join("ca");
+async fn plaintext(directory: &std::path::Path, more: &[&str]) -> (Process, String) {
+    let ca_dir = directory.join("ca");
     let fixed = ["ca", "--plaintext", "--listen", "127.0.0.1:0", "--ca-dir", ca_dir.to_str().unwrap()];
     let mut process = Process::start(attache(&[&fixed, more].concat()));
     let (_, line) = process.wait_log("CA listening").await;
@@ -58,8 +58,8 @@ fn parse(text: &str) -> Vec<Certificate> {
 
 #[tokio::test]
 async fn the_ca_issues_the_identity_of_the_token_whatever_the_csr_asks_for() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_ca, address) = plaintext(folder.path(), &[]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (_ca, address) = plaintext(directory.path(), &[]).await;
     let headers = [bearer(&token("web", "istio-ca", 60)), ("clusterid", "Kubernetes".to_owned())];
     let chain = call(&address, &headers, a_csr(), 3600).await.unwrap();
     let strings: Vec<_> = chain.iter().map(|text| parse(text)).collect();
@@ -82,8 +82,8 @@ async fn the_ca_issues_the_identity_of_the_token_whatever_the_csr_asks_for() {
 
 #[tokio::test]
 async fn the_ca_refuses_what_istiod_refuses() {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut ca, address) = plaintext(folder.path(), &["--max-ttl", "1h"]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (mut ca, address) = plaintext(directory.path(), &["--max-ttl", "1h"]).await;
     let good = bearer(&token("web", "istio-ca", 60));
     let cluster = |id: &str| ("clusterid", id.to_owned());
     let cases = [
@@ -113,19 +113,19 @@ async fn the_ca_refuses_what_istiod_refuses() {
 
 #[tokio::test]
 async fn a_ca_with_a_fixed_identity_accepts_any_token() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_ca, address) = plaintext(folder.path(), &["--spiffe-id", "spiffe://td/fixed"]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (_ca, address) = plaintext(directory.path(), &["--spiffe-id", "spiffe://td/fixed"]).await;
     let chain = call(&address, &[bearer("opaque")], a_csr(), 60).await.unwrap();
     assert_eq!(parse(&chain[0])[0].uris, ["spiffe://td/fixed"]);
 }
 
 #[tokio::test]
 async fn the_embedded_ca_and_attache_ca_share_a_directory() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_ca, address) = plaintext(folder.path(), &[]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (_ca, address) = plaintext(directory.path(), &[]).await;
     let chain = call(&address, &[bearer(&token("web", "istio-ca", 60))], a_csr(), 60).await.unwrap();
     let clock = attache::base::clock::Clock::system();
-    let ca = attache::ca::embedded::DevelopmentCa::open(&folder.path().join("ca"), clock).unwrap();
+    let ca = attache::ca::embedded::DevelopmentCa::open(&directory.path().join("ca"), clock).unwrap();
     let embedded = attache::ca::embedded::Embedded(ca);
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let request = SigningRequest {
@@ -139,9 +139,9 @@ async fn the_embedded_ca_and_attache_ca_share_a_directory() {
 
 #[tokio::test]
 async fn an_address_in_use_is_reported_with_the_remedy() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_ca, address) = plaintext(folder.path(), &[]).await;
-    let other = folder.path().join("other");
+    let directory = tempfile::tempdir().unwrap();
+    let (_ca, address) = plaintext(directory.path(), &[]).await;
+    let other = directory.path().join("other");
     let (code, error) = failure(&["ca", "--listen", &address, "--ca-dir", other.to_str().unwrap()]).await;
     assert_eq!(code, 1);
     assert!(error.contains(&address) && error.contains("--listen"), "{error}");

@@ -18,20 +18,20 @@ fn options(address: &str, more: &[&str]) -> Vec<String> {
     fixed.iter().chain(more).map(|text| (*text).to_owned()).collect()
 }
 
-fn path(folder: &Path, name: &str) -> String {
-    folder.join(name).display().to_string()
+fn path(directory: &Path, name: &str) -> String {
+    directory.join(name).display().to_string()
 }
 
 #[tokio::test]
 async fn every_bad_answer_of_cfssl_is_reported_and_a_good_answer_recovers() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCfssl::start(Issuer::new(folder.path())).await;
-    let bundle = path(folder.path(), "issuer/root-cert.pem");
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCfssl::start(Issuer::new(directory.path())).await;
+    let bundle = path(directory.path(), "issuer/root-cert.pem");
     // Renewal is due almost at once, long before expiry.
     let more = ["--cfssl-bundle", &bundle, "--grace-ratio", "0.998", "--cfssl-label", "north"];
     let mut options = options(&format!("http://{}", ca.address), &more);
     options.extend(["--ca-header", "x-tenant=blue"].map(str::to_owned));
-    let mut agent = Agent::ready(folder.path(), "web", &strs(&options)).await;
+    let mut agent = Agent::ready(directory.path(), "web", &strs(&options)).await;
 
     let not_found =
         Mood::Say("404 Not Found\r\nContent-Type: text/plain; charset=utf-8", "404 page not found\n".into());
@@ -77,27 +77,27 @@ async fn every_bad_answer_of_cfssl_is_reported_and_a_good_answer_recovers() {
 
 #[tokio::test]
 async fn a_root_that_signs_is_the_root_and_an_intermediate_needs_the_bundle() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCfssl::start(Issuer::of(folder.path(), &root_alone(folder.path()))).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCfssl::start(Issuer::of(directory.path(), &root_alone(directory.path()))).await;
     let alone = options(&format!("http://{}", ca.address), &[]);
-    let mut agent = Agent::ready(folder.path(), "alone", &strs(&alone)).await;
+    let mut agent = Agent::ready(directory.path(), "alone", &strs(&alone)).await;
     let (_, line) = agent.process.wait_log("in plain text are trusted").await;
     assert!(line.contains("WARN") && line.contains("--cfssl-bundle"), "{line}");
 
-    let ca = FakeCfssl::start(Issuer::new(folder.path())).await;
+    let ca = FakeCfssl::start(Issuer::new(directory.path())).await;
     let address = format!("http://{}", ca.address);
-    let mut agent = Agent::start(folder.path(), "without", &strs(&options(&address, &[])));
+    let mut agent = Agent::start(directory.path(), "without", &strs(&options(&address, &[])));
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains("signs with an intermediate") && line.contains("--cfssl-bundle"), "{line}");
     assert_eq!(agent.metric("attache_ca_requests_total{provider=\"cfssl\",outcome=\"no_root\"}").await, 1.0);
 
     // The file appears later; its root may be one of several.
-    let bundle = path(folder.path(), "bundle.pem");
+    let bundle = path(directory.path(), "bundle.pem");
     let with = options(&address, &["--cfssl-bundle", &bundle]);
-    let mut agent = Agent::start(folder.path(), "with", &strs(&with));
+    let mut agent = Agent::start(directory.path(), "with", &strs(&with));
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains(&format!("--cfssl-bundle {bundle} can't be used")), "{line}");
-    let read = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
+    let read = |name: &str| std::fs::read(directory.path().join(name)).unwrap();
     std::fs::write(&bundle, [read("issuer/ca-cert.pem"), read("issuer/root-cert.pem")].concat()).unwrap();
     agent.process.wait_log("ready").await;
     assert_eq!(agent.process.count("in plain text are trusted"), 0);
@@ -105,12 +105,12 @@ async fn a_root_that_signs_is_the_root_and_an_intermediate_needs_the_bundle() {
 
 #[tokio::test]
 async fn requests_are_authenticated_with_a_key_that_may_appear_later() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCfssl::start(Issuer::of(folder.path(), &root_alone(folder.path()))).await;
-    let key = path(folder.path(), "key");
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCfssl::start(Issuer::of(directory.path(), &root_alone(directory.path()))).await;
+    let key = path(directory.path(), "key");
     let more = ["--cfssl-auth-key-file", &key, "--cfssl-profile", "mesh"];
     let options = options(&format!("http://{}", ca.address), &more);
-    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
+    let mut agent = Agent::start(directory.path(), "web", &strs(&options));
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains(&key) && line.contains("--cfssl-auth-key-file"), "{line}");
     assert_eq!(ca.signed().len(), 0);
@@ -123,8 +123,8 @@ async fn requests_are_authenticated_with_a_key_that_may_appear_later() {
 
 #[tokio::test]
 async fn a_real_cfssl_signs_unless_it_is_too_old_to_name_the_identity() {
-    let folder = tempfile::tempdir().unwrap();
-    let place = folder.path();
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path();
     let keys = [("good-key", KEY), ("bad-key", "ffeeddccbbaa99887766554433221100")];
     for (name, content) in keys {
         std::fs::write(place.join(name), content).unwrap();

@@ -10,11 +10,11 @@ use crate::support::wait::{wait_for, wait_until};
 
 #[tokio::test]
 async fn a_failed_command_is_reported_with_its_standard_error_and_retried() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = Pipes::start(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let ca = Pipes::start(directory.path());
     let options = ca.client();
     ca.set("yes", Lie::None);
-    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
+    let mut agent = Agent::start(directory.path(), "web", &strs(&options));
     agent.process.wait_log("printed more than 1048576 bytes").await;
     ca.set("echo 'the HSM is asleep' >&2; exit 75", Lie::None);
     let (_, line) = agent.process.wait_log("exit status: 75").await;
@@ -29,12 +29,12 @@ async fn a_failed_command_is_reported_with_its_standard_error_and_retried() {
 
 #[tokio::test]
 async fn a_command_gets_the_agents_environment_without_its_options() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = Pipes::start(folder.path());
-    let seen = folder.path().join("env");
+    let directory = tempfile::tempdir().unwrap();
+    let ca = Pipes::start(directory.path());
+    let seen = directory.path().join("env");
     ca.set(&format!("env > env; {GOOD}"), Lie::None);
-    let socket = folder.path().join("sds.sock").display().to_string();
-    let no_files = folder.path().join("no-files").display().to_string();
+    let socket = directory.path().join("sds.sock").display().to_string();
+    let no_files = directory.path().join("no-files").display().to_string();
     let options = ca.client();
     let fixed = ["run", "--socket", &socket, "--status-address", "none", "--cert-dir", &no_files];
     let mut command = attache(&[&fixed[..], &strs(&options), &["--cert-ttl", "120s"]].concat());
@@ -58,12 +58,12 @@ async fn a_command_gets_the_agents_environment_without_its_options() {
 
 #[tokio::test]
 async fn stopping_the_agent_kills_a_running_command_and_its_children() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = Pipes::start(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let ca = Pipes::start(directory.path());
     ca.set("trap '' TERM; sleep 1000 & echo $! > pid.new; mv pid.new pid; wait", Lie::None);
     let options = ca.client();
-    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
-    let pid_file = folder.path().join("pid");
+    let mut agent = Agent::start(directory.path(), "web", &strs(&options));
+    let pid_file = directory.path().join("pid");
     let pid = wait_for("the command runs", async || std::fs::read_to_string(&pid_file).ok()).await;
     agent.process.signal(Signal::TERM);
     assert!(agent.process.ended().await.success());
@@ -74,15 +74,15 @@ async fn stopping_the_agent_kills_a_running_command_and_its_children() {
 
 #[tokio::test]
 async fn a_chain_without_a_root_is_refused_with_a_remedy_that_works() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = Pipes::start(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let ca = Pipes::start(directory.path());
     // Leaf and intermediate: all but the last certificate.
     ca.set("cat > csr && awk '/BEGIN/ { n++ } n < 3' answer", Lie::None);
     let options = ca.client();
-    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
+    let mut agent = Agent::start(directory.path(), "web", &strs(&options));
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains("names no root") && line.contains("--ca-exec-roots"), "{line}");
     agent.process.kill().await;
-    let root = format!("cat '{}'", folder.path().join("issuer/root-cert.pem").display());
-    Agent::ready(folder.path(), "web", &[&strs(&options)[..], &["--ca-exec-roots", &root]].concat()).await;
+    let root = format!("cat '{}'", directory.path().join("issuer/root-cert.pem").display());
+    Agent::ready(directory.path(), "web", &[&strs(&options)[..], &["--ca-exec-roots", &root]].concat()).await;
 }

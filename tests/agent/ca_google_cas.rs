@@ -8,9 +8,10 @@ use std::time::Duration;
 use attache::auth::metadata_server::{MetadataServer, Wanted};
 use attache::auth::token::{self, Service, TokenSource};
 use attache::base::clock::Clock;
-use attache::ca::google_cas::{GoogleCas, Settings};
+use attache::ca::google_cas::{GoogleCas, GoogleCasSettings};
 use attache::ca::{CertificateAuthority as _, SigningRequest};
-use attache::net::endpoint::{Endpoint, Roots};
+use attache::net::endpoint::Endpoint;
+use attache::net::tls::Roots;
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{certificate::Certificate, csr};
 use tonic::Code;
@@ -33,12 +34,12 @@ const ASKED: [(&str, &str); 2] = [
 const TOKEN: &str = "ya29.the-token";
 
 /// The options of an agent that exchanges its token.
-fn exchanging(cas: &FakeGoogleCas, sts: &TokenService, folder: &Path, more: &[&str]) -> Vec<String> {
+fn exchanging(cas: &FakeGoogleCas, sts: &TokenService, directory: &Path, more: &[&str]) -> Vec<String> {
     sts.change(|rules| (rules.asked, rules.gives) = (ASKED.to_vec(), Some(TOKEN.to_owned())));
     let url = format!("http://{}/v1/token", sts.address);
     let [(_, audience), _] = ASKED;
-    let mut options = cas.client(folder);
-    let subject = sts.subject_file(folder);
+    let mut options = cas.client(directory);
+    let subject = sts.subject_file(directory);
     let token =
         ["--token-exchange-url", &url, "--token-exchange-audience", audience, "--token-file", &subject];
     options.extend(token.iter().chain(more).map(|text| (*text).to_owned()));
@@ -61,9 +62,9 @@ fn assert_silent(agent: &Agent, service: &TokenService) {
 
 #[tokio::test]
 async fn one_exchanged_token_signs_many_certificates_for_its_identity() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let (cas, sts) = (FakeGoogleCas::start(folder).await, TokenService::start().await);
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let (cas, sts) = (FakeGoogleCas::start(directory).await, TokenService::start().await);
     cas.change(|rules| {
         rules.lifetime = 20;
         rules.ca = "ca-1";
@@ -73,7 +74,7 @@ async fn one_exchanged_token_signs_many_certificates_for_its_identity() {
     let more =
         ["--google-cas-ca", "ca-1", "--ca-header", "x-goog-user-project=payer", "--log-level", "debug"];
     let more = [&BUSY[..], &more].concat();
-    let mut agent = Agent::start(folder, "web", &strs(&exchanging(&cas, &sts, folder, &more)));
+    let mut agent = Agent::start(directory, "web", &strs(&exchanging(&cas, &sts, directory, &more)));
     agent.process.wait_log_times("certificate issued", 3).await;
 
     let chain = served(&agent.socket, "default").await;
@@ -92,13 +93,13 @@ async fn one_exchanged_token_signs_many_certificates_for_its_identity() {
 
 /// Runs an agent that has a certificate through one mood of its CA after the other.
 async fn meets(cases: &[(Mood, &str, &str)]) {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let (cas, sts) = (FakeGoogleCas::start(folder).await, TokenService::start().await);
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let (cas, sts) = (FakeGoogleCas::start(directory).await, TokenService::start().await);
     cas.change(|rules| rules.lifetime = 20);
     cas.admit(TOKEN);
     let more = [&BUSY[..], &["--trust-domain", "my-project.svc.id.goog"]].concat();
-    let mut agent = Agent::ready(folder, "web", &strs(&exchanging(&cas, &sts, folder, &more))).await;
+    let mut agent = Agent::ready(directory, "web", &strs(&exchanging(&cas, &sts, directory, &more))).await;
     for (mood, words, label) in cases {
         let metric = format!("attache_ca_requests_total{{provider=\"google-cas\",outcome=\"{label}\"}}");
         let before = agent.metric(&metric).await;
@@ -149,10 +150,10 @@ async fn a_refusal_of_google_is_reported_with_the_remedy() {
 
 #[tokio::test]
 async fn services_that_are_down_at_first_are_retried_until_they_are_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let (cas, sts) = (FakeGoogleCas::start(folder).await, TokenService::start().await);
-    let mut options = exchanging(&cas, &sts, folder, &[]);
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let (cas, sts) = (FakeGoogleCas::start(directory).await, TokenService::start().await);
+    let mut options = exchanging(&cas, &sts, directory, &[]);
     // Addresses without a listener.
     let mut elsewhere = async |now: SocketAddr| {
         let (_, port) = silent_server().await;
@@ -163,7 +164,7 @@ async fn services_that_are_down_at_first_are_retried_until_they_are_up() {
         free
     };
     let (cas_address, sts_address) = (elsewhere(cas.address).await, elsewhere(sts.address).await);
-    let mut agent = Agent::start(folder, "web", &strs(&options));
+    let mut agent = Agent::start(directory, "web", &strs(&options));
     let (_, line) = agent.process.wait_log("no new certificate").await;
     let words = format!("the token service at http://{sts_address} issued no token: connecting failed: ");
     assert!(line.contains("WARN") && line.contains(&words), "{line}");
@@ -171,9 +172,9 @@ async fn services_that_are_down_at_first_are_retried_until_they_are_up() {
     let subject = sts.subject();
     let sts = TokenService::start_at(sts_address, None).await;
     sts.change(|rules| rules.subject = subject);
-    exchanging(&cas, &sts, folder, &[]);
+    exchanging(&cas, &sts, directory, &[]);
     agent.process.wait_log(&format!("connecting to the CA at https://{cas_address} failed")).await;
-    let cas = FakeGoogleCas::start_at(folder, cas_address).await;
+    let cas = FakeGoogleCas::start_at(directory, cas_address).await;
     let (_, line) = agent.process.wait_log("it does not accept the token").await;
     assert!(
         line.contains("credentials: (the token)") && line.contains("issued it for the token in"),
@@ -186,10 +187,10 @@ async fn services_that_are_down_at_first_are_retried_until_they_are_up() {
 }
 
 /// The client alone, with the metadata server's token.
-fn client(cas: &FakeGoogleCas, metadata: &TokenService, folder: &Path) -> GoogleCas {
+fn client(cas: &FakeGoogleCas, metadata: &TokenService, directory: &Path) -> GoogleCas {
     let endpoint = Endpoint {
         address: format!("https://{}", cas.address).parse().unwrap(),
-        roots: Roots::File(folder.join("web/root-cert.pem")),
+        roots: Roots::File(directory.join("web/root-cert.pem")),
         server_name: None,
     };
     let server = MetadataServer {
@@ -197,8 +198,8 @@ fn client(cas: &FakeGoogleCas, metadata: &TokenService, folder: &Path) -> Google
         wanted: Wanted::Access,
     };
     let patience = Duration::from_secs(30);
-    let token = token::Settings::Service { service: Service::Metadata(server), patience };
-    let settings = Settings { pool: POOL.parse().unwrap(), ca: None };
+    let token = token::TokenSettings::Service { service: Service::Metadata(server), patience };
+    let settings = GoogleCasSettings { pool: POOL.parse().unwrap(), ca: None };
     GoogleCas::new(
         endpoint,
         settings,
@@ -216,11 +217,11 @@ fn a_request() -> SigningRequest {
 
 #[tokio::test]
 async fn a_lost_answer_does_not_cost_a_second_certificate() {
-    let folder = tempfile::tempdir().unwrap();
-    let (cas, metadata) = (FakeGoogleCas::start(folder.path()).await, TokenService::start().await);
+    let directory = tempfile::tempdir().unwrap();
+    let (cas, metadata) = (FakeGoogleCas::start(directory.path()).await, TokenService::start().await);
     metadata.change(|rules| rules.gives = Some(TOKEN.to_owned()));
     cas.admit(TOKEN);
-    let client = client(&cas, &metadata, folder.path());
+    let client = client(&cas, &metadata, directory.path());
     let request = a_request();
     assert!(client.pending().is_none());
     cas.set(Mood::Lost);
@@ -265,9 +266,9 @@ async fn a_lost_answer_does_not_cost_a_second_certificate() {
 
 #[tokio::test]
 async fn a_refused_token_is_replaced_within_the_same_attempt() {
-    let folder = tempfile::tempdir().unwrap();
-    let (cas, metadata) = (FakeGoogleCas::start(folder.path()).await, TokenService::start().await);
-    let client = client(&cas, &metadata, folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let (cas, metadata) = (FakeGoogleCas::start(directory.path()).await, TokenService::start().await);
+    let client = client(&cas, &metadata, directory.path());
     // The metadata server returns the same token for a while: a second attempt with it would be pointless.
     metadata.change(|rules| rules.gives = Some("ya29.outdated".to_owned()));
     let error = client.sign(&a_request()).await.unwrap_err().to_string();
@@ -295,14 +296,14 @@ async fn a_refused_token_is_replaced_within_the_same_attempt() {
 
 #[tokio::test]
 async fn on_a_google_machine_no_token_is_configured() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let (cas, metadata) = (FakeGoogleCas::start(folder).await, TokenService::start().await);
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let (cas, metadata) = (FakeGoogleCas::start(directory).await, TokenService::start().await);
     metadata.change(|rules| rules.gives = Some(TOKEN.to_owned()));
     cas.admit(TOKEN);
     let host = metadata.address.to_string();
     metadata.set(TokenMood::NoFlavor);
-    let mut agent = Agent::start_as(folder, "web", &strs(&cas.client(folder)), |mut command| {
+    let mut agent = Agent::start_as(directory, "web", &strs(&cas.client(directory)), |mut command| {
         command.env("GCE_METADATA_HOST", host);
         command
     });

@@ -19,9 +19,9 @@ fn options(api: &KubeApi, more: &[&str]) -> Vec<String> {
     api.client().into_iter().chain(more.iter().map(|text| (*text).to_owned())).collect()
 }
 
-fn start(folder: &Path, api: &KubeApi, more: &[&str]) -> Agent {
+fn start(directory: &Path, api: &KubeApi, more: &[&str]) -> Agent {
     let options = options(api, more);
-    Agent::start(folder, "web", &strs(&options))
+    Agent::start(directory, "web", &strs(&options))
 }
 
 fn posts(calls: &[Call]) -> usize {
@@ -29,15 +29,15 @@ fn posts(calls: &[Call]) -> usize {
 }
 
 fn root(api: &KubeApi, name: &str) -> Certificate {
-    let text = std::fs::read(api.folder.join(name).join("root-cert.pem")).unwrap();
+    let text = std::fs::read(api.directory.join(name).join("root-cert.pem")).unwrap();
     Certificate::parse(&pem::certificates(&text).unwrap()[0]).unwrap()
 }
 
 #[tokio::test]
 async fn a_request_is_created_signed_served_and_deleted() {
-    let folder = tempfile::tempdir().unwrap();
-    let api = KubeApi::start(folder.path()).await;
-    let mut agent = start(folder.path(), &api, &["--cert-ttl", "60s"]);
+    let directory = tempfile::tempdir().unwrap();
+    let api = KubeApi::start(directory.path()).await;
+    let mut agent = start(directory.path(), &api, &["--cert-ttl", "60s"]);
     agent.process.wait_log("ready").await;
     let chain = served(&agent.socket, "default").await;
     assert_eq!((chain.len(), chain[0].uris.as_slice()), (2, &[spiffe("web")][..]));
@@ -52,18 +52,18 @@ async fn a_request_is_created_signed_served_and_deleted() {
     assert_eq!(methods, ["POST", "GET", "DELETE"]);
     assert_eq!(api.names(), Vec::<String>::new());
     let log = agent.process.log();
-    let token = std::fs::read_to_string(folder.path().join("token")).unwrap();
+    let token = std::fs::read_to_string(directory.path().join("token")).unwrap();
     assert!(token.split('.').all(|part| !log.contains(part)), "a token is in the log:\n{log}");
 }
 
 #[tokio::test]
 async fn the_roots_can_come_from_the_cluster_and_the_key_can_be_rsa() {
-    let folder = tempfile::tempdir().unwrap();
-    let api = KubeApi::start(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let api = KubeApi::start(directory.path()).await;
     let mut options = options(&api, &["--key-type", "rsa-2048"]);
     let file = options.iter().position(|option| option == "--kubernetes-root").unwrap() + 1;
     options[file] = "cluster".to_owned();
-    let agent = Agent::ready(folder.path(), "web", &strs(&options)).await;
+    let agent = Agent::ready(directory.path(), "web", &strs(&options)).await;
     let mut serials: Vec<_> =
         served(&agent.socket, "ROOTCA").await.into_iter().map(|root| root.serial).collect();
     let mut expected = ["signer", "stranger"].map(|name| root(&api, name).serial);
@@ -77,11 +77,11 @@ async fn the_roots_can_come_from_the_cluster_and_the_key_can_be_rsa() {
 
 #[tokio::test]
 async fn one_request_waits_for_approval_and_signer_across_failed_calls() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut api = KubeApi::start(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let mut api = KubeApi::start(directory.path()).await;
     // The first answer is lost: it is unknown whether the request was created.
     api.set(Mood::LoseAnswers);
-    let mut agent = start(folder.path(), &api, &["--ca-timeout", "700ms"]);
+    let mut agent = start(directory.path(), &api, &["--ca-timeout", "700ms"]);
     agent.process.wait_log("the connection to the CA").await;
     api.set(Mood::Unapproved);
     let (_, line) = agent.process.wait_log("waits for approval").await;
@@ -117,10 +117,10 @@ async fn one_request_waits_for_approval_and_signer_across_failed_calls() {
 
 #[tokio::test]
 async fn a_deleted_request_is_created_again_with_another_key() {
-    let folder = tempfile::tempdir().unwrap();
-    let api = KubeApi::start(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let api = KubeApi::start(directory.path()).await;
     api.set(Mood::Unapproved);
-    let mut agent = start(folder.path(), &api, &["--ca-timeout", "700ms"]);
+    let mut agent = start(directory.path(), &api, &["--ca-timeout", "700ms"]);
     agent.process.wait_log("waits for approval").await;
     let first = api.names();
     let known = api.calls().len();
@@ -135,9 +135,9 @@ async fn a_deleted_request_is_created_again_with_another_key() {
 
 /// An agent whose renewals meet each of `cases`: each is logged, and the renewal after it succeeds.
 async fn survives(cases: Vec<(Mood, Vec<&str>, &str)>) {
-    let folder = tempfile::tempdir().unwrap();
-    let api = KubeApi::start(folder.path()).await;
-    let mut agent = start(folder.path(), &api, &BUSY);
+    let directory = tempfile::tempdir().unwrap();
+    let api = KubeApi::start(directory.path()).await;
+    let mut agent = start(directory.path(), &api, &BUSY);
     agent.process.wait_log("ready").await;
     for (mood, words, label) in cases {
         let metric = format!("attache_ca_requests_total{{provider=\"kubernetes\",outcome=\"{label}\"}}");
@@ -153,7 +153,7 @@ async fn survives(cases: Vec<(Mood, Vec<&str>, &str)>) {
         agent.process.wait_next_log("the CA signs again").await;
     }
     let log = agent.process.log();
-    let token = std::fs::read_to_string(folder.path().join("token")).unwrap();
+    let token = std::fs::read_to_string(directory.path().join("token")).unwrap();
     assert!(token.split('.').all(|part| !log.contains(part)), "a token is in the log:\n{log}");
 }
 
@@ -227,26 +227,26 @@ async fn junk_is_reported_as_what_it_is() {
 
 #[tokio::test]
 async fn a_rotated_token_is_used_and_a_refused_one_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let api = KubeApi::start(folder.path()).await;
-    let other = folder.path().join("other-token");
+    let directory = tempfile::tempdir().unwrap();
+    let api = KubeApi::start(directory.path()).await;
+    let other = directory.path().join("other-token");
     std::fs::write(&other, token("web", "istio-ca", -60)).unwrap();
     let mut options = options(&api, &[]);
     let file = options.iter().position(|option| option == "--token-file").unwrap() + 1;
     options[file] = other.display().to_string();
-    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
+    let mut agent = Agent::start(directory.path(), "web", &strs(&options));
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains("audience [istio-ca], EXPIRED at") && line.contains("other-token"), "{line}");
-    std::fs::copy(folder.path().join("token"), &other).unwrap();
+    std::fs::copy(directory.path().join("token"), &other).unwrap();
     agent.process.wait_log("ready").await;
 }
 
 #[tokio::test]
 async fn a_request_that_the_agent_must_not_delete_is_left_to_the_cluster() {
-    let folder = tempfile::tempdir().unwrap();
-    let api = KubeApi::start(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let api = KubeApi::start(directory.path()).await;
     api.set(Mood::KeepAll);
-    let mut agent = start(folder.path(), &api, &["--log-level", "attache=debug"]);
+    let mut agent = start(directory.path(), &api, &["--log-level", "attache=debug"]);
     let (_, line) = agent.process.wait_log("certificate request not deleted").await;
     assert!(line.contains("DEBUG") && line.contains("cannot delete resource"), "{line}");
     assert_eq!((api.names().len(), agent.process.count("WARN")), (1, 0));
@@ -254,12 +254,12 @@ async fn a_request_that_the_agent_must_not_delete_is_left_to_the_cluster() {
 
 #[tokio::test]
 async fn missing_roots_do_not_cost_an_approval() {
-    let folder = tempfile::tempdir().unwrap();
-    let api = KubeApi::start(folder.path()).await;
-    let file = folder.path().join("signer/root-cert.pem");
-    let aside = folder.path().join("aside.pem");
+    let directory = tempfile::tempdir().unwrap();
+    let api = KubeApi::start(directory.path()).await;
+    let file = directory.path().join("signer/root-cert.pem");
+    let aside = directory.path().join("aside.pem");
     std::fs::rename(&file, &aside).unwrap();
-    let mut agent = start(folder.path(), &api, &[]);
+    let mut agent = start(directory.path(), &api, &[]);
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains(file.to_str().unwrap()) && line.contains("--kubernetes-root"), "{line}");
     assert_eq!(api.calls().len(), 0);

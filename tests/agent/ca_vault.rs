@@ -6,9 +6,10 @@ use std::time::{Duration, SystemTime};
 
 use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
-use attache::ca::vault::{Access, Settings, Vault};
+use attache::ca::vault::{Access, Vault, VaultSettings};
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
-use attache::net::endpoint::{Endpoint, Roots};
+use attache::net::endpoint::Endpoint;
+use attache::net::tls::Roots;
 use attache::pki::csr;
 use attache::pki::key::{KeyType, SigningKey};
 
@@ -22,9 +23,9 @@ const RENEW: &str = "/v1/auth/token/renew-self";
 const SIGN: &str = "/v1/mesh/pki/sign/web";
 
 /// Renewal is due almost at once, long before expiry.
-fn busy(vault: &FakeVault, folder: &Path, more: &[&str]) -> Vec<String> {
+fn busy(vault: &FakeVault, directory: &Path, more: &[&str]) -> Vec<String> {
     vault.change(|rules| rules.ttl = "20s");
-    let mut options = vault.client(folder);
+    let mut options = vault.client(directory);
     let fixed = ["--cert-ttl", "20s", "--grace-ratio", "0.99", "--grace-jitter", "0", "--ca-timeout", "1s"];
     options.extend(fixed.iter().chain(more).map(|text| (*text).to_owned()));
     options
@@ -41,15 +42,16 @@ fn assert_silent(agent: &Agent, secrets: impl IntoIterator<Item = String>) {
 
 #[tokio::test]
 async fn one_login_serves_many_certificates_signed_by_the_role() {
-    let folder = tempfile::tempdir().unwrap();
-    let vault = FakeVault::start(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let vault = FakeVault::start(directory.path()).await;
     vault.change(|rules| {
         rules.namespace = Some("team-a/");
         rules.headers = vec![("x-tenant", "blue")];
         rules.warnings = serde_json::json!(["TTL \"24h\" is longer than permitted maxTTL \"1h\""]);
     });
     let more = ["--vault-namespace", "team-a/", "--ca-header", "x-tenant=blue", "--log-level", "debug"];
-    let mut agent = Agent::ready(folder.path(), "web", &strs(&busy(&vault, folder.path(), &more))).await;
+    let mut agent =
+        Agent::ready(directory.path(), "web", &strs(&busy(&vault, directory.path(), &more))).await;
     agent.process.wait_log_times("certificate issued", 3).await;
 
     let calls = vault.calls();
@@ -81,9 +83,9 @@ async fn every_bad_answer_of_vault_is_reported_and_a_good_answer_recovers() {
         (Mood::Refuse(429, "rate limit quota exceeded"), "it is called too often", "refused"),
         (Mood::Refuse(503, "Vault is sealed"), sealed, "refused"),
     ];
-    let folder = tempfile::tempdir().unwrap();
-    let vault = FakeVault::start(folder.path()).await;
-    let mut agent = Agent::ready(folder.path(), "web", &strs(&busy(&vault, folder.path(), &[]))).await;
+    let directory = tempfile::tempdir().unwrap();
+    let vault = FakeVault::start(directory.path()).await;
+    let mut agent = Agent::ready(directory.path(), "web", &strs(&busy(&vault, directory.path(), &[]))).await;
     for (mood, words, label) in cases {
         let metric = format!("attache_ca_requests_total{{provider=\"vault\",outcome=\"{label}\"}}");
         let before = agent.metric(&metric).await;
@@ -99,10 +101,10 @@ async fn every_bad_answer_of_vault_is_reported_and_a_good_answer_recovers() {
 
 #[tokio::test]
 async fn a_vault_that_refuses_the_login_at_first_is_retried_until_it_accepts() {
-    let folder = tempfile::tempdir().unwrap();
-    let vault = FakeVault::start(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let vault = FakeVault::start(directory.path()).await;
     vault.change(|rules| rules.login = Mood::Cut);
-    let mut agent = Agent::start(folder.path(), "web", &strs(&vault.client(folder.path())));
+    let mut agent = Agent::start(directory.path(), "web", &strs(&vault.client(directory.path())));
     agent.process.wait_log("broke before it had answered").await;
     let sealed = "503 Service Unavailable: auth/kubernetes/login: Vault is sealed: it is sealed";
     let foreign = "the token is for system:serviceaccount:default:web, audience [vault]";
@@ -123,20 +125,20 @@ async fn a_vault_that_refuses_the_login_at_first_is_retried_until_it_accepts() {
 
 #[tokio::test]
 async fn vaults_own_token_can_be_missing_refused_and_rotated() {
-    let folder = tempfile::tempdir().unwrap();
-    let vault = FakeVault::start_at(folder.path(), "127.0.0.1:0".parse().unwrap(), false).await;
-    let file = folder.path().join("vault-token");
+    let directory = tempfile::tempdir().unwrap();
+    let vault = FakeVault::start_at(directory.path(), "127.0.0.1:0".parse().unwrap(), false).await;
+    let file = directory.path().join("vault-token");
     let path = file.display().to_string();
     let options = ["--ca", "vault", "--ca-address", &vault.origin(), "--vault-role", "web"];
     let more = ["--vault-pki-mount", "mesh/pki", "--vault-token-file", &path, "--token-file", "/nowhere/jwt"];
     let nameless = [&options[..], &more].concat();
-    let mut agent = Agent::start(folder.path(), "nameless", &nameless);
+    let mut agent = Agent::start(directory.path(), "nameless", &nameless);
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains("requests to Vault need an identity") && line.contains("--spiffe-id"), "{line}");
     drop(agent);
 
     let name = spiffe("web");
-    let mut agent = Agent::start(folder.path(), "web", &[&nameless[..], &["--spiffe-id", &name]].concat());
+    let mut agent = Agent::start(directory.path(), "web", &[&nameless[..], &["--spiffe-id", &name]].concat());
     agent.process.wait_log("and Vault's go to http://127.0.0.1").await;
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(
@@ -156,21 +158,21 @@ async fn vaults_own_token_can_be_missing_refused_and_rotated() {
 
 #[tokio::test]
 async fn an_engine_that_does_not_know_its_root_needs_the_root_in_a_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let vault = FakeVault::start(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let vault = FakeVault::start(directory.path()).await;
     vault.change(|rules| rules.knows_root = false);
-    let mut options = vault.client(folder.path());
-    let mut agent = Agent::start(folder.path(), "rootless", &strs(&options));
+    let mut options = vault.client(directory.path());
+    let mut agent = Agent::start(directory.path(), "rootless", &strs(&options));
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(
         line.contains("no root above CN=Attache development root") && line.contains("--vault-root FILE"),
         "{line}"
     );
 
-    let file = folder.path().join("roots.pem");
+    let file = directory.path().join("roots.pem");
     options.extend(["--vault-root".to_owned(), file.display().to_string()]);
-    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
-    let at = |name: &str| std::fs::read(folder.path().join("fake-vault").join(name)).unwrap();
+    let mut agent = Agent::start(directory.path(), "web", &strs(&options));
+    let at = |name: &str| std::fs::read(directory.path().join("fake-vault").join(name)).unwrap();
     let cases = [
         (vec![], "no PEM certificate"),
         (at("ca-cert.pem"), "none of its certificates is a self-issued root"),
@@ -189,17 +191,17 @@ async fn an_engine_that_does_not_know_its_root_needs_the_root_in_a_file() {
 }
 
 /// The client alone, and a clock that the test sets.
-fn client(vault: &FakeVault, folder: &Path) -> (Arc<Vault>, Clock) {
-    let jwt = folder.join("jwt");
+fn client(vault: &FakeVault, directory: &Path) -> (Arc<Vault>, Clock) {
+    let jwt = directory.join("jwt");
     std::fs::write(&jwt, &vault.jwt).unwrap();
     #[expect(clippy::disallowed_methods, reason = "certificates of now")]
     let clock = Clock::starting_at(SystemTime::now());
     let endpoint = Endpoint {
         address: vault.origin().parse().unwrap(),
-        roots: Roots::File(folder.join("fake-vault/root-cert.pem")),
+        roots: Roots::File(directory.join("fake-vault/root-cert.pem")),
         server_name: None,
     };
-    let settings = Settings {
+    let settings = VaultSettings {
         mount: "mesh/pki".parse().unwrap(),
         role: "web".parse().unwrap(),
         namespace: None,
@@ -222,9 +224,9 @@ fn a_request() -> SigningRequest {
 
 #[tokio::test]
 async fn a_session_is_kept_renewed_replaced_and_never_reused_after_a_refusal() {
-    let folder = tempfile::tempdir().unwrap();
-    let vault = FakeVault::start(folder.path()).await;
-    let (client, clock) = client(&vault, folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let vault = FakeVault::start(directory.path()).await;
+    let (client, clock) = client(&vault, directory.path());
     let mut known = 0;
     // The calls that one signature needs.
     let mut sign = async || {
@@ -268,9 +270,9 @@ async fn a_session_is_kept_renewed_replaced_and_never_reused_after_a_refusal() {
 
 #[tokio::test]
 async fn concurrent_calls_share_a_login_and_a_cancelled_one_blocks_no_other() {
-    let folder = tempfile::tempdir().unwrap();
-    let vault = FakeVault::start(folder.path()).await;
-    let (client, _) = client(&vault, folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let vault = FakeVault::start(directory.path()).await;
+    let (client, _) = client(&vault, directory.path());
     vault.change(|rules| rules.login = Mood::Hang);
     let given_up = tokio::time::timeout(Duration::from_millis(300), client.sign(&a_request())).await;
     assert!(given_up.is_err());
@@ -293,12 +295,12 @@ async fn concurrent_calls_share_a_login_and_a_cancelled_one_blocks_no_other() {
 
 #[tokio::test]
 async fn a_token_without_an_identity_is_sent_nowhere() {
-    let folder = tempfile::tempdir().unwrap();
-    let vault = FakeVault::start(folder.path()).await;
-    let options = vault.client(folder.path());
-    let jwt = folder.path().join("jwt");
+    let directory = tempfile::tempdir().unwrap();
+    let vault = FakeVault::start(directory.path()).await;
+    let options = vault.client(directory.path());
+    let jwt = directory.path().join("jwt");
     std::fs::remove_file(&jwt).unwrap();
-    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
+    let mut agent = Agent::start(directory.path(), "web", &strs(&options));
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains("jwt can't be read") && line.contains("--token-file"), "{line}");
     std::fs::write(&jwt, "opaque").unwrap();
@@ -310,9 +312,9 @@ async fn a_token_without_an_identity_is_sent_nowhere() {
 
 #[tokio::test]
 async fn every_failed_login_is_reported_and_the_next_login_succeeds() {
-    let folder = tempfile::tempdir().unwrap();
-    let vault = FakeVault::start(folder.path()).await;
-    let (client, _) = client(&vault, folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let vault = FakeVault::start(directory.path()).await;
+    let (client, _) = client(&vault, directory.path());
     let cases = [
         (Mood::Cut, "broke before it had answered", Class::Transient),
         (Mood::Short, "broke before it had answered", Class::Transient),

@@ -29,18 +29,18 @@ fn has(findings: &[String], start: &str, words: &str) {
 
 #[tokio::test]
 async fn a_good_set_up_is_ok_and_nothing_is_changed() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).display().to_string();
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
     let (socket, ca_dir) = (path("sds.sock"), path("ca"));
     let options = ["--socket", &socket, "--cert-dir", &path("none"), "--status-address", "none"];
     let embedded = [&options[..], &["--ca", "embedded", "--ca-dir", &ca_dir]].concat();
     let (findings, code, error) = check(&embedded, &[]).await;
     assert_eq!((code, error.as_str()), (0, ""), "{findings:#?}");
     assert!(findings.iter().all(|line| line.starts_with("ok ")), "{findings:#?}");
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is made");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is made");
 
     // A real CA over TLS, with a real call.
-    let ca = Ca::start(folder.path()).await;
+    let ca = Ca::start(directory.path()).await;
     let jwt = path("token");
     write_token(jwt.as_ref(), &token("web", "istio-ca", 3600));
     let root = format!("{ca_dir}/root-cert.pem");
@@ -62,20 +62,20 @@ async fn a_good_set_up_is_ok_and_nothing_is_changed() {
     has(&findings, "ok identity", &spiffe("web"));
     has(&findings, "ok issuance", &spiffe("web"));
     assert!(findings.iter().all(|line| line.starts_with("ok ")), "{findings:#?}");
-    assert!(!folder.path().join("state").exists(), "what is for the agent alone is left alone");
-    assert!(!folder.path().join("sds.sock").exists());
+    assert!(!directory.path().join("state").exists(), "what is for the agent alone is left alone");
+    assert!(!directory.path().join("sds.sock").exists());
 }
 
 #[tokio::test]
 async fn each_mistake_is_named_with_the_remedy() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    let ca = FakeCa::start_tls(folder.path(), &spiffe("web"), Tls::Never).await;
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let ca = FakeCa::start_tls(directory.path(), &spiffe("web"), Tls::Never).await;
     std::fs::write(path("old"), token("web", "istio-ca", -60)).unwrap();
     std::fs::write(path("other"), token("web", "vault", 3600)).unwrap();
     std::fs::write(path("good"), token("web", "istio-ca", 3600)).unwrap();
-    Mounted::new(&folder.path().join("another-ca"), "web").write(&folder.path().join("certs"));
-    std::fs::remove_file(folder.path().join("certs/key.pem")).unwrap();
+    Mounted::new(&directory.path().join("another-ca"), "web").write(&directory.path().join("certs"));
+    std::fs::remove_file(directory.path().join("certs/key.pem")).unwrap();
     std::fs::write(path("crl"), "no CRL").unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
@@ -121,7 +121,7 @@ async fn each_mistake_is_named_with_the_remedy() {
     let (findings, ..) = check(&[&base[..], &admin].concat(), &[]).await;
     has(&findings, "error directories", "is not the ready file of an agent");
     has(&findings, "error admin socket", "create or mount it");
-    std::fs::write(folder.path().join("another-ca/ca-key.pem"), "no key").unwrap();
+    std::fs::write(directory.path().join("another-ca/ca-key.pem"), "no key").unwrap();
     let broken = ["--ca", "embedded", "--socket", &path("sds.sock"), "--ca-dir", &path("another-ca")];
     let (findings, code, _) = check(&broken, &[]).await;
     has(&findings, "error CA", "ca-key.pem");
@@ -158,7 +158,7 @@ async fn each_mistake_is_named_with_the_remedy() {
     let open = path("open");
     std::fs::create_dir(&open).unwrap();
     std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
-    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let (findings, ..) = check(&[&base[..], &["--state-dir", &open]].concat(), &[]).await;
     has(&findings, "warning modes", "remove that right");
     let (_, code, error) = check(&["--ca", "embedded", "--bogus", "--cert-ttl", "soon"], &[]).await;
@@ -167,10 +167,10 @@ async fn each_mistake_is_named_with_the_remedy() {
 
 #[tokio::test]
 async fn check_recognizes_a_running_agent_and_what_pods_need() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
-    let client = ca.client(folder.path());
-    let agent = Agent::ready(folder.path(), "web", &strs(&client)).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
+    let client = ca.client(directory.path());
+    let agent = Agent::ready(directory.path(), "web", &strs(&client)).await;
     let socket = agent.socket.to_str().unwrap();
     let mut line = strs(&client);
     line.extend(["--socket", socket, "--cert-dir", "/nowhere"]);

@@ -17,18 +17,18 @@ use crate::support::sds::{Stream, certificates, on_connection, served_serial};
 use crate::support::wait::wait_until;
 
 /// An agent of the fake CA that renews three times a second.
-fn busy_agent(folder: &std::path::Path, ca: &FakeCa, more: &[&str]) -> Agent {
-    let mut options = ca.client(folder);
+fn busy_agent(directory: &std::path::Path, ca: &FakeCa, more: &[&str]) -> Agent {
+    let mut options = ca.client(directory);
     let fixed = ["--cert-ttl", "30s", "--grace-ratio", "0.99", "--grace-jitter", "0"];
     options.extend(fixed.iter().chain(more).map(|text| (*text).to_owned()));
-    Agent::start(folder, "web", &strs(&options))
+    Agent::start(directory, "web", &strs(&options))
 }
 
 /// The CA is good, then in this mood, then good again.
 async fn survives(mood: Mood, label: &str, words: &[&str]) {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
-    let mut agent = busy_agent(folder.path(), &ca, &["--ca-timeout", "1500ms"]);
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
+    let mut agent = busy_agent(directory.path(), &ca, &["--ca-timeout", "1500ms"]);
     agent.process.wait_log("ready").await;
     ca.set(mood);
     let (_, line) = agent.process.wait_log(words[0]).await;
@@ -113,9 +113,9 @@ async fn every_grpc_status_is_reported_by_its_name() {
 
 #[tokio::test]
 async fn every_way_to_write_the_certificates_is_accepted() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
-    let mut agent = busy_agent(folder.path(), &ca, &[]);
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
+    let mut agent = busy_agent(directory.path(), &ca, &[]);
     agent.process.wait_log("ready").await;
     let served = async || {
         on_connection(&agent.socket, async |client| {
@@ -145,7 +145,7 @@ async fn every_way_to_write_the_certificates_is_accepted() {
 
 #[tokio::test]
 async fn a_ca_that_asks_for_a_delay_gets_it() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     // Without a certificate that could expire, the agent waits as long as the CA asks, and up to twice as long, since
     // other agents may have been asked the same.
     let cases = [
@@ -156,10 +156,10 @@ async fn a_ca_that_asks_for_a_delay_gets_it() {
         (Mood::Busy { seconds: i64::MIN, pushback: "-1" }, 0),
     ];
     for (index, (mood, asked)) in cases.into_iter().enumerate() {
-        let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+        let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
         ca.set(mood);
-        let options = ca.client(folder.path());
-        let mut agent = Agent::start(folder.path(), &index.to_string(), &strs(&options));
+        let options = ca.client(directory.path());
+        let mut agent = Agent::start(directory.path(), &index.to_string(), &strs(&options));
         let (_, line) = agent.process.wait_log("too many requests").await;
         assert!(line.contains("Unavailable"), "{mood:?}: {line}");
         let (_, retry) = line.trim().rsplit_once("retry=").unwrap();
@@ -181,20 +181,21 @@ async fn wait_calls(ca: &FakeCa, count: usize) {
 
 #[tokio::test]
 async fn calls_close_together_share_a_connection() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
-    let root = folder.join("root.pem");
-    let own = std::fs::read(folder.join("fake-ca/root-cert.pem")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start_tls(directory, &spiffe("web"), Tls::Optional).await;
+    let root = directory.join("root.pem");
+    let own = std::fs::read(directory.join("fake-ca/root-cert.pem")).unwrap();
     std::fs::write(&root, &own).unwrap();
-    let mut agent = busy_agent(folder, &ca, &["--ca-root", root.to_str().unwrap(), "--cert-signer", "blue"]);
+    let mut agent =
+        busy_agent(directory, &ca, &["--ca-root", root.to_str().unwrap(), "--cert-signer", "blue"]);
     wait_calls(&ca, 5).await;
     // Only the second call shows that there is more than one.
     assert_eq!((ca.connected(), ca.open()), (2, 1));
 
     // Another token changes the call, not the connection.
     let other = token("web", "istio-ca", 7200);
-    std::fs::write(folder.join("token"), &other).unwrap();
+    std::fs::write(directory.join("token"), &other).unwrap();
     let bearer = format!("Bearer {other}");
     let has_it =
         || ca.calls().last().is_some_and(|call| call.metadata.get("authorization").unwrap() == &bearer);
@@ -202,7 +203,7 @@ async fn calls_close_together_share_a_connection() {
     assert_eq!(ca.connected(), 2);
 
     // Other roots change the connection.
-    let stranger = std::fs::read(folder.join("stranger/root-cert.pem")).unwrap();
+    let stranger = std::fs::read(directory.join("stranger/root-cert.pem")).unwrap();
     std::fs::write(&root, [&own[..], &stranger].concat()).unwrap();
     wait_until("a new connection", || ca.connected() == 3).await;
     wait_calls(&ca, 3).await;
@@ -236,16 +237,16 @@ async fn calls_close_together_share_a_connection() {
 
 #[tokio::test]
 async fn calls_far_apart_keep_no_connection_open() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start_tls(folder.path(), &spiffe("web"), Tls::Optional).await;
-    let mut options = ca.client(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start_tls(directory.path(), &spiffe("web"), Tls::Optional).await;
+    let mut options = ca.client(directory.path());
     options.extend(["--ca-root".to_owned(), "system".to_owned()]);
-    let root = folder.path().join("fake-ca/root-cert.pem");
+    let root = directory.path().join("fake-ca/root-cert.pem");
     let with_roots = |mut command: tokio::process::Command| {
         command.env("SSL_CERT_FILE", root);
         command
     };
-    let mut agent = Agent::start_as(folder.path(), "web", &strs(&options), with_roots);
+    let mut agent = Agent::start_as(directory.path(), "web", &strs(&options), with_roots);
     agent.process.wait_log("ready").await;
     wait_until("the end of the connection", || ca.open() == 0).await;
     assert_eq!(ca.connected(), 1);
@@ -254,14 +255,14 @@ async fn calls_far_apart_keep_no_connection_open() {
 
 #[tokio::test]
 async fn istios_plaintext_port_is_plaintext_with_a_warning() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     // An address of this process's own, since the port is the same for all processes.
     let [.., a, b, c] = std::process::id().to_be_bytes();
     let listen = format!("127.{a}.{b}.{}:15010", c.clamp(2, 250));
-    let ca = FakeCa::start_at(folder.path(), &spiffe("web"), None, listen.parse().unwrap()).await;
-    let mut options = ca.client(folder.path());
+    let ca = FakeCa::start_at(directory.path(), &spiffe("web"), None, listen.parse().unwrap()).await;
+    let mut options = ca.client(directory.path());
     options[1] = listen.clone();
-    let mut agent = Agent::ready(folder.path(), "web", &strs(&options)).await;
+    let mut agent = Agent::ready(directory.path(), "web", &strs(&options)).await;
     let (_, line) = agent.process.wait_log("in plain text").await;
     assert!(line.contains(" WARN ") && line.contains(&format!("token goes to http://{listen}")), "{line}");
     assert_eq!(ca.calls().len(), 1);
@@ -269,12 +270,12 @@ async fn istios_plaintext_port_is_plaintext_with_a_warning() {
 
 #[tokio::test]
 async fn a_ca_that_freezes_is_noticed_within_the_call() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = Ca::start(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = Ca::start(directory.path()).await;
     let mut options = ca.client("web");
     let fixed = ["--cert-ttl", "300s", "--grace-ratio", "0.999", "--grace-jitter", "0", "--ca-timeout", "3s"];
     options.extend(fixed.map(str::to_owned));
-    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
+    let mut agent = Agent::start(directory.path(), "web", &strs(&options));
     agent.process.wait_log_times("certificate issued", 3).await;
     ca.process.signal(Signal::STOP);
     let (_, line) = agent.process.wait_log("no new certificate").await;
@@ -286,8 +287,8 @@ async fn a_ca_that_freezes_is_noticed_within_the_call() {
 
 #[tokio::test]
 async fn the_report_says_where_a_ca_hangs() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
     ca.set(Mood::Rough(Rough::Silent));
     // A listener whose queue is full.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -302,12 +303,12 @@ async fn the_report_says_where_a_ca_hangs() {
         ("tcp", format!("http://{full}"), "nothing answers there within 1.6s"),
         ("tls", format!("https://{hung}"), "it takes connections, but answers no TLS handshake within 1.6s"),
     ];
-    let root = folder.path().join("fake-ca/root-cert.pem").display().to_string();
+    let root = directory.path().join("fake-ca/root-cert.pem").display().to_string();
     let mut agents = cases.map(|(name, address, words)| {
-        let mut options = ca.client(folder.path());
+        let mut options = ca.client(directory.path());
         options[1] = address;
         options.extend(["--ca-timeout", "2s", "--ca-root", &root].map(str::to_owned));
-        (Agent::start(folder.path(), name, &strs(&options)), words)
+        (Agent::start(directory.path(), name, &strs(&options)), words)
     });
     for (agent, words) in &mut agents {
         let (_, line) = agent.process.wait_log("no new certificate").await;

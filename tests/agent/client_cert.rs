@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
-use attache::auth::client_cert::ClientCertFolder;
+use attache::auth::client_cert::ClientCertDir;
 use attache::auth::token::TokenSource;
 use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
 use attache::ca::citadel::Citadel;
 use attache::ca::{CaError, CertificateAuthority as _, SigningRequest};
-use attache::net::endpoint::{Endpoint, Protocol, Roots};
+use attache::net::endpoint::{Endpoint, Protocol};
 use attache::net::grpc::Connections;
+use attache::net::tls::Roots;
 use attache::pki::certificate::Certificate;
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{csr, pem};
@@ -33,17 +34,17 @@ use crate::support::wait::wait_until;
 
 const FILES: [&str; 3] = ["cert-chain.pem", "key.pem", "root-cert.pem"];
 
-/// Swaps `folder/..data` to a new directory with `mounted`, and deletes the previous one.
-fn swap(folder: &Path, generation: usize, mounted: &Mounted) {
+/// Swaps `directory/..data` to a new directory with `mounted`, and deletes the previous one.
+fn swap(directory: &Path, generation: usize, mounted: &Mounted) {
     let name = |generation| format!("..attache-{generation}");
-    mounted.write(&folder.join(name(generation)));
-    symlink(name(generation), folder.join("..next")).unwrap();
-    std::fs::rename(folder.join("..next"), folder.join("..data")).unwrap();
+    mounted.write(&directory.join(name(generation)));
+    symlink(name(generation), directory.join("..next")).unwrap();
+    std::fs::rename(directory.join("..next"), directory.join("..data")).unwrap();
     for file in FILES {
-        let _ = symlink(format!("..data/{file}"), folder.join(file));
+        let _ = symlink(format!("..data/{file}"), directory.join(file));
     }
     if let Some(before) = generation.checked_sub(1) {
-        let _ = std::fs::remove_dir_all(folder.join(name(before)));
+        let _ = std::fs::remove_dir_all(directory.join(name(before)));
     }
 }
 
@@ -69,8 +70,8 @@ fn assert_no_key(log: &str, mounted: &Mounted) {
 }
 
 /// An agent of the fake CA that renews five times a second.
-fn busy_agent(folder: &Path, ca: &FakeCa, client: &Path, more: &[&str]) -> Agent {
-    let mut options = ca.client(folder);
+fn busy_agent(directory: &Path, ca: &FakeCa, client: &Path, more: &[&str]) -> Agent {
+    let mut options = ca.client(directory);
     let client = client.display().to_string();
     let fixed = [
         "--ca-client-cert-dir",
@@ -83,7 +84,7 @@ fn busy_agent(folder: &Path, ca: &FakeCa, client: &Path, more: &[&str]) -> Agent
         "0",
     ];
     options.extend(fixed.iter().chain(more).map(|text| (*text).to_owned()));
-    Agent::start(folder, "web", &strs(&options))
+    Agent::start(directory, "web", &strs(&options))
 }
 
 /// Waits until the last `count` calls are all as wanted.
@@ -98,16 +99,16 @@ async fn wait_calls(ca: &FakeCa, count: usize, is_wanted: impl Fn(&Call) -> bool
 
 #[tokio::test]
 async fn after_the_first_certificate_renewals_need_no_token() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
-    let root = folder.join("fake-ca/root-cert.pem");
-    let out = folder.join("out");
-    let mut options = ca.client(folder);
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start_tls(directory, &spiffe("web"), Tls::Optional).await;
+    let root = directory.join("fake-ca/root-cert.pem");
+    let out = directory.join("out");
+    let mut options = ca.client(directory);
     let (out_text, root_text) = (out.display().to_string(), root.display().to_string());
     options.extend(["--ca-client-cert-dir", &out_text, "--ca-root", &root_text].map(str::to_owned));
     options.extend(["--cert-ttl", "4s"].map(str::to_owned));
-    let mut agent = Agent::ready(folder, "web", &strs(&options)).await;
+    let mut agent = Agent::ready(directory, "web", &strs(&options)).await;
 
     let mut written = Vec::new();
     on_connection(&agent.socket.clone(), async |client| {
@@ -119,7 +120,7 @@ async fn after_the_first_certificate_renewals_need_no_token() {
             std::fs::create_dir_all(&out).unwrap();
             swap(&out, generation, &mounted);
             written.push(mounted);
-            let _ = std::fs::remove_file(folder.join("token"));
+            let _ = std::fs::remove_file(directory.join("token"));
         }
     })
     .await;
@@ -139,14 +140,14 @@ async fn after_the_first_certificate_renewals_need_no_token() {
 
 #[tokio::test]
 async fn attache_ca_issues_the_identity_of_the_client_certificate() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let mut ca = Ca::start(folder).await;
-    let certs = folder.join("certs");
-    let mounted = Mounted::new(&folder.join("ca"), "till");
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let mut ca = Ca::start(directory).await;
+    let certs = directory.join("certs");
+    let mounted = Mounted::new(&directory.join("ca"), "till");
     mounted.write(&certs);
     let (address, certs) = (ca.address.to_string(), certs.display().to_string());
-    let nowhere = folder.join("no-token").display().to_string();
+    let nowhere = directory.join("no-token").display().to_string();
     // No --ca-root: the root came with the certificate. The same directory is not a source of what Envoy gets.
     let options = [
         ["--ca-address", &address],
@@ -154,7 +155,7 @@ async fn attache_ca_issues_the_identity_of_the_client_certificate() {
         ["--cert-dir", &certs],
         ["--token-file", &nowhere],
     ];
-    let mut agent = Agent::ready(folder, "till", options.as_flattened()).await;
+    let mut agent = Agent::ready(directory, "till", options.as_flattened()).await;
     let (_, line) = agent.process.wait_log("certificate issued").await;
     assert!(line.contains(&spiffe("till")), "{line}");
     assert_eq!(agent.process.count("served from files"), 0);
@@ -165,15 +166,15 @@ async fn attache_ca_issues_the_identity_of_the_client_certificate() {
 
 #[tokio::test]
 async fn a_bad_client_certificate_is_reported_once_and_the_token_is_used() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
-    let ca_dir = folder.join("fake-ca");
-    let client = folder.join("client");
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start_tls(directory, &spiffe("web"), Tls::Optional).await;
+    let ca_dir = directory.join("fake-ca");
+    let client = directory.join("client");
     let root = ca_dir.join("root-cert.pem").display().to_string();
     let good = Mounted::new(&ca_dir, "web");
     good.write(&client);
-    let mut agent = busy_agent(folder, &ca, &client, &["--ca-root", &root]);
+    let mut agent = busy_agent(directory, &ca, &client, &["--ca-root", &root]);
     let with_certificate = |call: &Call| call.client.is_some() && !call.has_token();
     let with_token = |call: &Call| call.client.is_none() && call.has_token();
     wait_calls(&ca, 2, with_certificate).await;
@@ -207,7 +208,7 @@ async fn a_bad_client_certificate_is_reported_once_and_the_token_is_used() {
 
     // With neither of them there is no call.
     expired.write(&client);
-    std::fs::remove_file(folder.join("token")).unwrap();
+    std::fs::remove_file(directory.join("token")).unwrap();
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains("expired at") && line.contains("the token file"), "{line}");
     for mounted in [&good, &expired, &foreign] {
@@ -217,17 +218,17 @@ async fn a_bad_client_certificate_is_reported_once_and_the_token_is_used() {
 
 #[tokio::test]
 async fn swaps_during_renewals_fail_no_call() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
-    let generations: Vec<_> = (0..8).map(|_| Mounted::new(&folder.join("fake-ca"), "web")).collect();
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start_tls(directory, &spiffe("web"), Tls::Optional).await;
+    let generations: Vec<_> = (0..8).map(|_| Mounted::new(&directory.join("fake-ca"), "web")).collect();
     let generation = |index: usize| &generations[index % generations.len()];
-    let client = folder.join("client");
+    let client = directory.join("client");
     std::fs::create_dir(&client).unwrap();
     swap(&client, 0, generation(0));
-    let mut agent = busy_agent(folder, &ca, &client, &[]);
+    let mut agent = busy_agent(directory, &ca, &client, &[]);
     // The token would hide a half-read certificate.
-    std::fs::remove_file(folder.join("token")).unwrap();
+    std::fs::remove_file(directory.join("token")).unwrap();
     let mut swaps = 0;
     let (mut renewals, mut seen) = (0, std::collections::HashSet::new());
     let deadline = Instant::now() + PATIENCE;
@@ -251,16 +252,16 @@ async fn swaps_during_renewals_fail_no_call() {
 
 #[tokio::test]
 async fn files_rewritten_in_place_fail_no_call() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
-    let ca_dir = folder.join("fake-ca");
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start_tls(directory, &spiffe("web"), Tls::Optional).await;
+    let ca_dir = directory.join("fake-ca");
     let root = ca_dir.join("root-cert.pem").display().to_string();
     let generations: Vec<_> = (0..8).map(|_| Mounted::new(&ca_dir, "web")).collect();
-    let client = folder.join("client");
+    let client = directory.join("client");
     generations[0].write(&client);
-    let mut agent = busy_agent(folder, &ca, &client, &["--ca-root", &root]);
-    std::fs::remove_file(folder.join("token")).unwrap();
+    let mut agent = busy_agent(directory, &ca, &client, &["--ca-root", &root]);
+    std::fs::remove_file(directory.join("token")).unwrap();
     // During this pause the files don't match: the agent must not use them.
     let pause = || tokio::time::sleep(Duration::from_millis(10));
     let deadline = Instant::now() + PATIENCE;
@@ -287,19 +288,20 @@ async fn files_rewritten_in_place_fail_no_call() {
 
 #[tokio::test]
 async fn a_ca_that_refuses_the_certificate_is_reported_with_reason_and_remedy() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let mut ca = Ca::start(folder).await;
-    let old = FakeCa::start_tls(folder, &spiffe("web"), Tls::Old).await;
-    let client = folder.join("client");
-    let foreign = Mounted::new(&folder.join("elsewhere"), "web");
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let mut ca = Ca::start(directory).await;
+    let old = FakeCa::start_tls(directory, &spiffe("web"), Tls::Old).await;
+    let client = directory.join("client");
+    let foreign = Mounted::new(&directory.join("elsewhere"), "web");
     foreign.write(&client);
     let client = client.display().to_string();
-    let mut with_tls12 = old.client(folder);
-    with_tls12.extend(["--ca-root".to_owned(), folder.join("fake-ca/root-cert.pem").display().to_string()]);
+    let mut with_tls12 = old.client(directory);
+    with_tls12
+        .extend(["--ca-root".to_owned(), directory.join("fake-ca/root-cert.pem").display().to_string()]);
     for (name, mut options) in [("web", ca.client("web")), ("old", with_tls12)] {
         options.extend(["--ca-client-cert-dir".to_owned(), client.clone()]);
-        let mut agent = Agent::start(folder, name, &strs(&options));
+        let mut agent = Agent::start(directory, name, &strs(&options));
         let (_, line) = agent.process.wait_log("no new certificate").await;
         let (web, serial) = (spiffe("web"), foreign.serial());
         for words in ["refuses the client certificate", &client, &web, &serial, "the token is used"] {
@@ -318,15 +320,15 @@ async fn a_ca_that_refuses_the_certificate_is_reported_with_reason_and_remedy() 
 
 #[tokio::test]
 async fn a_refused_certificate_is_not_presented_again_while_there_is_a_token() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Optional).await;
-    let ca_dir = folder.join("fake-ca");
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start_tls(directory, &spiffe("web"), Tls::Optional).await;
+    let ca_dir = directory.join("fake-ca");
     let root = ca_dir.join("root-cert.pem").display().to_string();
-    let client = folder.join("client");
-    let foreign = Mounted::new(&folder.join("elsewhere"), "web");
+    let client = directory.join("client");
+    let foreign = Mounted::new(&directory.join("elsewhere"), "web");
     foreign.write(&client);
-    let mut agent = busy_agent(folder, &ca, &client, &["--ca-root", &root]);
+    let mut agent = busy_agent(directory, &ca, &client, &["--ca-root", &root]);
     let with_certificate = |call: &Call| call.client.is_some() && !call.has_token();
     let with_token = |call: &Call| call.client.is_none() && call.has_token();
     wait_calls(&ca, 5, with_token).await;
@@ -349,30 +351,30 @@ async fn a_refused_certificate_is_not_presented_again_while_there_is_a_token() {
 
 #[tokio::test]
 async fn a_ca_that_ignores_certificates_gets_the_token() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Never).await;
-    let client = folder.join("client");
-    Mounted::new(&folder.join("fake-ca"), "web").write(&client);
-    let mut agent = busy_agent(folder, &ca, &client, &[]);
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start_tls(directory, &spiffe("web"), Tls::Never).await;
+    let client = directory.join("client");
+    Mounted::new(&directory.join("fake-ca"), "web").write(&client);
+    let mut agent = busy_agent(directory, &ca, &client, &[]);
     wait_calls(&ca, 3, |call| call.client.is_none() && call.has_token()).await;
     agent.process.wait_log("the CA asks for no client certificate").await;
     assert_eq!(agent.process.count("the CA asks for no client certificate"), 1);
-    std::fs::remove_file(folder.join("token")).unwrap();
+    std::fs::remove_file(directory.join("token")).unwrap();
     let (_, line) = agent.process.wait_log("no new certificate").await;
     assert!(line.contains("asks for no client certificate") && line.contains("the token file"), "{line}");
 }
 
 #[tokio::test]
 async fn a_refusal_names_the_credential_of_the_call() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Required).await;
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start_tls(directory, &spiffe("web"), Tls::Required).await;
     ca.set(Mood::Refuse(Code::Unauthenticated));
-    let client = folder.join("client");
-    let mounted = Mounted::new(&folder.join("fake-ca"), "web");
+    let client = directory.join("client");
+    let mounted = Mounted::new(&directory.join("fake-ca"), "web");
     mounted.write(&client);
-    let mut agent = busy_agent(folder, &ca, &client, &[]);
+    let mut agent = busy_agent(directory, &ca, &client, &[]);
     let (_, line) = agent.process.wait_log("no new certificate").await;
     for words in ["Unauthenticated", "used the client certificate", &mounted.serial(), "without the token"] {
         assert!(line.contains(words), "{line}");
@@ -385,25 +387,25 @@ async fn a_refusal_names_the_credential_of_the_call() {
 }
 
 /// The address of `attache ca`, with the options to connect to it.
-fn endpoint(ca: &Ca, folder: &Path) -> Endpoint {
+fn endpoint(ca: &Ca, directory: &Path) -> Endpoint {
     let address = ca.address.to_string().parse().unwrap();
-    Endpoint { address, roots: Roots::File(folder.join("ca/root-cert.pem")), server_name: None }
+    Endpoint { address, roots: Roots::File(directory.join("ca/root-cert.pem")), server_name: None }
 }
 
 #[tokio::test]
 async fn attache_ca_refuses_an_expired_certificate() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let mut ca = Ca::start(folder).await;
-    let client = folder.join("client");
-    Mounted::expired(&folder.join("ca"), "web").write(&client);
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let mut ca = Ca::start(directory).await;
+    let client = directory.join("client");
+    Mounted::expired(&directory.join("ca"), "web").write(&client);
     // A client whose clock is slow considers it valid.
     #[expect(clippy::disallowed_methods, reason = "two hours before the CA's own clock")]
     let clock = Clock::starting_at(SystemTime::now() - Duration::from_secs(2 * 3600));
     let citadel = Citadel {
-        endpoint: endpoint(&ca, folder),
-        token: TokenSource::new(TokenFile::new(folder.join("no-token")).into(), clock.clone()),
-        client_cert: Some(ClientCertFolder::new(client)),
+        endpoint: endpoint(&ca, directory),
+        token: TokenSource::new(TokenFile::new(directory.join("no-token")).into(), clock.clone()),
+        client_cert: Some(ClientCertDir::new(client)),
         repeats: Mutex::default(),
         refused: Mutex::default(),
         cluster_id: MetadataValue::from_static("Kubernetes"),
@@ -426,7 +428,7 @@ async fn attache_ca_refuses_an_expired_certificate() {
 
 /// One call with a client certificate and, if there is one, a token.
 async fn call(endpoint: &Endpoint, client: PathBuf, token: Option<&str>) -> Result<Certificate, Status> {
-    let certificate = ClientCertFolder::new(client).read(&Clock::system()).await.unwrap();
+    let certificate = ClientCertDir::new(client).read(&Clock::system()).await.unwrap();
     let connected = endpoint.connect(Some(&certificate.pair), Protocol::Http2).await.unwrap();
     assert!(connected.has_presented);
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
@@ -445,20 +447,20 @@ async fn call(endpoint: &Endpoint, client: PathBuf, token: Option<&str>) -> Resu
 
 #[tokio::test]
 async fn attache_ca_prefers_a_certificate_to_a_token() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let mut ca = Ca::start(folder).await;
-    let endpoint = endpoint(&ca, folder);
-    let till = folder.join("till");
-    Mounted::new(&folder.join("ca"), "till").write(&till);
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let mut ca = Ca::start(directory).await;
+    let endpoint = endpoint(&ca, directory);
+    let till = directory.join("till");
+    Mounted::new(&directory.join("ca"), "till").write(&till);
     let token = token("web", "istio-ca", 60);
     assert_eq!(call(&endpoint, till.clone(), None).await.unwrap().uris, [spiffe("till")]);
     assert_eq!(call(&endpoint, till, Some(&token)).await.unwrap().uris, [spiffe("till")]);
 
     // With a certificate without an identity, the token decides.
-    let nobody = folder.join("nobody");
+    let nobody = directory.join("nobody");
     std::fs::create_dir(&nobody).unwrap();
-    let own = attache::ca::embedded::DevelopmentCa::open(&folder.join("ca"), Clock::system()).unwrap();
+    let own = attache::ca::embedded::DevelopmentCa::open(&directory.join("ca"), Clock::system()).unwrap();
     let (chain, key) = own.issue_server(&["localhost"], &[]).unwrap();
     std::fs::write(nobody.join("cert-chain.pem"), pem::of_certificates(&chain)).unwrap();
     std::fs::write(nobody.join("key.pem"), key.to_pem()).unwrap();

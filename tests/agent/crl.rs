@@ -110,8 +110,8 @@ fn serial(mounted: &Mounted) -> SerialNumber {
 }
 
 /// A listener that checks its peers against the secret in `file`.
-fn listener(name: &str, folder: &Path, file: &Path) -> Value {
-    let path = |name: &str| json!({ "filename": folder.join(name) });
+fn listener(name: &str, directory: &Path, file: &Path) -> Value {
+    let path = |name: &str| json!({ "filename": directory.join(name) });
     let tls = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext";
     let http = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
     let router = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router";
@@ -170,8 +170,8 @@ async fn gets_in(port: std::net::SocketAddr, peer: &Mounted, root: &Authority) -
 /// The reason why a bundle is served without CRLs where they are incomplete.
 #[tokio::test]
 async fn one_crl_makes_envoy_require_one_of_every_issuer() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
     let (root, second, namesake) =
         (Authority::root("root"), Authority::root("second"), Authority::root("root"));
     let middle = Authority::below("middle", &root);
@@ -179,7 +179,7 @@ async fn one_crl_makes_envoy_require_one_of_every_issuer() {
     let [good, revoked] = ["good", "revoked"].map(|account| middle.mounted(account, &root));
     let of_second = second.mounted("of second", &second);
     let of_mute = mute.mounted("of mute", &root);
-    middle.mounted("server", &root).write(folder);
+    middle.mounted("server", &root).write(directory);
 
     let of_root = root.crl(-HOUR, HOUR, &[]);
     let of_middle = middle.crl(-HOUR, HOUR, &[&revoked]);
@@ -220,9 +220,9 @@ async fn one_crl_makes_envoy_require_one_of_every_issuer() {
         }
         let secret = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
         let resource = json!({ "@type": secret, "name": name, "validation_context": context });
-        let file = folder.join(format!("{name}.sds"));
+        let file = directory.join(format!("{name}.sds"));
         std::fs::write(&file, json!({ "resources": [resource] }).to_string()).unwrap();
-        listeners.push(listener(name, folder, &file));
+        listeners.push(listener(name, directory, &file));
     };
     for (name, roots, crls, leaf_only, _) in &cases {
         add(name, roots, crls, *leaf_only);
@@ -233,7 +233,7 @@ async fn one_crl_makes_envoy_require_one_of_every_issuer() {
         "admin": {},
         "static_resources": { "listeners": listeners },
     });
-    let envoy = Envoy::start(bootstrap, folder, "envoy").await;
+    let envoy = Envoy::start(bootstrap, directory, "envoy").await;
     let names: Vec<_> = cases.iter().map(|(name, ..)| *name).chain(["namesakes"]).collect();
     envoy.wait_listeners(&names).await;
 
@@ -254,7 +254,7 @@ async fn one_crl_makes_envoy_require_one_of_every_issuer() {
 
 /// Two callers of `api`: one that will be revoked, and one that will not.
 struct World {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     root: Authority,
     middle: Authority,
     revoked: Mounted,
@@ -269,8 +269,8 @@ struct World {
 impl World {
     /// All callers are accepted, without CRLs; the `--crl` file of `api` does not exist yet.
     async fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
         let root = Authority::root("root");
         let middle = Authority::below("middle", &root);
         let crl = path.join("crl/ca-crl.pem");
@@ -305,11 +305,11 @@ impl World {
         }
         let _others = vec![good, bad];
         let (_api, generation) = (api_envoy, 0);
-        Self { folder, root, middle, revoked, api, _others, _api, good_caller, revoked_caller, generation }
+        Self { directory, root, middle, revoked, api, _others, _api, good_caller, revoked_caller, generation }
     }
 
     fn volume(&self) -> PathBuf {
-        self.folder.path().join("crl")
+        self.directory.path().join("crl")
     }
 
     /// Swaps the volume's content, as the kubelet does.

@@ -31,7 +31,7 @@ struct Page {
 }
 
 impl Page {
-    fn new(folder: &Path, text: &str) -> Self {
+    fn new(directory: &Path, text: &str) -> Self {
         let mut page = Self::default();
         let (mut prose, mut fence) = (String::new(), None::<String>);
         let mut headings = BTreeMap::<String, usize>::new();
@@ -60,21 +60,21 @@ impl Page {
         let prose: String = prose.split('`').step_by(2).collect();
         let targets = prose.split("](").skip(1).filter_map(|rest| rest.split(')').next());
         let own = targets.filter(|target| !target.contains("://"));
-        page.links = own.map(|target| Link::new(folder, target)).collect();
+        page.links = own.map(|target| Link::new(directory, target)).collect();
         page
     }
 }
 
 impl Link {
-    /// The link `target` on a page in `folder`; both are relative to the project's root. An empty file means the page
+    /// The link `target` on a page in `directory`; both are relative to the project's root. An empty file means the page
     /// itself.
-    fn new(folder: &Path, target: &str) -> Self {
+    fn new(directory: &Path, target: &str) -> Self {
         let (file, anchor) = match target.split_once('#') {
             Some((file, anchor)) => (file, Some(anchor.to_owned())),
             None => (target, None),
         };
         let mut path = PathBuf::new();
-        let whole = if file.is_empty() { PathBuf::new() } else { folder.join(file) };
+        let whole = if file.is_empty() { PathBuf::new() } else { directory.join(file) };
         for part in whole.components() {
             match part {
                 Component::ParentDir => assert!(path.pop(), "{target} leads out of the project"),
@@ -95,19 +95,19 @@ fn slug(title: &str) -> String {
 
 /// Every page of the project, by path.
 fn pages() -> BTreeMap<PathBuf, Page> {
-    let (mut pages, mut folders) = (BTreeMap::new(), vec![PathBuf::new()]);
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(root().join(&folder)).unwrap() {
+    let (mut pages, mut directories) = (BTreeMap::new(), vec![PathBuf::new()]);
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(root().join(&directory)).unwrap() {
             let entry = entry.unwrap();
             let name = entry.file_name().into_string().unwrap();
-            let path = folder.join(&name);
+            let path = directory.join(&name);
             if entry.file_type().unwrap().is_dir() {
                 if name != "target" && !name.starts_with('.') {
-                    folders.push(path);
+                    directories.push(path);
                 }
             } else if name.ends_with(".md") {
                 let text = std::fs::read_to_string(entry.path()).unwrap();
-                pages.insert(path, Page::new(&folder, &text));
+                pages.insert(path, Page::new(&directory, &text));
             }
         }
     }
@@ -157,12 +157,12 @@ fn every_page_can_be_reached_from_the_index() {
 
 #[tokio::test]
 async fn every_command_line_of_the_agent_is_accepted() {
-    let folder = Path::new(env!("CARGO_BIN_EXE_attache")).parent().unwrap();
+    let directory = Path::new(env!("CARGO_BIN_EXE_attache")).parent().unwrap();
     let mut count = 0;
     for (path, page) in pages() {
         for command in page.commands.iter().filter(|command| command.starts_with("attache run ")) {
             let mut shell = Command::new("/bin/sh");
-            shell.args(["-c", command]).env_clear().env("PATH", folder);
+            shell.args(["-c", command]).env_clear().env("PATH", directory);
             // The kubelet's variables in a pod, and one mistake: any others would be reported beside it.
             shell.envs([("KUBERNETES_SERVICE_HOST", "127.0.0.1"), ("KUBERNETES_SERVICE_PORT", "1")]);
             shell.env("ATTACHE_DRAIN_TIMEOUT", "a while");
@@ -196,7 +196,7 @@ async fn readme_does_what_it_says() {
         assert!(read(path).contains("cargo test --locked"), "{path}");
     }
 
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let changes = [
         ("default: key pair, 2", "default: key pair, 3", "does not print the output in README.md"),
         ("run --ca embedded", "run --ca imbedded", "was never ready"),
@@ -206,7 +206,7 @@ async fn readme_does_what_it_says() {
     ];
     for (good, bad, words) in changes {
         assert!(readme.contains(good), "{good}");
-        let path = folder.path().join("README.md");
+        let path = directory.path().join("README.md");
         std::fs::write(&path, readme.replace(good, bad)).unwrap();
         let (is_good, error) = newcomer(&path).await;
         assert!(!is_good && error.contains(words), "{bad}: {error}");

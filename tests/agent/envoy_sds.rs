@@ -12,16 +12,16 @@ use crate::support::mesh::{Traffic, bootstrap, caller_envoy, wait_success};
 use crate::support::process::{Agent, failure, strs};
 
 /// Adds a listener file to `bootstrap`: Envoy opens the listeners that are written to it later.
-fn with_listener_file(mut bootstrap: Value, folder: &Path) -> Value {
-    let file = folder.join("listeners.json");
-    write_listeners(folder, &[]);
+fn with_listener_file(mut bootstrap: Value, directory: &Path) -> Value {
+    let file = directory.join("listeners.json");
+    write_listeners(directory, &[]);
     bootstrap["dynamic_resources"] = json!({
         "lds_config": { "resource_api_version": "V3", "path_config_source": { "path": file } },
     });
     bootstrap
 }
 
-fn write_listeners(folder: &Path, listeners: &[Value]) {
+fn write_listeners(directory: &Path, listeners: &[Value]) {
     let typed = listeners.iter().map(|listener| {
         let mut listener = listener.clone();
         listener["@type"] = json!("type.googleapis.com/envoy.config.listener.v3.Listener");
@@ -30,8 +30,8 @@ fn write_listeners(folder: &Path, listeners: &[Value]) {
     let content =
         json!({ "version_info": listeners.len().to_string(), "resources": typed.collect::<Vec<_>>() });
     // Envoy reads the file when it is renamed into place.
-    std::fs::write(folder.join("listeners.new"), content.to_string()).unwrap();
-    std::fs::rename(folder.join("listeners.new"), folder.join("listeners.json")).unwrap();
+    std::fs::write(directory.join("listeners.new"), content.to_string()).unwrap();
+    std::fs::rename(directory.join("listeners.new"), directory.join("listeners.json")).unwrap();
 }
 
 /// The inbound listener of `bootstrap` under another name. Another `timeout` for its secrets makes its sds_config a
@@ -60,19 +60,19 @@ async fn wait_serial(envoy: &Envoy, mounted: &Mounted) {
 }
 
 async fn the_whole_protocol(version: &str, delta: bool) {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let (ca, certs) = (folder.join("ca"), folder.join("certs"));
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let (ca, certs) = (directory.join("ca"), directory.join("certs"));
     let mount = |mounted: Mounted| {
         mounted.write(&certs);
         mounted
     };
     let mount_good = || mount(Mounted::new(&ca, "web"));
     let first = mount_good();
-    let mut agent = Agent::ready(folder, "web", &["--cert-dir", certs.to_str().unwrap()]).await;
+    let mut agent = Agent::ready(directory, "web", &["--cert-dir", certs.to_str().unwrap()]).await;
     let plain = bootstrap(&agent.socket, if delta { &["--delta"] } else { &[] }).await;
     let envoy =
-        Envoy::start_version(version, with_listener_file(plain.clone(), folder), folder, "envoy").await;
+        Envoy::start_version(version, with_listener_file(plain.clone(), directory), directory, "envoy").await;
     envoy.wait_listeners(&["inbound"]).await;
     wait_serial(&envoy, &first).await;
     assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, 1.0);
@@ -112,7 +112,7 @@ async fn the_whole_protocol(version: &str, delta: bool) {
         .await;
 
     // A listener that is added later uses what Envoy holds, although nothing was sent since the restart.
-    write_listeners(folder, &[another_listener(&plain, "later", None)]);
+    write_listeners(directory, &[another_listener(&plain, "later", None)]);
     envoy.wait_listeners(&["later"]).await;
     envoy.wait_stat("listener_manager.total_listeners_active", 2).await;
     assert_eq!(envoy.stat("sds.default.update_success").await, received);
@@ -125,7 +125,7 @@ async fn the_whole_protocol(version: &str, delta: bool) {
 
     // A listener with its own configuration opens its own streams, which are answered.
     let apart = another_listener(&plain, "apart", Some("16s"));
-    write_listeners(folder, &[another_listener(&plain, "later", None), apart]);
+    write_listeners(directory, &[another_listener(&plain, "later", None), apart]);
     envoy.wait_stat("listener_manager.total_listeners_active", 3).await;
     assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, 2.0);
     assert_eq!(agent.metric("attache_pushes_total{name=\"default\"}").await, 1.0);
@@ -164,13 +164,13 @@ async fn the_oldest_envoy_speaks_delta() {
 /// Envoy builds its TLS context when both secrets have arrived, and blames the later one: it rejects the roots because
 /// of the key pair. It keeps the roots nevertheless, and uses them once the key pair is repaired.
 async fn a_bad_key_pair_at_first_does_not_cost_the_roots(delta: bool) {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let (ca, certs, callers) = (folder.join("ca"), folder.join("certs"), folder.join("callers"));
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let (ca, certs, callers) = (directory.join("ca"), directory.join("certs"), directory.join("callers"));
     Mounted::bad_for_envoy(&ca, "api").write(&certs);
-    let mut agent = Agent::ready(folder, "api", &["--cert-dir", certs.to_str().unwrap()]).await;
+    let mut agent = Agent::ready(directory, "api", &["--cert-dir", certs.to_str().unwrap()]).await;
     let plain = bootstrap(&agent.socket, if delta { &["--delta"] } else { &[] }).await;
-    let envoy = Envoy::start(plain, folder, "api").await;
+    let envoy = Envoy::start(plain, directory, "api").await;
     let (_, line) = agent.process.wait_log("Envoy rejected a secret").await;
     assert!(line.contains("Failed to load private key"), "{line}");
 
@@ -179,9 +179,9 @@ async fn a_bad_key_pair_at_first_does_not_cost_the_roots(delta: bool) {
     wait_serial(&envoy, &good).await;
     envoy.wait_listeners(&["inbound"]).await;
     Mounted::new(&ca, "web").write(&callers);
-    let caller = Agent::ready(folder, "web", &["--cert-dir", callers.to_str().unwrap()]).await;
+    let caller = Agent::ready(directory, "web", &["--cert-dir", callers.to_str().unwrap()]).await;
     let inbound = envoy.listener_address("inbound").await;
-    let caller = caller_envoy(folder, "web", &caller, inbound, &spiffe("api")).await;
+    let caller = caller_envoy(directory, "web", &caller, inbound, &spiffe("api")).await;
     wait_success(&caller, caller.listener_address("outbound").await).await;
 }
 
@@ -198,20 +198,20 @@ async fn a_bad_key_pair_at_first_does_not_cost_the_roots_of_delta() {
 /// Envoy would accept it silently, and open listeners whose peers all refuse it.
 #[tokio::test]
 async fn an_expired_certificate_is_sent_to_no_new_stream_and_taken_from_no_old_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
-    let mut options = ca.client(folder);
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start(directory, &spiffe("web")).await;
+    let mut options = ca.client(directory);
     options.extend(["--cert-ttl", "4s"].map(str::to_owned));
-    let mut agent = Agent::ready(folder, "web", &strs(&options)).await;
-    let old = Envoy::start(bootstrap(&agent.socket, &["--delta"]).await, folder, "old").await;
+    let mut agent = Agent::ready(directory, "web", &strs(&options)).await;
+    let old = Envoy::start(bootstrap(&agent.socket, &["--delta"]).await, directory, "old").await;
     old.wait_listeners(&["inbound"]).await;
     ca.set(Mood::Refuse(Code::Unavailable));
     old.wait_until("the certificate has expired", async || agent.status("/readyz").await.0 == 503).await;
     let (_, body) = agent.status("/readyz").await;
     assert!(body.starts_with("default: expired at") && body.contains("Unavailable"), "{body}");
 
-    let new = Envoy::start(bootstrap(&agent.socket, &["--delta"]).await, folder, "new").await;
+    let new = Envoy::start(bootstrap(&agent.socket, &["--delta"]).await, directory, "new").await;
     new.wait_stat("sds.ROOTCA.update_success", 1).await;
     let socket = agent.socket.to_str().unwrap();
     let (_, error) = failure(&["get", "--socket", socket, "default", "--timeout", "300ms"]).await;
@@ -234,16 +234,16 @@ async fn an_expired_certificate_is_sent_to_no_new_stream_and_taken_from_no_old_o
 #[tokio::test]
 async fn an_unknown_name_delays_nothing_else() {
     for delta in [false, true] {
-        let folder = tempfile::tempdir().unwrap();
-        let folder = folder.path();
-        let certs = folder.join("certs");
-        Mounted::new(&folder.join("ca"), "web").write(&certs);
-        let mut agent = Agent::ready(folder, "web", &["--cert-dir", certs.to_str().unwrap()]).await;
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let certs = directory.join("certs");
+        Mounted::new(&directory.join("ca"), "web").write(&certs);
+        let mut agent = Agent::ready(directory, "web", &["--cert-dir", certs.to_str().unwrap()]).await;
         let mut plain = bootstrap(&agent.socket, if delta { &["--delta"] } else { &[] }).await;
         let mut unknown = another_listener(&plain, "unknown", None);
         unknown = serde_json::from_str(&unknown.to_string().replace("\"default\"", "\"nobody\"")).unwrap();
         plain["static_resources"]["listeners"].as_array_mut().unwrap().push(unknown);
-        let envoy = Envoy::start(plain, folder, "envoy").await;
+        let envoy = Envoy::start(plain, directory, "envoy").await;
         let (_, line) = agent.process.wait_log("resource names refused").await;
         assert!(line.contains("unknown resource name") && line.contains("nobody"), "{line}");
         envoy.wait_stat("sds.default.update_success", 1).await;
@@ -261,26 +261,26 @@ async fn an_unknown_name_delays_nothing_else() {
 #[tokio::test]
 async fn the_secret_before_a_rejected_one_can_be_restored() {
     for delta in [false, true] {
-        let folder = tempfile::tempdir().unwrap();
-        let folder = folder.path();
-        let (ca, certs) = (folder.join("ca"), folder.join("certs"));
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let (ca, certs) = (directory.join("ca"), directory.join("certs"));
         let good = Mounted::new(&ca, "web");
         good.write(&certs);
-        let mut agent = Agent::ready(folder, "web", &["--cert-dir", certs.to_str().unwrap()]).await;
+        let mut agent = Agent::ready(directory, "web", &["--cert-dir", certs.to_str().unwrap()]).await;
         let plain = bootstrap(&agent.socket, if delta { &["--delta"] } else { &[] }).await;
-        let envoy = Envoy::start(with_listener_file(plain.clone(), folder), folder, "envoy").await;
+        let envoy = Envoy::start(with_listener_file(plain.clone(), directory), directory, "envoy").await;
         envoy.wait_listeners(&["inbound"]).await;
         Mounted::bad_for_envoy(&ca, "web").write(&certs);
         agent.process.wait_log("Envoy rejected a secret").await;
         good.write(&certs);
         envoy.wait_stat("sds.default.update_success", 2).await;
         let another = another_listener(&plain, "later", None);
-        write_listeners(folder, std::slice::from_ref(&another));
+        write_listeners(directory, std::slice::from_ref(&another));
         envoy.wait_listeners(&["later"]).await;
         // A caller is accepted by the new listener.
-        let caller = Agent::ready(folder, "caller", &["--cert-dir", certs.to_str().unwrap()]).await;
+        let caller = Agent::ready(directory, "caller", &["--cert-dir", certs.to_str().unwrap()]).await;
         let later = envoy.listener_address("later").await;
-        let caller = caller_envoy(folder, "caller", &caller, later, &spiffe("web")).await;
+        let caller = caller_envoy(directory, "caller", &caller, later, &spiffe("web")).await;
         wait_success(&caller, caller.listener_address("outbound").await).await;
     }
 }
@@ -289,9 +289,9 @@ async fn the_secret_before_a_rejected_one_can_be_restored() {
 /// both. The files are swapped again and again. Every request is a handshake.
 async fn files_that_envoy_names_are_rotated_under_traffic(delta: bool) {
     const ROTATIONS: usize = 5;
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let [ca, web, api, roots] = ["ca", "web-certs", "api-certs", "roots"].map(|name| folder.join(name));
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let [ca, web, api, roots] = ["ca", "web-certs", "api-certs", "roots"].map(|name| directory.join(name));
     // Each rotation adds another root beside the one that counts.
     let rotate = |number: usize| {
         let pairs = [(&web, "web"), (&api, "api")].map(|(volume, account)| {
@@ -299,12 +299,12 @@ async fn files_that_envoy_names_are_rotated_under_traffic(delta: bool) {
             swap(volume, mounted.files());
             mounted
         });
-        let further = Mounted::new(&folder.join(format!("ca-{number}")), "nobody").root;
+        let further = Mounted::new(&directory.join(format!("ca-{number}")), "nobody").root;
         swap(&roots, [("ca.pem", [&pairs[0].root[..], &further].concat().as_slice())]);
         pairs
     };
     rotate(0);
-    let mut agent = Agent::ready(folder, "agent", &["--cert-dir", web.to_str().unwrap()]).await;
+    let mut agent = Agent::ready(directory, "agent", &["--cert-dir", web.to_str().unwrap()]).await;
     let pair_name = |volume: &Path| format!("file-cert:{0}/cert-chain.pem~{0}/key.pem", volume.display());
     let (web_name, api_name) = (pair_name(&web), pair_name(&api));
     let roots_name = format!("file-root:{}/ca.pem", roots.display());
@@ -315,12 +315,12 @@ async fn files_that_envoy_names_are_rotated_under_traffic(delta: bool) {
     let dialect: &[&str] = if delta { &["--delta"] } else { &[] };
 
     let inbound = bootstrap(&agent.socket, dialect).await;
-    let api_envoy = Envoy::start(named(inbound, &api_name), folder, "api").await;
+    let api_envoy = Envoy::start(named(inbound, &api_name), directory, "api").await;
     let peer = api_envoy.listener_address("inbound").await.to_string();
     let (callee, out) = (spiffe("api"), ["--outbound-listen", "127.0.0.1:0", "--outbound-to", &peer]);
     let outbound =
         bootstrap(&agent.socket, &[&out, &["--outbound-peer", &callee][..], dialect].concat()).await;
-    let web_envoy = Envoy::start(named(outbound, &web_name), folder, "web").await;
+    let web_envoy = Envoy::start(named(outbound, &web_name), directory, "web").await;
     let outbound = web_envoy.listener_address("outbound").await;
     wait_success(&web_envoy, outbound).await;
 

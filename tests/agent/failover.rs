@@ -27,16 +27,16 @@ async fn roots(socket: &Path) -> usize {
 
 #[tokio::test]
 async fn the_second_ca_signs_while_the_first_is_down_or_hangs_and_the_first_once_it_is_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let mut first = Ca::start(folder).await;
-    let second = FakeCa::start(folder, &spiffe("web")).await;
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let mut first = Ca::start(directory).await;
+    let second = FakeCa::start(directory, &spiffe("web")).await;
     let names = [format!("https://{}", first.address), format!("http://{}", second.address)];
     first.process.kill().await;
     let mut options = first.client("web");
     options.extend(["--ca-address", &names[1], "--ca-timeout", "1s"].map(str::to_owned));
     options.extend(SOON.map(str::to_owned));
-    let mut agent = Agent::ready(folder, "web", &strs(&options)).await;
+    let mut agent = Agent::ready(directory, "web", &strs(&options)).await;
     let issued_by = |name: &str| format!(" ca=\"{name}\"");
     let (_, line) = agent.process.wait_log("certificate issued").await;
     assert!(line.contains(&issued_by(&names[1])), "{line}");
@@ -71,17 +71,17 @@ async fn the_second_ca_signs_while_the_first_is_down_or_hangs_and_the_first_once
 
 #[tokio::test]
 async fn while_all_cas_are_down_the_last_good_certificate_is_served_and_the_first_to_return_is_used() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let first = FakeCa::start(&folder.join("first"), &spiffe("web")).await;
-    let second = FakeCa::start(&folder.join("second"), &spiffe("web")).await;
-    first.client(folder);
-    let token = folder.join("token");
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let first = FakeCa::start(&directory.join("first"), &spiffe("web")).await;
+    let second = FakeCa::start(&directory.join("second"), &spiffe("web")).await;
+    first.client(directory);
+    let token = directory.join("token");
     let options = [&["--token-file", token.to_str().unwrap()][..], &SOON].concat();
     // In the form of an injected pod's environment.
     let names = [&first, &second].map(|ca| format!("http://{}", ca.address));
     let both = names.join(", ");
-    let mut agent = Agent::start_as(folder, "web", &options, |mut command| {
+    let mut agent = Agent::start_as(directory, "web", &options, |mut command| {
         command.env("CA_ADDR", both);
         command
     });

@@ -6,12 +6,12 @@ use crate::support::sds::{Stream, certificates, on_connection};
 
 #[tokio::test]
 async fn every_kubelet_swap_is_pushed() {
-    let folder = tempfile::tempdir().unwrap();
-    let volume = folder.path().join("certs");
-    let ca = folder.path().join("ca");
+    let directory = tempfile::tempdir().unwrap();
+    let volume = directory.path().join("certs");
+    let ca = directory.path().join("ca");
     swap(&volume, Mounted::new(&ca, "web").files());
     // No provider is configured: a key pair in the directory is enough.
-    let agent = Agent::ready(folder.path(), "agent", &["--cert-dir", volume.to_str().unwrap()]).await;
+    let agent = Agent::ready(directory.path(), "agent", &["--cert-dir", volume.to_str().unwrap()]).await;
     on_connection(&agent.socket, async |client| {
         let mut pairs = Stream::open(&client, &["default"]).await.unwrap();
         let mut roots = Stream::open(&client, &["ROOTCA"]).await.unwrap();
@@ -34,12 +34,12 @@ async fn every_kubelet_swap_is_pushed() {
 
 #[tokio::test]
 async fn a_mismatched_pair_is_not_published_until_it_is_repaired() {
-    let folder = tempfile::tempdir().unwrap();
-    let dir = folder.path().join("certs");
-    let ca = folder.path().join("ca");
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("certs");
+    let ca = directory.path().join("ca");
     let good = Mounted::new(&ca, "web");
     good.write(&dir);
-    let mut agent = Agent::ready(folder.path(), "agent", &["--cert-dir", dir.to_str().unwrap()]).await;
+    let mut agent = Agent::ready(directory.path(), "agent", &["--cert-dir", dir.to_str().unwrap()]).await;
     let next = Mounted::new(&ca, "web");
     std::fs::write(dir.join("cert-chain.pem"), &next.chain).unwrap();
     let (_, line) = agent.process.wait_log("mounted files are not used").await;
@@ -59,16 +59,16 @@ async fn a_mismatched_pair_is_not_published_until_it_is_repaired() {
 
 #[tokio::test]
 async fn files_that_appear_later_take_precedence_over_the_ca() {
-    let folder = tempfile::tempdir().unwrap();
-    let dir = folder.path().join("made/later");
-    let ca = folder.path().join("ca");
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("made/later");
+    let ca = directory.path().join("ca");
     let options = [
         ["--ca", "embedded"],
         ["--ca-dir", ca.to_str().unwrap()],
         ["--cert-dir", dir.to_str().unwrap()],
         ["--spiffe-id", "spiffe://cluster.local/ns/default/sa/from-ca"],
     ];
-    let mut agent = Agent::ready(folder.path(), "agent", &options.concat()).await;
+    let mut agent = Agent::ready(directory.path(), "agent", &options.concat()).await;
     let mounted = Mounted::new(&ca, "from-files");
     on_connection(&agent.socket.clone(), async |client| {
         let mut pairs = Stream::open(&client, &["default"]).await.unwrap();

@@ -5,7 +5,7 @@ use attache::base::spiffe_id::SpiffeId;
 use attache::ca::IssuedChain;
 use attache::config::parse_duration;
 use attache::inject::{Injected, Sidecar, inject};
-use attache::net::endpoint::Address;
+use attache::net::address::Address;
 use attache::pki::certificate::Certificate;
 use attache::pki::key::PrivateKey;
 use attache::pki::pem;
@@ -35,8 +35,8 @@ fn mutated(random: &mut fastrand::Rng, bytes: &[u8]) -> Vec<u8> {
 
 #[test]
 fn mutated_certificates_keys_and_chains_never_panic() {
-    let folder = tempfile::tempdir().unwrap();
-    let mounted = Mounted::new(folder.path(), "web");
+    let directory = tempfile::tempdir().unwrap();
+    let mounted = Mounted::new(directory.path(), "web");
     let ders = pem::certificates(&mounted.chain).unwrap();
     let key = || PrivateKey::from_pem(&mounted.key).unwrap();
     let mut random = fastrand::Rng::with_seed(1);

@@ -32,10 +32,10 @@ fn in_a_namespace(flags: &str, script: &str, agent: &Command) -> Command {
 }
 
 /// A ready agent in such namespaces, and its shell.
-async fn start(folder: &Path, volume: &Path, flags: &str, script: &str) -> (Agent, ChildStdin) {
+async fn start(directory: &Path, volume: &Path, flags: &str, script: &str) -> (Agent, ChildStdin) {
     let arguments = ["--cert-dir", volume.to_str().unwrap()];
     let inside = |command| in_a_namespace(flags, script, &command);
-    let mut agent = Agent::start_as(folder, "agent", &arguments, inside);
+    let mut agent = Agent::start_as(directory, "agent", &arguments, inside);
     let shell = agent.process.input();
     agent.process.wait_log(" ready ").await;
     (agent, shell)
@@ -82,8 +82,8 @@ async fn all_get(streams: &mut [Stream], newest: &Mounted, change: &str) {
 }
 
 /// Makes a change of each kind, and asserts that all streams get it.
-async fn changes_arrive(folder: &Path, volumes: &[&Path], streams: &mut [Stream], round: &str) {
-    let next = |kind: &str| Mounted::new(&folder.join(format!("ca-{round}-{kind}")), "web");
+async fn changes_arrive(directory: &Path, volumes: &[&Path], streams: &mut [Stream], round: &str) {
+    let next = |kind: &str| Mounted::new(&directory.join(format!("ca-{round}-{kind}")), "web");
     let swapped = next("swap");
     for volume in volumes {
         let old = volume.join(std::fs::read_link(volume.join("..data")).unwrap());
@@ -108,11 +108,11 @@ async fn changes_arrive(folder: &Path, volumes: &[&Path], streams: &mut [Stream]
 
 #[tokio::test]
 async fn without_inotify_files_are_polled_until_it_is_available_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let volume = folder.join("volume");
-    swap(&volume, Mounted::new(&folder.join("ca"), "web").files());
-    let (mut agent, mut shell) = start(folder, &volume, "-Ur", &limit("instances", 0)).await;
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let volume = directory.join("volume");
+    swap(&volume, Mounted::new(&directory.join("ca"), "web").files());
+    let (mut agent, mut shell) = start(directory, &volume, "-Ur", &limit("instances", 0)).await;
     let (_, line) = agent.process.wait_log(REFUSED).await;
     assert!(line.contains("max_user_instances") && line.contains("WARN"), "{line}");
     let polled = "attache_watched_folders{mode=\"polling\"}";
@@ -120,12 +120,12 @@ async fn without_inotify_files_are_polled_until_it_is_available_again() {
     on_connection(&agent.socket.clone(), async |client| {
         let names = ["default", "ROOTCA", &pair_name(&volume), &roots_name(&volume)];
         let mut streams = open(&client, &names).await;
-        changes_arrive(folder, &[&volume], &mut streams, "without").await;
+        changes_arrive(directory, &[&volume], &mut streams, "without").await;
         shell.write_all(limit("instances", 128).as_bytes()).await.unwrap();
         let (_, line) = agent.process.wait_log(AGAIN).await;
         assert!(line.contains("INFO"), "{line}");
         agent.wait_metric(polled, 0).await;
-        changes_arrive(folder, &[&volume], &mut streams, "with").await;
+        changes_arrive(directory, &[&volume], &mut streams, "with").await;
     })
     .await;
     let log = agent.process.log();
@@ -134,15 +134,15 @@ async fn without_inotify_files_are_polled_until_it_is_available_again() {
 
 #[tokio::test]
 async fn with_few_watches_some_directories_are_watched_and_others_polled() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let volumes = ["one", "two", "three"].map(|name| folder.join(name));
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let volumes = ["one", "two", "three"].map(|name| directory.join(name));
     for volume in &volumes {
-        swap(volume, Mounted::new(&folder.join("ca"), "web").files());
+        swap(volume, Mounted::new(&directory.join("ca"), "web").files());
     }
     // The parent directories, the first volume with its content, and one or two where platforms mount certificates.
-    let above = u32::try_from(folder.ancestors().count()).unwrap();
-    let (mut agent, mut shell) = start(folder, &volumes[0], "-Ur", &limit("watches", above + 4)).await;
+    let above = u32::try_from(directory.ancestors().count()).unwrap();
+    let (mut agent, mut shell) = start(directory, &volumes[0], "-Ur", &limit("watches", above + 4)).await;
     on_connection(&agent.socket.clone(), async |client| {
         assert_eq!(agent.process.count(REFUSED), 0, "{}", agent.process.log());
         let names: Vec<_> =
@@ -152,11 +152,11 @@ async fn with_few_watches_some_directories_are_watched_and_others_polled() {
         let (_, line) = agent.process.wait_log(REFUSED).await;
         assert!(line.contains("max_user_watches") && line.contains("WARN"), "{line}");
         let volumes = volumes.each_ref().map(|volume| volume.as_path());
-        changes_arrive(folder, &volumes, &mut streams, "few").await;
+        changes_arrive(directory, &volumes, &mut streams, "few").await;
         // A deleted directory frees one watch, at any moment of the polling rounds of the others.
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(3) {
-            let next = Mounted::new(&folder.join("ca"), "web");
+            let next = Mounted::new(&directory.join("ca"), "web");
             let old = volumes[0].join(std::fs::read_link(volumes[0].join("..data")).unwrap());
             swap(volumes[0], next.files());
             std::fs::remove_dir_all(old).unwrap();
@@ -166,12 +166,12 @@ async fn with_few_watches_some_directories_are_watched_and_others_polled() {
         for stream in &mut streams {
             while !stream.is_quiet(Duration::from_millis(1)).await {}
         }
-        changes_arrive(folder, &volumes, &mut streams, "few again").await;
+        changes_arrive(directory, &volumes, &mut streams, "few again").await;
         let log = agent.process.log();
         assert_eq!((agent.process.count(REFUSED), agent.process.count(AGAIN)), (1, 0), "{log}");
         shell.write_all(limit("watches", 1000).as_bytes()).await.unwrap();
         agent.process.wait_log(AGAIN).await;
-        changes_arrive(folder, &volumes, &mut streams, "enough").await;
+        changes_arrive(directory, &volumes, &mut streams, "enough").await;
     })
     .await;
     let log = agent.process.log();
@@ -181,13 +181,13 @@ async fn with_few_watches_some_directories_are_watched_and_others_polled() {
 /// The kernel has one watch per directory, whatever path leads to it.
 #[tokio::test]
 async fn a_directory_that_is_mounted_twice_is_followed_by_either_path() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let (volume, other) = (folder.join("volume"), folder.join("other"));
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let (volume, other) = (directory.join("volume"), directory.join("other"));
     std::fs::create_dir(&other).unwrap();
-    swap(&volume, Mounted::new(&folder.join("ca"), "web").files());
+    swap(&volume, Mounted::new(&directory.join("ca"), "web").files());
     let mount = format!("mount --bind {} {}", volume.display(), other.display());
-    let (agent, _shell) = start(folder, &volume, "-Urm", &mount).await;
+    let (agent, _shell) = start(directory, &volume, "-Urm", &mount).await;
     on_connection(&agent.socket, async |client| {
         let names = [
             "default",
@@ -198,14 +198,14 @@ async fn a_directory_that_is_mounted_twice_is_followed_by_either_path() {
             &roots_name(&other),
         ];
         let mut streams = open(&client, &names).await;
-        changes_arrive(folder, &[&volume], &mut streams, "both").await;
+        changes_arrive(directory, &[&volume], &mut streams, "both").await;
         // A name without a file is dropped as soon as its last subscriber is gone, and its part of the watch with it.
         for (round, path) in [&volume, &other].into_iter().enumerate() {
             let nowhere = format!("file-root:{}/nowhere", path.display());
             let mut request = tonic::Request::new(crate::support::sds::request(&[&nowhere]));
             request.set_timeout(Duration::from_millis(200));
             client.clone().fetch_secrets(request).await.unwrap_err();
-            changes_arrive(folder, &[&volume], &mut streams, &format!("one name less, {round}")).await;
+            changes_arrive(directory, &[&volume], &mut streams, &format!("one name less, {round}")).await;
         }
         assert!(fetch(&client, &names).await.is_ok());
     })

@@ -13,11 +13,11 @@ use crate::support::sds::{Stream, on_connection, request, secrets};
 
 #[tokio::test]
 async fn a_hundred_streams_cost_one_call_per_renewal() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
-    let mut options = ca.client(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
+    let mut options = ca.client(directory.path());
     options.extend(["--cert-ttl", "6s", "--ca-header", "x-tenant=blue"].map(str::to_owned));
-    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
+    let mut agent = Agent::start(directory.path(), "web", &strs(&options));
     agent.process.wait_log("attache serves").await;
 
     on_connection(&agent.socket.clone(), async |client| {
@@ -43,19 +43,19 @@ async fn a_hundred_streams_cost_one_call_per_renewal() {
     let call = &calls[0];
     assert_eq!(call.request.validity_duration, 6);
     let header = |name| call.metadata.get(name).unwrap().to_str().unwrap();
-    let token = std::fs::read_to_string(folder.path().join("token")).unwrap();
+    let token = std::fs::read_to_string(directory.path().join("token")).unwrap();
     assert_eq!(header("authorization"), format!("Bearer {token}"));
     assert_eq!((header("clusterid"), header("x-tenant")), ("Kubernetes", "blue"));
 }
 
 #[tokio::test]
 async fn a_token_can_be_missing_empty_expired_and_rotated() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = Ca::start(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = Ca::start(directory.path()).await;
     let options = ca.client("web");
-    let file = folder.path().join("web.token");
+    let file = directory.path().join("web.token");
     std::fs::remove_file(&file).unwrap();
-    let mut agent = Agent::start(folder.path(), "web", &strs(&options));
+    let mut agent = Agent::start(directory.path(), "web", &strs(&options));
 
     let path = file.display().to_string();
     let cases = [
@@ -86,8 +86,8 @@ async fn a_token_can_be_missing_empty_expired_and_rotated() {
 
 #[tokio::test]
 async fn what_prevents_a_connection_to_the_ca_is_reported_with_the_remedy() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = Ca::start(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = Ca::start(directory.path()).await;
     let other = tempfile::tempdir().unwrap();
     let _other_ca = Ca::start(other.path()).await;
     let other_root = other.path().join("ca/root-cert.pem").display().to_string();
@@ -114,7 +114,7 @@ async fn what_prevents_a_connection_to_the_ca_is_reported_with_the_remedy() {
     for (index, (changes, words)) in cases.into_iter().enumerate() {
         let mut options = ca.client("web");
         token(&mut options, changes);
-        let mut agent = Agent::start(folder.path(), &format!("agent{index}"), &strs(&options));
+        let mut agent = Agent::start(directory.path(), &format!("agent{index}"), &strs(&options));
         let (_, line) = agent.process.wait_log("no new certificate").await;
         for word in words {
             assert!(line.contains(word), "{changes:?}: {line}");
@@ -126,10 +126,10 @@ async fn what_prevents_a_connection_to_the_ca_is_reported_with_the_remedy() {
 
 #[tokio::test]
 async fn a_name_that_is_not_ready_is_sent_once_it_is_and_fetch_reports_the_cause() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
     ca.set(Mood::Refuse(Code::PermissionDenied));
-    let mut agent = Agent::start(folder.path(), "web", &strs(&ca.client(folder.path())));
+    let mut agent = Agent::start(directory.path(), "web", &strs(&ca.client(directory.path())));
     agent.process.wait_log("no new certificate").await;
     on_connection(&agent.socket.clone(), async |mut client| {
         let mut stream = Stream::open(&client, &["default", "ROOTCA", "nobody"]).await.unwrap();
@@ -167,10 +167,10 @@ async fn a_name_that_is_not_ready_is_sent_once_it_is_and_fetch_reports_the_cause
 
 #[tokio::test]
 async fn bad_requests_end_only_their_own_stream() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca_dir = folder.path().join("ca");
+    let directory = tempfile::tempdir().unwrap();
+    let ca_dir = directory.path().join("ca");
     let options = ["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap()];
-    let agent = Agent::ready(folder.path(), "web", &options).await;
+    let agent = Agent::ready(directory.path(), "web", &options).await;
     on_connection(&agent.socket, async |client| {
         let mut good = Stream::open(&client, &["ROOTCA"]).await.unwrap();
         let response = good.next().await.unwrap();
@@ -206,10 +206,10 @@ async fn bad_requests_end_only_their_own_stream() {
 
 #[tokio::test]
 async fn a_thousand_streams_on_one_connection_all_get_their_secret() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca_dir = folder.path().join("ca");
+    let directory = tempfile::tempdir().unwrap();
+    let ca_dir = directory.path().join("ca");
     let options = ["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap()];
-    let mut agent = Agent::ready(folder.path(), "web", &options).await;
+    let mut agent = Agent::ready(directory.path(), "web", &options).await;
     on_connection(&agent.socket.clone(), async |client| {
         let mut streams = Vec::new();
         for _ in 0..1000 {

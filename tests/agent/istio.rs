@@ -22,8 +22,8 @@ struct Pod {
 }
 
 impl Pod {
-    fn new(folder: &Path, account: &'static str) -> Self {
-        let root = folder.join(account);
+    fn new(directory: &Path, account: &'static str) -> Self {
+        let root = directory.join(account);
         std::fs::create_dir_all(root.join(SOCKET).parent().unwrap()).unwrap();
         let tokens = root.join("tokens");
         std::fs::create_dir(&tokens).unwrap();
@@ -201,10 +201,10 @@ fn service(to: SocketAddr) -> Value {
 
 #[tokio::test]
 async fn an_unchanged_istio_proxy_is_served_from_the_well_known_path() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = Ca::start(folder.path()).await;
-    let ca_root = folder.path().join("ca/root-cert.pem");
-    let (web, api) = (Pod::new(folder.path(), "web"), Pod::new(folder.path(), "api"));
+    let directory = tempfile::tempdir().unwrap();
+    let ca = Ca::start(directory.path()).await;
+    let ca_root = directory.path().join("ca/root-cert.pem");
+    let (web, api) = (Pod::new(directory.path(), "web"), Pod::new(directory.path(), "api"));
 
     let mut api_agent = api.agent(&ca, &ca_root).await;
     let api_proxy = api.proxy(json!([inbound()]), &[]).await;

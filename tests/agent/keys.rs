@@ -16,7 +16,7 @@ use crate::support::sds::{content, fetch, on_connection, secrets};
 
 /// An Envoy that calls itself over mutual TLS: at its listener `outbound` as configured by default, at `outbound-named`
 /// with Ed25519 among the signature algorithms.
-async fn envoy_alone(folder: &Path, version: &str, socket: &Path) -> Envoy {
+async fn envoy_alone(directory: &Path, version: &str, socket: &Path) -> Envoy {
     let web = spiffe("web");
     let arguments = [
         ["--outbound-listen", "127.0.0.1:0"],
@@ -26,7 +26,7 @@ async fn envoy_alone(folder: &Path, version: &str, socket: &Path) -> Envoy {
     ];
     let bootstrap = bootstrap(socket, &arguments.concat()).await;
     let calling_itself = |mut bootstrap: Value, name: &str| {
-        let pipe = json!({ "pipe": { "path": folder.join(format!("{version}-{name}")) } });
+        let pipe = json!({ "pipe": { "path": directory.join(format!("{version}-{name}")) } });
         let resources = &mut bootstrap["static_resources"];
         let endpoint = &mut resources["clusters"][1]["load_assignment"]["endpoints"][0]["lb_endpoints"][0];
         endpoint["endpoint"]["address"] = pipe.clone();
@@ -45,7 +45,7 @@ async fn envoy_alone(folder: &Path, version: &str, socket: &Path) -> Envoy {
         let more = named["static_resources"][kind].as_array().unwrap()[first..].to_vec();
         both["static_resources"][kind].as_array_mut().unwrap().extend(more);
     }
-    let envoy = Envoy::start_version(version, both, folder, version).await;
+    let envoy = Envoy::start_version(version, both, directory, version).await;
     envoy.wait_listeners(&["outbound", "outbound-named"]).await;
     envoy
 }
@@ -64,12 +64,12 @@ async fn wait_answer(envoy: &Envoy, listener: &str, words: &str) {
 #[tokio::test]
 async fn envoys_and_nginx_accept_every_key_in_either_format_but_envoys_need_ed25519_named() {
     let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    let (ca, certs, out) = (folder.join("ca"), folder.join("certs"), folder.join("out"));
+    let directory = place.path();
+    let (ca, certs, out) = (directory.join("ca"), directory.join("certs"), directory.join("out"));
     let first = Mounted::new(&ca, "web");
     first.write(&certs);
     first.write(&out);
-    let nginx = Nginx::start(folder, "nginx", &out).await;
+    let nginx = Nginx::start(directory, "nginx", &out).await;
     let client = PrivateKey::from_pem(&first.key).unwrap().der().clone_key();
     let client = Client::new(pem::certificates(&first.chain).unwrap(), client);
     let options = [
@@ -77,9 +77,11 @@ async fn envoys_and_nginx_accept_every_key_in_either_format_but_envoys_need_ed25
         ["--output-dir", out.to_str().unwrap()],
         ["--output-hook", &nginx.reload],
     ];
-    let mut agent = Agent::ready(folder, "web", &options.concat()).await;
-    let envoys =
-        tokio::join!(envoy_alone(folder, NEWEST, &agent.socket), envoy_alone(folder, OLDEST, &agent.socket),);
+    let mut agent = Agent::ready(directory, "web", &options.concat()).await;
+    let envoys = tokio::join!(
+        envoy_alone(directory, NEWEST, &agent.socket),
+        envoy_alone(directory, OLDEST, &agent.socket),
+    );
     let envoys = <[Envoy; 2]>::from(envoys);
 
     for (name, key_type) in KeyType::ALL {
@@ -123,11 +125,11 @@ async fn keys_are_written_in_the_configured_type_and_format() {
     ];
     let place = tempfile::tempdir().unwrap();
     for (name, arguments, environment, label) in cases {
-        let folder = place.path();
-        let (ca, out) = (folder.join("ca"), folder.join(format!("{name}-out")));
+        let directory = place.path();
+        let (ca, out) = (directory.join("ca"), directory.join(format!("{name}-out")));
         let options = ["--ca", "embedded", "--ca-dir", ca.to_str().unwrap(), "--output-dir"];
         let options = [&options[..], &[out.to_str().unwrap()], arguments].concat();
-        let mut agent = Agent::start_as(folder, name, &options, |mut command| {
+        let mut agent = Agent::start_as(directory, name, &options, |mut command| {
             command.envs(environment.iter().copied());
             command
         });
@@ -151,17 +153,17 @@ async fn keys_are_written_in_the_configured_type_and_format() {
 async fn streams_are_answered_while_a_slow_key_is_generated() {
     const ANSWERS: usize = 20;
     let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
-    let certs = folder.join("certs");
+    let directory = place.path();
+    let ca = FakeCa::start(directory, &spiffe("web")).await;
+    let certs = directory.join("certs");
     std::fs::create_dir(&certs).unwrap();
-    std::fs::write(certs.join("root-cert.pem"), Mounted::new(&folder.join("ca"), "web").root).unwrap();
-    let mut options = ca.client(folder);
+    std::fs::write(certs.join("root-cert.pem"), Mounted::new(&directory.join("ca"), "web").root).unwrap();
+    let mut options = ca.client(directory);
     options.extend(["--cert-dir", certs.to_str().unwrap(), "--key-type", "rsa-4096"].map(str::to_owned));
     let mut most = 0;
     for start in 0..10 {
         let asked = ca.calls().len();
-        let mut agent = Agent::start(folder, &format!("web{start}"), &strs(&options));
+        let mut agent = Agent::start(directory, &format!("web{start}"), &strs(&options));
         agent.process.wait_log("attache serves").await;
         let answers = on_connection(&agent.socket, async |client| {
             let mut answers = 0;

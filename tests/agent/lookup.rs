@@ -64,16 +64,16 @@ fn admin(socket: &str) -> String {
 }
 
 /// An agent with an admin socket of its own.
-fn start(folder: &Path, name: &str, options: &[&str]) -> Agent {
-    let admin = admin(folder.join(format!("{name}.sock")).to_str().unwrap());
-    Agent::start(folder, name, &[options, &["--admin-socket", &admin]].concat())
+fn start(directory: &Path, name: &str, options: &[&str]) -> Agent {
+    let admin = admin(directory.join(format!("{name}.sock")).to_str().unwrap());
+    Agent::start(directory, name, &[options, &["--admin-socket", &admin]].concat())
 }
 
 const NO_NEW: &str = "No new certificate comes";
 
 /// Looks up `words` of a failed call.
-async fn no_certificate(folder: &Path, words: &str, outcome: &str, options: &[&str]) {
-    let mut agent = start(folder, "web", options);
+async fn no_certificate(directory: &Path, words: &str, outcome: &str, options: &[&str]) {
+    let mut agent = start(directory, "web", options);
     let metric = format!("attache_ca_requests_total{{provider=\"citadel\",outcome=\"{outcome}\"}}");
     let cause = Cause { section: NO_NEW, words, metric: &metric, state: "/secrets/0/error" };
     cause.is_found(&mut agent).await;
@@ -83,10 +83,10 @@ async fn no_certificate(folder: &Path, words: &str, outcome: &str, options: &[&s
 
 #[tokio::test]
 async fn why_the_ca_issues_nothing_can_be_looked_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
-    let mut options = ca.client(folder);
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start(directory, &spiffe("web")).await;
+    let mut options = ca.client(directory);
     // A certificate issued two hours ago has expired.
     options.extend(["--cert-ttl", "1h"].map(str::to_owned));
     let cases = [
@@ -105,38 +105,38 @@ async fn why_the_ca_issues_nothing_can_be_looked_up() {
     for (mood, words, outcome) in cases {
         ca.set(mood);
         let timeout: &[&str] = if mood == Mood::Hang { &["--ca-timeout", "200ms"] } else { &[] };
-        no_certificate(folder, words, outcome, &[&strs(&options)[..], timeout].concat()).await;
+        no_certificate(directory, words, outcome, &[&strs(&options)[..], timeout].concat()).await;
     }
     ca.set(Mood::Refuse(Code::Unauthenticated));
-    let path = folder.join("token");
+    let path = directory.join("token");
     for (token, words) in
         [(token("web", "istio-ca", -60), "EXPIRED at"), (token("web", "vault", 3600), "audience")]
     {
         std::fs::write(&path, token).unwrap();
-        no_certificate(folder, words, "refused", &strs(&options)).await;
+        no_certificate(directory, words, "refused", &strs(&options)).await;
     }
-    no_certificate(folder, "Unauthenticated", "refused", &strs(&options)).await;
+    no_certificate(directory, "Unauthenticated", "refused", &strs(&options)).await;
     std::fs::write(&path, "two\nlines").unwrap();
-    no_certificate(folder, "holds no token", "credential", &strs(&options)).await;
+    no_certificate(directory, "holds no token", "credential", &strs(&options)).await;
     std::fs::write(&path, "").unwrap();
     let words = "its writer has not written it yet, or failed";
-    no_certificate(folder, words, "credential", &strs(&options)).await;
+    no_certificate(directory, words, "credential", &strs(&options)).await;
     std::fs::remove_file(&path).unwrap();
     let words = "mount the token there, or set its path with";
-    no_certificate(folder, words, "credential", &strs(&options)).await;
+    no_certificate(directory, words, "credential", &strs(&options)).await;
 }
 
 #[tokio::test]
 async fn why_the_ca_is_unreachable_can_be_looked_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start_tls(folder, &spiffe("web"), Tls::Never).await;
-    let plain = FakeCa::start(folder, &spiffe("web")).await;
-    let options = ca.client(folder);
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start_tls(directory, &spiffe("web"), Tls::Never).await;
+    let plain = FakeCa::start(directory, &spiffe("web")).await;
+    let options = ca.client(directory);
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let own = folder.join("fake-ca/root-cert.pem");
-    let other = folder.join("stranger/root-cert.pem");
-    let missing = folder.join("nowhere.pem");
+    let own = directory.join("fake-ca/root-cert.pem");
+    let other = directory.join("stranger/root-cert.pem");
+    let missing = directory.join("nowhere.pem");
     let token = &options[2..];
     let cases = [
         (free.to_string(), &own, "is it running, and is --ca-address right?", "unreachable"),
@@ -146,22 +146,22 @@ async fn why_the_ca_is_unreachable_can_be_looked_up() {
     ];
     for (address, root, words, outcome) in cases {
         let options = ["--ca-address", &address, "--ca-root", root.to_str().unwrap()];
-        no_certificate(folder, words, outcome, &[&options, &strs(token)[..]].concat()).await;
+        no_certificate(directory, words, outcome, &[&options, &strs(token)[..]].concat()).await;
     }
     let address = ca.address.to_string();
     let options = ["--ca-address", &address, "--ca-root", own.to_str().unwrap()];
     let name = ["--ca-server-name", "istiod.istio-system.svc"];
     let words = "set --ca-server-name to the name it has";
-    no_certificate(folder, words, "tls", &[&options[..], &name, &strs(token)].concat()).await;
+    no_certificate(directory, words, "tls", &[&options[..], &name, &strs(token)].concat()).await;
 }
 
 #[tokio::test]
 async fn why_files_are_not_used_can_be_looked_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = folder.join("ca");
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = directory.join("ca");
     let (one, other) = (Mounted::new(&ca, "web"), Mounted::new(&ca, "web"));
-    let certs = folder.join("certs");
+    let certs = directory.join("certs");
     let half_pem = one.key[..one.key.len() / 2].to_vec();
     let chain = String::from_utf8(one.chain.clone()).unwrap();
     let (leaf, above) = chain.split_at(chain[1..].find("-----BEGIN").unwrap() + 1);
@@ -190,7 +190,7 @@ async fn why_files_are_not_used_can_be_looked_up() {
             None => std::fs::remove_file(certs.join("key.pem")).unwrap(),
         }
         let mut agent =
-            start(folder, "web", &["--cert-dir", certs.to_str().unwrap(), "--file-mounted-certs"]);
+            start(directory, "web", &["--cert-dir", certs.to_str().unwrap(), "--file-mounted-certs"]);
         let metric = format!("attache_source_failures_total{{source=\"files\",reason=\"{reason}\"}}");
         let section = "Mounted files are not used";
         Cause { section, words, metric: &metric, state: "/secrets/0/error" }.is_found(&mut agent).await;
@@ -201,14 +201,14 @@ async fn why_files_are_not_used_can_be_looked_up() {
 
 #[tokio::test]
 async fn problems_between_envoy_and_the_agent_can_be_looked_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let (certs, prefix) = (folder.join("certs"), folder.join("prefix"));
-    let mounted = Mounted::new(&folder.join("ca"), "web");
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let (certs, prefix) = (directory.join("certs"), directory.join("prefix"));
+    let mounted = Mounted::new(&directory.join("ca"), "web");
     mounted.write(&certs);
     std::fs::create_dir(&prefix).unwrap();
     let options = ["--cert-dir", certs.to_str().unwrap(), "--file-prefix", prefix.to_str().unwrap()];
-    let mut agent = start(folder, "web", &options);
+    let mut agent = start(directory, "web", &options);
     agent.process.wait_log("ready").await;
     let refused = "The agent refuses Envoy";
     let unknown = "attache_refusals_total{reason=\"unknown_name\"}";
@@ -250,18 +250,18 @@ async fn problems_between_envoy_and_the_agent_can_be_looked_up() {
 
 #[tokio::test]
 async fn problems_with_crls_output_and_state_can_be_looked_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
-    let options = ca.client(folder);
-    let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start(directory, &spiffe("web")).await;
+    let options = ca.client(directory);
+    let path = |name: &str| directory.join(name).to_str().unwrap().to_owned();
     for name in ["crls", "state"] {
         std::fs::write(path(name), "something else").unwrap();
     }
     std::fs::create_dir_all(path("out/key.pem")).unwrap();
     let (crls, state, out) = (path("crls"), path("state/below"), path("out"));
     let more = ["--crl", &crls, "--state-dir", &state, "--output-dir", &out];
-    let mut agent = start(folder, "web", &[&strs(&options)[..], &more].concat());
+    let mut agent = start(directory, "web", &[&strs(&options)[..], &more].concat());
     let not_written = "The output directory or the state is not written";
     agent.process.wait_log("CRL file not used").await;
     let causes = [
@@ -281,7 +281,7 @@ async fn problems_with_crls_output_and_state_can_be_looked_up() {
 
     std::fs::remove_dir(path("out/key.pem")).unwrap();
     let more = ["--output-dir", &out, "--output-hook", "echo broken; exit 3"];
-    let mut agent = start(folder, "web", &[&strs(&options)[..], &more].concat());
+    let mut agent = start(directory, "web", &[&strs(&options)[..], &more].concat());
     agent.process.wait_log("output hook failed").await;
     assert_eq!(agent.metric("attache_output_failing").await, 1.0);
     let socket = agent.socket.to_str().unwrap();
@@ -293,8 +293,8 @@ async fn problems_with_crls_output_and_state_can_be_looked_up() {
 /// The first column of the page's tables quotes the agent's sources.
 #[test]
 fn the_page_quotes_the_agents_messages() {
-    fn sources(folder: &Path, all: &mut String) {
-        for entry in std::fs::read_dir(folder).unwrap() {
+    fn sources(directory: &Path, all: &mut String) {
+        for entry in std::fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 sources(&path, all);
@@ -325,13 +325,13 @@ fn the_page_quotes_the_agents_messages() {
 
 #[tokio::test]
 async fn a_real_envoy_shows_what_the_page_says() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
     let page = page();
     let quoted = |words: &str| assert!(page.contains(words), "{words}");
-    let socket = folder.join("web.sock");
+    let socket = directory.join("web.sock");
     let envoy = bootstrap(&socket, &["--initial-fetch-timeout", "500ms"]).await;
-    let envoy = Envoy::start(envoy, folder, "envoy").await;
+    let envoy = Envoy::start(envoy, directory, "envoy").await;
     for stat in [
         "cluster.attache_sds.upstream_cx_connect_fail",
         "sds.default.update_failure",
@@ -345,9 +345,9 @@ async fn a_real_envoy_shows_what_the_page_says() {
     quoted(words);
     envoy.wait_until(words, async || envoy.log().contains(words)).await;
 
-    let certs = folder.join("certs");
-    Mounted::bad_for_envoy(&folder.join("ca"), "web").write(&certs);
-    let mut agent = start(folder, "web", &["--cert-dir", certs.to_str().unwrap()]);
+    let certs = directory.join("certs");
+    Mounted::bad_for_envoy(&directory.join("ca"), "web").write(&certs);
+    let mut agent = start(directory, "web", &["--cert-dir", certs.to_str().unwrap()]);
     let (_, line) = agent.process.wait_log("Envoy rejected a secret").await;
     quoted("Failed to load private key");
     assert!(line.contains("Failed to load private key"), "{line}");

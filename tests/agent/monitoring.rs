@@ -111,9 +111,9 @@ fn dashboard_expressions() -> Vec<String> {
 
 #[tokio::test]
 async fn the_documented_metrics_are_exactly_those_that_exist() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
-    let mut agent = Agent::ready(folder.path(), "web", &strs(&ca.client(folder.path()))).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
+    let mut agent = Agent::ready(directory.path(), "web", &strs(&ca.client(directory.path()))).await;
     let (_, text) = agent.status("/metrics").await;
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let shown: BTreeMap<_, _> = types.map(|(name, kind)| (name.to_owned(), kind.to_owned())).collect();
@@ -140,16 +140,16 @@ async fn the_documented_metrics_are_exactly_those_that_exist() {
 
 #[tokio::test]
 async fn the_metrics_of_good_and_failing_agents_pass_promtool() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
-    let (state, output) = (folder.join("state"), folder.join("out"));
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start(directory, &spiffe("web")).await;
+    let (state, output) = (directory.join("state"), directory.join("out"));
     let more = ["--state-dir", state.to_str().unwrap(), "--output-dir", output.to_str().unwrap()];
-    let options = ca.client(folder);
+    let options = ca.client(directory);
     // Labels escape both characters.
-    let roots = folder.join("a\"b\\c.pem");
-    std::fs::write(&roots, Mounted::new(&folder.join("ca"), "web").root).unwrap();
-    let mut good = Agent::ready(folder, "web", &[&strs(&options)[..], &more].concat()).await;
+    let roots = directory.join("a\"b\\c.pem");
+    std::fs::write(&roots, Mounted::new(&directory.join("ca"), "web").root).unwrap();
+    let mut good = Agent::ready(directory, "web", &[&strs(&options)[..], &more].concat()).await;
     on_connection(&good.socket.clone(), async |client| {
         let mut stream = Stream::open(&client, &["default"]).await.unwrap();
         let response = stream.next().await.unwrap();
@@ -167,13 +167,13 @@ async fn the_metrics_of_good_and_failing_agents_pass_promtool() {
     assert_eq!(good.metric("attache_state_failing").await, 0.0);
 
     ca.set(Mood::Refuse(Code::PermissionDenied));
-    let mounted = folder.join("mounted");
-    let chain = Mounted::new(&folder.join("ca"), "web").chain;
-    Mounted { chain, ..Mounted::new(&folder.join("ca"), "web") }.write(&mounted);
-    std::fs::write(folder.join("crls"), "no CRL").unwrap();
-    let (mounted, crls) = (mounted.to_str().unwrap(), folder.join("crls"));
+    let mounted = directory.join("mounted");
+    let chain = Mounted::new(&directory.join("ca"), "web").chain;
+    Mounted { chain, ..Mounted::new(&directory.join("ca"), "web") }.write(&mounted);
+    std::fs::write(directory.join("crls"), "no CRL").unwrap();
+    let (mounted, crls) = (mounted.to_str().unwrap(), directory.join("crls"));
     let more = ["--cert-dir", mounted, "--crl", crls.to_str().unwrap()];
-    let mut failing = Agent::start(folder, "failing", &[&strs(&options)[..], &more].concat());
+    let mut failing = Agent::start(directory, "failing", &[&strs(&options)[..], &more].concat());
     failing.process.wait_log("no new certificate").await;
     failing.process.wait_log("mounted files are not used").await;
     let (_, text) = failing.status("/metrics").await;
@@ -226,27 +226,27 @@ fn anchor(heading: &str) -> String {
 
 #[tokio::test]
 async fn prometheus_understands_the_dashboards_queries() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut rules = "groups: [{name: panels, rules: [".to_owned();
     for (number, expression) in dashboard_expressions().into_iter().enumerate() {
         let expression = expression.replace("$__rate_interval", "5m");
         let expression = serde_json::to_string(&expression).unwrap();
         rules += &format!("{{record: 'panel:{number}', expr: {expression}}},\n");
     }
-    let path = folder.path().join("rules.yaml");
+    let path = directory.path().join("rules.yaml");
     std::fs::write(&path, rules + "]}]").unwrap();
     passes(&["check", "rules", path.to_str().unwrap()], "").await;
 }
 
 /// A Prometheus that scrapes `target` twice a second, with the alerts of the example.
-async fn watch(folder: &Path, target: SocketAddr) -> (Process, SocketAddr) {
+async fn watch(directory: &Path, target: SocketAddr) -> (Process, SocketAddr) {
     let config = format!(
         "global: {{scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms}}\n\
          rule_files: ['{}']\n\
          scrape_configs: [{{job_name: attache, static_configs: [{{targets: ['{target}']}}]}}]\n",
         file("examples/monitoring/alerts.yaml")
     );
-    let path = folder.join("prometheus.yaml");
+    let path = directory.join("prometheus.yaml");
     std::fs::write(&path, config).unwrap();
     let binary = prometheus().await;
     // Another process may take the port in between.
@@ -254,7 +254,7 @@ async fn watch(folder: &Path, target: SocketAddr) -> (Process, SocketAddr) {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let mut command = Command::new(&binary);
         command.args(["--config.file", path.to_str().unwrap(), "--storage.tsdb.path"]);
-        command.arg(folder.join(format!("data-{round}"))).arg(format!("--web.listen-address={free}"));
+        command.arg(directory.join(format!("data-{round}"))).arg(format!("--web.listen-address={free}"));
         command.kill_on_drop(true).stdin(Stdio::null());
         let mut process = Process::start(command);
         let is_up = wait_for("Prometheus is ready", async || {
@@ -270,10 +270,10 @@ async fn watch(folder: &Path, target: SocketAddr) -> (Process, SocketAddr) {
 
 #[tokio::test]
 async fn a_real_prometheus_reads_the_metrics_and_fires_an_alert() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
-    let mut agent = Agent::ready(folder.path(), "web", &strs(&ca.client(folder.path()))).await;
-    let (prometheus, address) = watch(folder.path(), agent.status_address().await).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
+    let mut agent = Agent::ready(directory.path(), "web", &strs(&ca.client(directory.path()))).await;
+    let (prometheus, address) = watch(directory.path(), agent.status_address().await).await;
     let ask = async |path: &str| -> Value {
         let (_, _, body) = http_get(address, path).await.unwrap();
         serde_json::from_str(&body).unwrap()

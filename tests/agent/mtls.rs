@@ -16,9 +16,9 @@ fn options(ca: &Ca, account: &str, ttl: &str) -> Vec<String> {
     options
 }
 
-async fn agent(folder: &Path, ca: &Ca, account: &str, ttl: &str) -> Agent {
+async fn agent(directory: &Path, ca: &Ca, account: &str, ttl: &str) -> Agent {
     let options = options(ca, account, ttl);
-    Agent::ready(folder, account, &strs(&options)).await
+    Agent::ready(directory, account, &strs(&options)).await
 }
 
 /// The Envoys of both sides: `web` calls `api`.
@@ -30,10 +30,10 @@ struct Envoys {
 }
 
 impl Envoys {
-    async fn start(folder: &Path, web: &Agent, api: &Agent) -> Self {
-        let api = api_envoy(folder, api).await;
+    async fn start(directory: &Path, web: &Agent, api: &Agent) -> Self {
+        let api = api_envoy(directory, api).await;
         let inbound = api.listener_address("inbound").await;
-        let web = caller_envoy(folder, "web", web, inbound, &spiffe("api")).await;
+        let web = caller_envoy(directory, "web", web, inbound, &spiffe("api")).await;
         let outbound = web.listener_address("outbound").await;
         Self { api, inbound, web, outbound }
     }
@@ -41,13 +41,13 @@ impl Envoys {
 
 #[tokio::test]
 async fn every_request_succeeds_across_ten_renewals_and_strangers_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = Ca::start(folder).await;
-    let mut web = agent(folder, &ca, "web", "10s").await;
-    let mut api = agent(folder, &ca, "api", "10s").await;
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = Ca::start(directory).await;
+    let mut web = agent(directory, &ca, "web", "10s").await;
+    let mut api = agent(directory, &ca, "api", "10s").await;
     let Envoys { api: api_envoy, inbound, web: web_envoy, outbound } =
-        Envoys::start(folder, &web, &api).await;
+        Envoys::start(directory, &web, &api).await;
     wait_success(&web_envoy, outbound).await;
 
     let traffic = Traffic::start(outbound);
@@ -77,7 +77,7 @@ async fn every_request_succeeds_across_ten_renewals_and_strangers_are_refused() 
     assert!(web.metric("attache_acks_total{name=\"default\"}").await >= 10.0);
 
     // The callee is not the one that the caller expects.
-    let picky = caller_envoy(folder, "picky", &web, inbound, &spiffe("somebody-else")).await;
+    let picky = caller_envoy(directory, "picky", &web, inbound, &spiffe("somebody-else")).await;
     picky.wait_listeners(&["outbound"]).await;
     picky.wait_stat("sds.default.update_success", 1).await;
     let (status, ..) = http_get(picky.listener_address("outbound").await, "/").await.unwrap();
@@ -85,8 +85,8 @@ async fn every_request_succeeds_across_ten_renewals_and_strangers_are_refused() 
     assert!(picky.stat("cluster.peer.ssl.fail_verify_san").await >= 1);
 
     // The caller is not one that the callee accepts.
-    let stranger = agent(folder, &ca, "stranger", "60s").await;
-    let stranger = caller_envoy(folder, "stranger", &stranger, inbound, &spiffe("api")).await;
+    let stranger = agent(directory, &ca, "stranger", "60s").await;
+    let stranger = caller_envoy(directory, "stranger", &stranger, inbound, &spiffe("api")).await;
     stranger.wait_listeners(&["outbound"]).await;
     let (status, ..) = http_get(stranger.listener_address("outbound").await, "/").await.unwrap();
     assert_eq!(status, 503);
@@ -101,9 +101,9 @@ async fn every_request_succeeds_across_ten_renewals_and_strangers_are_refused() 
 
 #[tokio::test]
 async fn envoy_can_start_first_and_the_agent_can_be_killed_under_traffic() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca_dir = folder.join("ca");
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca_dir = directory.join("ca");
     let arguments = |account: &str| {
         let all =
             ["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap(), "--cert-ttl", "30s", "--spiffe-id"];
@@ -111,7 +111,7 @@ async fn envoy_can_start_first_and_the_agent_can_be_killed_under_traffic() {
     };
     let start = |account: &str| {
         let arguments = arguments(account);
-        Agent::start(folder, account, &strs(&arguments))
+        Agent::start(directory, account, &strs(&arguments))
     };
     let mut web = start("web");
     web.process.wait_log("ready").await;
@@ -122,7 +122,7 @@ async fn envoy_can_start_first_and_the_agent_can_be_killed_under_traffic() {
     api.process.wait_log("ready").await;
     api.process.signal(rustix::process::Signal::TERM);
     assert!(api.process.ended().await.success());
-    let Envoys { api: api_envoy, web: web_envoy, outbound, .. } = Envoys::start(folder, &web, &api).await;
+    let Envoys { api: api_envoy, web: web_envoy, outbound, .. } = Envoys::start(directory, &web, &api).await;
     api_envoy.wait_stat("cluster.attache_sds.upstream_cx_connect_fail", 1).await;
     web_envoy.wait_stat("cluster.attache_sds.upstream_cx_connect_fail", 1).await;
 
@@ -154,12 +154,12 @@ async fn envoy_can_start_first_and_the_agent_can_be_killed_under_traffic() {
 
 #[tokio::test]
 async fn no_request_fails_while_the_ca_is_down_and_it_is_used_again_within_two_seconds() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let mut ca = Ca::start(folder).await;
-    let mut web = agent(folder, &ca, "web", "20s").await;
-    let api = agent(folder, &ca, "api", "20s").await;
-    let Envoys { web: web_envoy, outbound, api: _api_envoy, .. } = Envoys::start(folder, &web, &api).await;
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let mut ca = Ca::start(directory).await;
+    let mut web = agent(directory, &ca, "web", "20s").await;
+    let api = agent(directory, &ca, "api", "20s").await;
+    let Envoys { web: web_envoy, outbound, api: _api_envoy, .. } = Envoys::start(directory, &web, &api).await;
     wait_success(&web_envoy, outbound).await;
 
     let traffic = Traffic::start(outbound);

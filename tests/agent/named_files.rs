@@ -21,8 +21,8 @@ use crate::support::wait::wait_for;
 const QUIET: Duration = Duration::from_millis(300);
 
 /// A key pair and roots of a CA of their own, so that each generation has other roots.
-fn generation(folder: &Path, number: usize) -> Mounted {
-    Mounted::new(&folder.join(format!("ca-{number}")), "web")
+fn generation(directory: &Path, number: usize) -> Mounted {
+    Mounted::new(&directory.join(format!("ca-{number}")), "web")
 }
 
 fn pair_name(chain: impl AsRef<Path>, key: impl AsRef<Path>) -> String {
@@ -33,13 +33,13 @@ fn roots_name(path: impl AsRef<Path>) -> String {
     format!("file-root:{}", path.as_ref().display())
 }
 
-/// An agent that serves `default` from `certs` in `folder`, which is also its working directory.
-async fn agent(folder: &Path, arguments: &[&str]) -> Agent {
-    let certs = folder.join("certs");
-    Mounted::new(&folder.join("ca"), "own").write(&certs);
+/// An agent that serves `default` from `certs` in `directory`, which is also its working directory.
+async fn agent(directory: &Path, arguments: &[&str]) -> Agent {
+    let certs = directory.join("certs");
+    Mounted::new(&directory.join("ca"), "own").write(&certs);
     let arguments = [&["--cert-dir", certs.to_str().unwrap()], arguments].concat();
-    let mut agent = Agent::start_as(folder, "agent", &arguments, |mut command| {
-        command.current_dir(folder).env("SSL_CERT_FILE", folder.join("volume/system.pem"));
+    let mut agent = Agent::start_as(directory, "agent", &arguments, |mut command| {
+        command.current_dir(directory).env("SSL_CERT_FILE", directory.join("volume/system.pem"));
         command
     });
     agent.process.wait_log(" ready ").await;
@@ -60,11 +60,11 @@ fn odd_bundle(mounted: &Mounted) -> Vec<u8> {
 
 #[tokio::test]
 async fn each_kind_of_name_is_served_and_followed_in_every_protocol() {
-    let folder = tempfile::tempdir().unwrap();
-    let volume = folder.path().join("volume");
-    let first = generation(folder.path(), 0);
+    let directory = tempfile::tempdir().unwrap();
+    let volume = directory.path().join("volume");
+    let first = generation(directory.path(), 0);
     swap(&volume, with_system(&first, &odd_bundle(&first)));
-    let mut agent = agent(folder.path(), &[]).await;
+    let mut agent = agent(directory.path(), &[]).await;
     let pairs = [
         pair_name(volume.join("cert-chain.pem"), volume.join("key.pem")),
         pair_name("volume/cert-chain.pem", "./volume/../volume/key.pem"),
@@ -109,7 +109,7 @@ async fn each_kind_of_name_is_served_and_followed_in_every_protocol() {
                 assert_eq!(content(secret), expected(name, &newest), "{name}, round {round}");
                 delta.accept(&response).await;
             }
-            newest = generation(folder.path(), round);
+            newest = generation(directory.path(), round);
             swap(&volume, with_system(&newest, &odd_bundle(&newest)));
         }
         for (_, in_full, _) in &mut streams {
@@ -124,7 +124,7 @@ async fn each_kind_of_name_is_served_and_followed_in_every_protocol() {
     assert!(line.contains(&format!("from=\"{}\"", volume.join("system.pem").display())), "{line}");
     let (_, line) =
         agent.process.wait_log("requested files are not used; there is nothing else to serve yet").await;
-    let missing = folder.path().join("nowhere/root.pem");
+    let missing = directory.path().join("nowhere/root.pem");
     assert!(line.contains(&format!("{} does not exist", missing.display())), "{line}");
 }
 
@@ -134,15 +134,15 @@ fn text(pem: &[u8]) -> String {
 
 #[tokio::test]
 async fn names_of_one_file_do_not_depend_on_each_others_streams() {
-    let folder = tempfile::tempdir().unwrap();
-    let volume = folder.path().join("volume");
-    swap(&volume, generation(folder.path(), 0).files());
-    symlink("volume", folder.path().join("link")).unwrap();
-    let agent = agent(folder.path(), &[]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let volume = directory.path().join("volume");
+    swap(&volume, generation(directory.path(), 0).files());
+    symlink("volume", directory.path().join("link")).unwrap();
+    let agent = agent(directory.path(), &[]).await;
     let names = [
         roots_name(volume.join("root-cert.pem")),
         roots_name("volume/root-cert.pem"),
-        roots_name(folder.path().join("link/root-cert.pem")),
+        roots_name(directory.path().join("link/root-cert.pem")),
         roots_name(volume.join("..data/root-cert.pem")),
     ];
     on_connection(&agent.socket, async |client| {
@@ -161,7 +161,7 @@ async fn names_of_one_file_do_not_depend_on_each_others_streams() {
                 drop(streams.remove(gone));
             }
             number += 1;
-            let next = generation(folder.path(), number);
+            let next = generation(directory.path(), number);
             swap(&volume, next.files());
             for stream in &mut streams {
                 let response = stream.next().await.unwrap();
@@ -177,8 +177,8 @@ async fn names_of_one_file_do_not_depend_on_each_others_streams() {
 #[tokio::test]
 async fn hundreds_of_names_in_a_directory_get_each_swap_once() {
     const NAMES: usize = 400;
-    let folder = tempfile::tempdir().unwrap();
-    let volume = folder.path().join("volume");
+    let directory = tempfile::tempdir().unwrap();
+    let volume = directory.path().join("volume");
     let file_names: Vec<_> =
         (0..NAMES).map(|index| (format!("{index}.crt"), format!("{index}.key"))).collect();
     let swap = |mounted: &Mounted| {
@@ -187,8 +187,8 @@ async fn hundreds_of_names_in_a_directory_get_each_swap_once() {
         });
         swap(&volume, files);
     };
-    swap(&generation(folder.path(), 0));
-    let mut agent = agent(folder.path(), &[]).await;
+    swap(&generation(directory.path(), 0));
+    let mut agent = agent(directory.path(), &[]).await;
     let names: Vec<_> =
         file_names.iter().map(|(chain, key)| pair_name(volume.join(chain), volume.join(key))).collect();
     on_connection(&agent.socket.clone(), async |client| {
@@ -201,7 +201,7 @@ async fn hundreds_of_names_in_a_directory_get_each_swap_once() {
             stream.accept(&response).await;
         }
         for number in 1..=3 {
-            let next = generation(folder.path(), number);
+            let next = generation(directory.path(), number);
             swap(&next);
             for stream in &mut streams {
                 let response = stream.next().await.unwrap();
@@ -238,10 +238,10 @@ async fn refused(client: &Client, names: impl IntoIterator<Item = &str>) -> Vec<
 
 #[tokio::test]
 async fn only_what_parses_leaves_the_agent_and_nothing_else_shows() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
     let mounted = Mounted::new(&path("ca"), "web");
-    let mut agent = agent(folder.path(), &[]).await;
+    let mut agent = agent(directory.path(), &[]).await;
     const SECRET: &str = "hunter2+Passw0rd";
     use base64::Engine as _;
     let base64 = base64::engine::general_purpose::STANDARD.encode(SECRET.repeat(9));
@@ -335,12 +335,12 @@ async fn only_what_parses_leaves_the_agent_and_nothing_else_shows() {
 
 #[tokio::test]
 async fn text_around_certificates_is_not_served_with_them() {
-    let folder = tempfile::tempdir().unwrap();
-    let mounted = Mounted::new(&folder.path().join("ca"), "web");
-    let all = folder.path().join("all.pem");
+    let directory = tempfile::tempdir().unwrap();
+    let mounted = Mounted::new(&directory.path().join("ca"), "web");
+    let all = directory.path().join("all.pem");
     let parts = [b"a password\n".as_slice(), &mounted.key, &mounted.chain, b"another password\n"];
     std::fs::write(&all, parts.concat()).unwrap();
-    let agent = agent(folder.path(), &[]).await;
+    let agent = agent(directory.path(), &[]).await;
     on_connection(&agent.socket, async |client| {
         // The chain's certificates, sorted, and nothing else.
         let bundle = certificates(&fetch(&client, &[&roots_name(&all)]).await.unwrap());
@@ -356,8 +356,8 @@ async fn text_around_certificates_is_not_served_with_them() {
 
 #[tokio::test]
 async fn a_prefix_exposes_nothing_outside_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
     let inside = Mounted::new(&path("ca-inside"), "web");
     let outside = Mounted::new(&path("ca-outside"), "web");
     swap(&path("allowed"), inside.files());
@@ -368,7 +368,7 @@ async fn a_prefix_exposes_nothing_outside_it() {
     symlink("../elsewhere", path("allowed/escape")).unwrap();
     symlink("allowed", path("way-in")).unwrap();
     // The prefix is itself a link, as mounts often are.
-    let mut agent = agent(folder.path(), &["--file-prefix", path("prefix").to_str().unwrap()]).await;
+    let mut agent = agent(directory.path(), &["--file-prefix", path("prefix").to_str().unwrap()]).await;
     on_connection(&agent.socket.clone(), async |client| {
         for name in [
             roots_name(path("allowed/root-cert.pem")),
@@ -460,8 +460,8 @@ async fn a_prefix_exposes_nothing_outside_it() {
 async fn names_without_a_file_leave_nothing_behind() {
     const STREAMS: usize = 5;
     const NAMES: usize = 400;
-    let folder = tempfile::tempdir().unwrap();
-    let mut agent = agent(folder.path(), &[]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let mut agent = agent(directory.path(), &[]).await;
     let mut memory = Vec::new();
     for wave in 1..=10 {
         on_connection(&agent.socket.clone(), async |client| {
@@ -491,19 +491,19 @@ async fn names_without_a_file_leave_nothing_behind() {
 
 #[tokio::test]
 async fn certificates_from_before_1970_harm_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let root = |name: &str, from: i32, until: i32| {
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
         let mut params = rcgen::CertificateParams::default();
         params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         params.not_before = rcgen::date_time_ymd(from, 1, 1);
         params.not_after = rcgen::date_time_ymd(until, 1, 1);
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         std::fs::write(&path, pem::of_certificates([params.self_signed(&key).unwrap().der()])).unwrap();
         roots_name(path)
     };
     let (good, ended) = (root("good", 1955, 9999), root("ended", 1950, 1965));
-    let agent = agent(folder.path(), &[]).await;
+    let agent = agent(directory.path(), &[]).await;
     let socket = agent.socket.clone();
     on_connection(&socket, async |client| {
         let mut stream = Stream::open(&client, &[&good]).await.unwrap();

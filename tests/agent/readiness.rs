@@ -16,8 +16,8 @@ use crate::support::files::spiffe;
 use crate::support::process::{Agent, PATIENCE, Process, attache, failure, output, strs};
 use crate::support::wait::wait_until;
 
-async fn refusing_ca(folder: &Path) -> FakeCa {
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
+async fn refusing_ca(directory: &Path) -> FakeCa {
+    let ca = FakeCa::start(directory, &spiffe("web")).await;
     ca.set(Mood::Refuse(Code::PermissionDenied));
     ca
 }
@@ -34,16 +34,16 @@ pub async fn renew(socket: &str) {
 
 #[tokio::test]
 async fn the_ready_file_exists_while_the_agent_is_ready() {
-    let folder = tempfile::tempdir().unwrap();
-    let place = folder.path().join("place");
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("place");
     std::fs::create_dir(&place).unwrap();
     let ready = place.join("ready");
-    let ca = refusing_ca(folder.path()).await;
-    let mut options = ca.client(folder.path());
+    let ca = refusing_ca(directory.path()).await;
+    let mut options = ca.client(directory.path());
     options.extend(["--ready-file", ready.to_str().unwrap(), "--cert-ttl", "6s"].map(str::to_owned));
     // The file of a run that was killed.
     std::fs::write(&ready, "attache is ready (process 1)\n").unwrap();
-    let mut agent = Agent::start(folder.path(), "agent", &strs(&options));
+    let mut agent = Agent::start(directory.path(), "agent", &strs(&options));
     agent.process.wait_log("no new certificate").await;
     assert!(!ready.exists());
 
@@ -67,7 +67,7 @@ async fn the_ready_file_exists_while_the_agent_is_ready() {
     assert!(code == 1 && error.contains("belongs to a live agent") && ready.exists(), "{error}");
 
     // So does an agent with another socket.
-    let other = folder.path().join("other.sock").display().to_string();
+    let other = directory.path().join("other.sock").display().to_string();
     let other = [&["run", "--socket", &other, "--status-address", "none"], &strs(&options)[..]].concat();
     let (code, error) = failure(&other).await;
     assert!(code == 1 && error.contains(&format!("a running agent (process {pid})")), "{error}");
@@ -91,9 +91,9 @@ async fn the_ready_file_exists_while_the_agent_is_ready() {
 
 #[tokio::test]
 async fn get_waits_for_the_agent_and_for_all_secrets() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = refusing_ca(folder.path()).await;
-    let socket = folder.path().join("agent.sock");
+    let directory = tempfile::tempdir().unwrap();
+    let ca = refusing_ca(directory.path()).await;
+    let socket = directory.path().join("agent.sock");
     let get = |more: &[&str]| {
         let mut command = attache(&[&["get", "--wait"], more].concat());
         command.env("ATTACHE_SOCKET", &socket);
@@ -109,7 +109,7 @@ async fn get_waits_for_the_agent_and_for_all_secrets() {
 
     let mut waiting = Process::start(get(&["--output", "none"]));
     waiting.wait_log("waiting: connecting to").await;
-    let agent = Agent::start(folder.path(), "agent", &strs(&ca.client(folder.path())));
+    let agent = Agent::start(directory.path(), "agent", &strs(&ca.client(directory.path())));
     waiting.wait_log("PermissionDenied").await;
     let late = get(&["default", "--timeout", "1s"]).output().await.unwrap();
     let error = String::from_utf8(late.stderr).unwrap();
@@ -151,8 +151,8 @@ async fn turn_away(socket: &Path, count: usize) {
 
 #[tokio::test]
 async fn a_client_that_is_always_turned_away_gives_up_and_one_turned_away_once_waits() {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("agent.sock");
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("agent.sock");
     let command = |arguments: &[&str]| {
         let mut command = attache(arguments);
         command.env("ATTACHE_SOCKET", &socket);
@@ -181,8 +181,8 @@ async fn a_client_that_is_always_turned_away_gives_up_and_one_turned_away_once_w
     let mut waiting = Process::start(command(&["get", "--wait"]));
     waiting.wait_log("waiting: connecting to").await;
     turn_away(&socket, 2).await;
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
-    let _agent = Agent::start(folder.path(), "agent", &strs(&ca.client(folder.path())));
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
+    let _agent = Agent::start(directory.path(), "agent", &strs(&ca.client(directory.path())));
     assert_eq!(waiting.ended().await.code(), Some(0), "{}", waiting.log());
 }
 
@@ -226,9 +226,9 @@ async fn wait<IO: tokio::io::AsyncBufRead + Unpin>(lines: &mut Lines<IO>, words:
 
 #[tokio::test]
 async fn watch_and_status_continue_when_the_agent_restarts() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
-    let mut agent = Agent::ready(folder.path(), "web", &strs(&ca.client(folder.path()))).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
+    let mut agent = Agent::ready(directory.path(), "web", &strs(&ca.client(directory.path()))).await;
     let socket = agent.socket.to_str().unwrap().to_owned();
     let mut command = attache(&["watch", "default", "--output", "json"]);
     command.env("ATTACHE_SOCKET", &socket);

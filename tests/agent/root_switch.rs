@@ -33,16 +33,16 @@ const PLAIN_TEXT: usize = 1;
 type Root = Arc<DevelopmentCa>;
 
 /// Two CAs that share nothing but their name.
-fn roots(folder: &Path) -> [Root; 2] {
-    ["old", "new"].map(|name| Arc::new(DevelopmentCa::open(&folder.join(name), Clock::system()).unwrap()))
+fn roots(directory: &Path) -> [Root; 2] {
+    ["old", "new"].map(|name| Arc::new(DevelopmentCa::open(&directory.join(name), Clock::system()).unwrap()))
 }
 
 /// A CA that signs with `root`, and the options of an agent that uses it.
-async fn ca_of(folder: &Path, account: &str, root: &Root) -> (FakeCa, Vec<String>) {
-    let ca = FakeCa::start(folder, &spiffe(account)).await;
+async fn ca_of(directory: &Path, account: &str, root: &Root) -> (FakeCa, Vec<String>) {
+    let ca = FakeCa::start(directory, &spiffe(account)).await;
     ca.switch(root, &[root]);
-    let mut options = ca.client(folder);
-    let state = folder.join(format!("{account}-state"));
+    let mut options = ca.client(directory);
+    let state = directory.join(format!("{account}-state"));
     options.extend(SHORT.map(str::to_owned));
     let more = [
         "--service-account",
@@ -106,13 +106,13 @@ struct Mesh {
 }
 
 impl Mesh {
-    async fn start(folder: &Path, root: &Root, delta: bool) -> Self {
+    async fn start(directory: &Path, root: &Root, delta: bool) -> Self {
         let dialect: &[&str] = if delta { &["--delta"] } else { &[] };
         let side = async |account: &str, listeners: &[&str]| {
-            let (ca, options) = ca_of(folder, account, root).await;
-            let agent = Agent::ready(folder, account, &strs(&options)).await;
+            let (ca, options) = ca_of(directory, account, root).await;
+            let agent = Agent::ready(directory, account, &strs(&options)).await;
             let envoy = bootstrap(&agent.socket, &[listeners, dialect].concat()).await;
-            Side { ca, agent, options, envoy: Envoy::start(envoy, folder, account).await }
+            Side { ca, agent, options, envoy: Envoy::start(envoy, directory, account).await }
         };
         let api = side("api", &["--allow", &spiffe("web")]).await;
         let peer = api.envoy.listener_address("inbound").await.to_string();
@@ -144,9 +144,9 @@ impl Mesh {
 }
 
 async fn nothing_fails_when_the_new_root_is_announced(delta: bool) {
-    let folder = tempfile::tempdir().unwrap();
-    let [old, new] = roots(folder.path());
-    let mut mesh = Mesh::start(folder.path(), &old, delta).await;
+    let directory = tempfile::tempdir().unwrap();
+    let [old, new] = roots(directory.path());
+    let mut mesh = Mesh::start(directory.path(), &old, delta).await;
     let traffic = Traffic::start(mesh.outbound);
     // The new root is announced, the old one signs.
     for side in mesh.sides() {
@@ -199,9 +199,9 @@ async fn nothing_fails_in_delta_when_the_new_root_is_announced() {
 /// The side that switches first presents a certificate that the other can't verify yet.
 #[tokio::test]
 async fn without_an_announcement_requests_fail_until_the_last_side_has_switched() {
-    let folder = tempfile::tempdir().unwrap();
-    let [old, new] = roots(folder.path());
-    let mut mesh = Mesh::start(folder.path(), &old, false).await;
+    let directory = tempfile::tempdir().unwrap();
+    let [old, new] = roots(directory.path());
+    let mut mesh = Mesh::start(directory.path(), &old, false).await;
     let before = Traffic::start(mesh.outbound);
     mesh.web.agent.process.wait_next_log("certificate issued").await;
     let before = before.stop().await;
@@ -252,9 +252,9 @@ async fn without_an_announcement_requests_fail_until_the_last_side_has_switched(
 /// Its key is lost: certificates of the old root are refused from now on.
 #[tokio::test]
 async fn an_agent_that_drops_old_roots_makes_its_envoy_refuse_their_certificates_at_once() {
-    let folder = tempfile::tempdir().unwrap();
-    let [old, new] = roots(folder.path());
-    let mut mesh = Mesh::start(folder.path(), &old, false).await;
+    let directory = tempfile::tempdir().unwrap();
+    let [old, new] = roots(directory.path());
+    let mut mesh = Mesh::start(directory.path(), &old, false).await;
     for side in mesh.sides() {
         side.ca.switch(&old, &[&old, &new]);
     }
@@ -273,7 +273,7 @@ async fn an_agent_that_drops_old_roots_makes_its_envoy_refuse_their_certificates
 
     mesh.web.agent.process.kill().await;
     mesh.web.options.push("--drop-old-roots".to_owned());
-    mesh.web.agent = Agent::start(folder.path(), "web", &strs(&mesh.web.options));
+    mesh.web.agent = Agent::start(directory.path(), "web", &strs(&mesh.web.options));
     mesh.web.wait_trust(&[&new]).await;
     mesh.wait_refused(&mesh.web).await;
     mesh.api.ca.switch(&new, &[&new]);
@@ -283,14 +283,14 @@ async fn an_agent_that_drops_old_roots_makes_its_envoy_refuse_their_certificates
 /// However long a stream takes to accept the roots (within 5 s), the certificate that needs them is sent afterwards.
 #[tokio::test]
 async fn the_certificate_waits_for_the_streams_of_the_roots_in_both_dialects() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let [old, new] = roots(folder);
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let [old, new] = roots(directory);
+    let ca = FakeCa::start(directory, &spiffe("web")).await;
     ca.switch(&old, &[&old]);
-    let mut options = ca.client(folder);
+    let mut options = ca.client(directory);
     options.extend(["--cert-ttl", "60s", "--grace-ratio", "0.98"].map(str::to_owned));
-    let agent = Agent::ready(folder, "web", &strs(&options)).await;
+    let agent = Agent::ready(directory, "web", &strs(&options)).await;
     on_connection(&agent.socket.clone(), async |client| {
         let mut pair = Stream::open(&client, &["default"]).await.unwrap();
         let mut sotw = Stream::open(&client, &["ROOTCA"]).await.unwrap();

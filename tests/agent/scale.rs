@@ -100,10 +100,10 @@ async fn connection(socket: PathBuf, count: usize, part: Rc<Barrier>) {
 
 #[tokio::test]
 async fn ten_thousand_streams_get_each_change_once_and_leave_nothing_behind() {
-    let folder = tempfile::tempdir().unwrap();
-    let (ca, dir) = (folder.path().join("ca"), folder.path().join("certs"));
+    let directory = tempfile::tempdir().unwrap();
+    let (ca, dir) = (directory.path().join("ca"), directory.path().join("certs"));
     Mounted::new(&ca, "web").write(&dir);
-    let mut agent = Agent::ready(folder.path(), "agent", &["--cert-dir", dir.to_str().unwrap()]).await;
+    let mut agent = Agent::ready(directory.path(), "agent", &["--cert-dir", dir.to_str().unwrap()]).await;
     let local = LocalSet::new();
     let waves = local.run_until(async {
         let mut open = [0; 2];

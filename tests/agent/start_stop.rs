@@ -10,9 +10,9 @@ use crate::support::files::{Mounted, silent_server};
 use crate::support::process::{Agent, failure, output};
 use crate::support::sds::{Stream, on_connection};
 
-async fn embedded(folder: &std::path::Path, name: &str) -> Agent {
-    let ca_dir = folder.join("ca");
-    Agent::ready(folder, name, &["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap()]).await
+async fn embedded(directory: &std::path::Path, name: &str) -> Agent {
+    let ca_dir = directory.join("ca");
+    Agent::ready(directory, name, &["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap()]).await
 }
 
 #[tokio::test]
@@ -59,12 +59,12 @@ async fn all_mistakes_are_in_one_report_with_exit_code_2() {
 
 #[tokio::test]
 async fn what_prevents_the_start_is_reported_with_the_remedy_and_exit_code_1() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut first = embedded(folder.path(), "first").await;
+    let directory = tempfile::tempdir().unwrap();
+    let mut first = embedded(directory.path(), "first").await;
     let taken_status = first.status_address().await.to_string();
-    let ca_dir = folder.path().join("ca").display().to_string();
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    let (taken, free, missing) = (path("first.sock"), path("free.sock"), path("no/folder.sock"));
+    let ca_dir = directory.path().join("ca").display().to_string();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let (taken, free, missing) = (path("first.sock"), path("free.sock"), path("no/directory.sock"));
     let file = path("file");
     std::fs::write(&file, "precious").unwrap();
     let pid = format!("(process {})", first.process.pid().as_raw_nonzero());
@@ -92,9 +92,9 @@ async fn what_prevents_the_start_is_reported_with_the_remedy_and_exit_code_1() {
 
 #[tokio::test]
 async fn sigterm_and_sigint_end_the_streams_remove_the_socket_and_exit_0() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for signal in [Signal::TERM, Signal::INT] {
-        let mut agent = embedded(folder.path(), "agent").await;
+        let mut agent = embedded(directory.path(), "agent").await;
         let mode = std::fs::metadata(&agent.socket).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o660);
         on_connection(&agent.socket.clone(), async |client| {
@@ -113,10 +113,10 @@ async fn sigterm_and_sigint_end_the_streams_remove_the_socket_and_exit_0() {
 
 #[tokio::test]
 async fn a_connection_that_stays_open_does_not_delay_the_exit() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca_dir = folder.path().join("ca");
+    let directory = tempfile::tempdir().unwrap();
+    let ca_dir = directory.path().join("ca");
     let options = ["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap(), "--drain-timeout", "200ms"];
-    let mut agent = Agent::ready(folder.path(), "agent", &options).await;
+    let mut agent = Agent::ready(directory.path(), "agent", &options).await;
     // It connects and sends nothing, not even the HTTP/2 preface.
     let _silent = tokio::net::UnixStream::connect(&agent.socket).await.unwrap();
     let garbage = tokio::net::UnixStream::connect(&agent.socket).await.unwrap();
@@ -127,8 +127,8 @@ async fn a_connection_that_stays_open_does_not_delay_the_exit() {
 
 #[tokio::test]
 async fn a_client_that_has_sent_nothing_does_not_delay_the_exit() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut agent = embedded(folder.path(), "agent").await;
+    let directory = tempfile::tempdir().unwrap();
+    let mut agent = embedded(directory.path(), "agent").await;
     let _silent = tokio::net::UnixStream::connect(&agent.socket).await.unwrap();
     agent.wait_metric("attache_connections", 1).await;
     agent.process.signal(Signal::TERM);
@@ -138,11 +138,11 @@ async fn a_client_that_has_sent_nothing_does_not_delay_the_exit() {
 
 #[tokio::test]
 async fn probes_name_what_is_missing_and_metrics_when_it_expires() {
-    let folder = tempfile::tempdir().unwrap();
-    let dir = folder.path().join("certs");
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("certs");
     std::fs::create_dir(&dir).unwrap();
     let options = ["--file-mounted-certs", "--cert-dir", dir.to_str().unwrap()];
-    let mut agent = Agent::start(folder.path(), "agent", &options);
+    let mut agent = Agent::start(directory.path(), "agent", &options);
     assert_eq!(agent.status("/livez").await, (200, "alive\n".to_owned()));
     assert_eq!(agent.status("/elsewhere").await.0, 404);
     let (status, body) = agent.status("/readyz").await;
@@ -157,7 +157,7 @@ async fn probes_name_what_is_missing_and_metrics_when_it_expires() {
     assert_eq!(body.lines().count(), 2, "{body}");
     assert_eq!(agent.metric("attache_ready").await, 0.0);
 
-    Mounted::new(&folder.path().join("ca"), "web").write(&dir);
+    Mounted::new(&directory.path().join("ca"), "web").write(&dir);
     agent.process.wait_log(" ready ").await;
     assert_eq!(agent.status("/readyz").await, (200, "ready\n".to_owned()));
     assert_eq!(agent.metric("attache_ready").await, 1.0);
@@ -172,15 +172,15 @@ async fn probes_name_what_is_missing_and_metrics_when_it_expires() {
 /// Opening a FIFO blocks until its other end is opened: on the only thread that would stop the agent.
 #[tokio::test]
 async fn fifos_and_devices_in_place_of_files_block_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let fifo = folder.path().join("fifo");
+    let directory = tempfile::tempdir().unwrap();
+    let fifo = directory.path().join("fifo");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-    let certs = folder.path().join("certs");
+    let certs = directory.path().join("certs");
     std::fs::create_dir(&certs).unwrap();
     for name in ["cert-chain.pem", "key.pem", "root-cert.pem"] {
         std::os::unix::fs::symlink(&fifo, certs.join(name)).unwrap();
     }
-    let token = folder.path().join("token");
+    let token = directory.path().join("token");
     std::fs::write(&token, "token").unwrap();
     let text = |path: &std::path::Path| path.display().to_string();
     let zero = "/dev/zero".to_owned();
@@ -197,7 +197,7 @@ async fn fifos_and_devices_in_place_of_files_block_nothing() {
             "--cert-dir",
             &text(&certs),
         ];
-        let mut agent = Agent::start(folder.path(), "agent", &options);
+        let mut agent = Agent::start(directory.path(), "agent", &options);
         let (_, line) = agent.process.wait_log("no new certificate").await;
         assert!(line.contains("not a regular file"), "{line}");
         agent.process.wait_log("mounted files are not used").await;
@@ -210,10 +210,10 @@ async fn fifos_and_devices_in_place_of_files_block_nothing() {
 
 #[tokio::test]
 async fn a_directory_locked_by_another_process_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let lock = std::fs::File::open(folder.path()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let lock = std::fs::File::open(directory.path()).unwrap();
     lock.lock().unwrap();
-    let socket = folder.path().join("agent.sock").display().to_string();
+    let socket = directory.path().join("agent.sock").display().to_string();
     let (code, error) =
         failure(&["run", "--ca", "none", "--socket", &socket, "--status-address", "none"]).await;
     assert_eq!(code, 1);
@@ -223,8 +223,8 @@ async fn a_directory_locked_by_another_process_is_named() {
 
 #[tokio::test]
 async fn idle_connections_to_the_status_address_cost_envoy_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut agent = embedded(folder.path(), "agent").await;
+    let directory = tempfile::tempdir().unwrap();
+    let mut agent = embedded(directory.path(), "agent").await;
     let status = agent.status_address().await;
     let mut idle = Vec::new();
     for _ in 0..500 {

@@ -14,8 +14,8 @@ use crate::support::sds::{Stream, content, on_connection, secrets, served_serial
 use crate::support::wait::wait_until;
 
 /// Options of an agent that keeps its state in `state`, and renews with `ratio` of a minute left.
-fn options(ca: &FakeCa, folder: &Path, state: &Path, ratio: &str) -> Vec<String> {
-    let mut options = ca.client(folder);
+fn options(ca: &FakeCa, directory: &Path, state: &Path, ratio: &str) -> Vec<String> {
+    let mut options = ca.client(directory);
     let more = ["--cert-ttl", "60s", "--grace-ratio", ratio, "--state-dir", state.to_str().unwrap()];
     options.extend(more.map(str::to_owned));
     options
@@ -40,8 +40,8 @@ async fn stop(agent: &mut Agent) {
 }
 
 /// An agent whose first certificate is on disk.
-async fn kept(folder: &Path, ca: &FakeCa, state: &Path, ratio: &str) -> (Agent, PathBuf) {
-    let agent = Agent::ready(folder, "web", &strs(&options(ca, folder, state, ratio))).await;
+async fn kept(directory: &Path, ca: &FakeCa, state: &Path, ratio: &str) -> (Agent, PathBuf) {
+    let agent = Agent::ready(directory, "web", &strs(&options(ca, directory, state, ratio))).await;
     let file = state.join("attache.state");
     wait_until("the state is written", || file.exists()).await;
     (agent, file)
@@ -49,12 +49,12 @@ async fn kept(folder: &Path, ca: &FakeCa, state: &Path, ratio: &str) -> (Agent, 
 
 #[tokio::test]
 async fn an_agent_that_starts_while_the_ca_is_down_serves_its_state_and_renews_once_the_ca_is_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
-    let state = folder.join("state");
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start(directory, &spiffe("web")).await;
+    let state = directory.join("state");
     // Renewed after 2 s.
-    let (mut agent, file) = kept(folder, &ca, &state, "0.97").await;
+    let (mut agent, file) = kept(directory, &ca, &state, "0.97").await;
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     assert_eq!((mode(&state), mode(&file)), (0o700, 0o600));
     let before = served(&agent).await;
@@ -80,11 +80,11 @@ async fn an_agent_that_starts_while_the_ca_is_down_serves_its_state_and_renews_o
 
 #[tokio::test]
 async fn whenever_the_agent_is_killed_the_next_run_finds_a_complete_state() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start(directory, &spiffe("web")).await;
     // Renewed every 0.2 s.
-    let (mut agent, _) = kept(folder, &ca, &folder.join("state"), "0.999").await;
+    let (mut agent, _) = kept(directory, &ca, &directory.join("state"), "0.999").await;
     for round in 1..=6 {
         // The kill comes before the state is written, during the write, or after it.
         agent.process.wait_next_log("certificate issued").await;
@@ -97,19 +97,19 @@ async fn whenever_the_agent_is_killed_the_next_run_finds_a_complete_state() {
 
 #[tokio::test]
 async fn a_useless_state_is_reported_and_replaced() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
-    let state = folder.join("state");
-    let (mut agent, file) = kept(folder, &ca, &state, "0.5").await;
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start(directory, &spiffe("web")).await;
+    let state = directory.join("state");
+    let (mut agent, file) = kept(directory, &ca, &state, "0.5").await;
     stop(&mut agent).await;
     let good = fs::read_to_string(&file).unwrap();
-    let other_ca = FakeCa::start(folder, &spiffe("web")).await;
-    let other_account = FakeCa::start(folder, &spiffe("other")).await;
+    let other_ca = FakeCa::start(directory, &spiffe("web")).await;
+    let other_account = FakeCa::start(directory, &spiffe("other")).await;
     let there = format!("http://{}", ca.address);
 
-    let as_before = || options(&ca, folder, &state, "0.5");
-    let elsewhere = || options(&other_ca, folder, &state, "0.5");
+    let as_before = || options(&ca, directory, &state, "0.5");
+    let elsewhere = || options(&other_ca, directory, &state, "0.5");
     let somebody_else = || {
         let mut options = as_before();
         let both =
@@ -127,7 +127,7 @@ async fn a_useless_state_is_reported_and_replaced() {
     ];
     for (name, content, options, words) in cases {
         fs::write(&file, content).unwrap();
-        let mut agent = Agent::ready(folder, name, &strs(&options)).await;
+        let mut agent = Agent::ready(directory, name, &strs(&options)).await;
         let (_, line) = agent.process.wait_log("of an earlier run not used").await;
         assert!(line.contains(" WARN ") && line.contains(file.to_str().unwrap()), "{name}: {line}");
         assert!(words.iter().all(|word| line.contains(word)), "{name}: {line}");
@@ -143,17 +143,17 @@ async fn a_useless_state_is_reported_and_replaced() {
 
 #[tokio::test]
 async fn a_disk_that_refuses_the_state_is_reported_once_and_delays_no_certificate() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
-    let disk = folder.join("disk");
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start(directory, &spiffe("web")).await;
+    let disk = directory.join("disk");
     fs::create_dir(&disk).unwrap();
     // Renewed every 0.2 s.
-    let options = options(&ca, folder, &disk, "0.999");
+    let options = options(&ca, directory, &disk, "0.999");
     let options = strs(&options);
     let written = "state not saved";
 
-    let mut agent = Agent::on_small_disk(folder, "full", &options, &disk, "1m").await;
+    let mut agent = Agent::on_small_disk(directory, "full", &options, &disk, "1m").await;
     agent.process.wait_log(" ready ").await;
     // The disk is mounted in the agent's own namespace.
     let root = PathBuf::from(format!("/proc/{}/root", agent.process.pid().as_raw_nonzero()));
@@ -176,7 +176,7 @@ async fn a_disk_that_refuses_the_state_is_reported_once_and_delays_no_certificat
     agent.process.wait_log("state saved again").await;
     drop(agent);
 
-    let mut agent = Agent::on_small_disk(folder, "read-only", &options, &disk, "1m,ro").await;
+    let mut agent = Agent::on_small_disk(directory, "read-only", &options, &disk, "1m,ro").await;
     let (_, line) = agent.process.wait_log(written).await;
     assert!(line.contains("Read-only") && line.contains("--state-dir"), "{line}");
     agent.process.wait_next_log("certificate issued").await;
@@ -187,14 +187,14 @@ async fn a_disk_that_refuses_the_state_is_reported_once_and_delays_no_certificat
 
 #[tokio::test]
 async fn naming_the_state_file_does_not_serve_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = FakeCa::start(folder, &spiffe("web")).await;
-    let (mut agent, file) = kept(folder, &ca, &folder.join("state"), "0.5").await;
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = FakeCa::start(directory, &spiffe("web")).await;
+    let (mut agent, file) = kept(directory, &ca, &directory.join("state"), "0.5").await;
     // With the chain, a client could ask for a whole pair.
-    let chain = folder.join("chain.pem");
+    let chain = directory.join("chain.pem");
     fs::write(&chain, &served(&agent).await[0].0).unwrap();
-    let link = folder.join("link.pem");
+    let link = directory.join("link.pem");
     std::os::unix::fs::symlink(&file, &link).unwrap();
     let told = "file ignored: its path leads to where the agent itself writes";
     for (times, key) in [(1, &file), (2, &link)] {

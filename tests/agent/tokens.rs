@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use attache::auth::exchange::Exchange;
-use attache::auth::token::{Service, Settings, TokenSource};
+use attache::auth::token::{Service, TokenSettings, TokenSource};
 use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
 use attache::ca::citadel::Citadel;
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
-use attache::net::endpoint::{Endpoint, Roots};
+use attache::net::endpoint::Endpoint;
 use attache::net::grpc::Connections;
+use attache::net::tls::Roots;
 use attache::pki::csr;
 use attache::pki::key::{KeyType, SigningKey};
 use tonic::Code;
@@ -24,34 +25,34 @@ use crate::support::process::{Agent, strs};
 use crate::support::token_service::{Mood, TokenService};
 use crate::support::wait::wait_until;
 
-/// The exchange with `service`, whose subject token is in `folder`.
-fn exchange(service: &TokenService, folder: &Path, scheme: &str, roots: Roots) -> Exchange {
+/// The exchange with `service`, whose subject token is in `directory`.
+fn exchange(service: &TokenService, directory: &Path, scheme: &str, roots: Roots) -> Exchange {
     Exchange {
         url: format!("{scheme}://{}/v1/token", service.address).parse().unwrap(),
         roots,
-        subject: TokenFile::new(service.subject_file(folder)),
+        subject: TokenFile::new(service.subject_file(directory)),
         audience: None,
         scope: None,
     }
 }
 
-fn settings(exchange: Exchange, patience: Duration) -> Settings {
-    Settings::Service { service: Service::Exchange(exchange), patience }
+fn settings(exchange: Exchange, patience: Duration) -> TokenSettings {
+    TokenSettings::Service { service: Service::Exchange(exchange), patience }
 }
 
 /// A source of tokens, and a clock that the test sets.
-fn source(service: &TokenService, folder: &Path) -> (Arc<TokenSource>, Clock) {
+fn source(service: &TokenService, directory: &Path) -> (Arc<TokenSource>, Clock) {
     #[expect(clippy::disallowed_methods, reason = "tokens of now")]
     let clock = Clock::starting_at(SystemTime::now());
-    let settings = settings(exchange(service, folder, "http", Roots::System), Duration::from_secs(30));
+    let settings = settings(exchange(service, directory, "http", Roots::System), Duration::from_secs(30));
     (Arc::new(TokenSource::new(settings, clock.clone())), clock)
 }
 
 #[tokio::test]
 async fn a_token_is_kept_until_it_nears_expiry_or_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let service = TokenService::start().await;
-    let (source, clock) = source(&service, folder.path());
+    let (source, clock) = source(&service, directory.path());
     let first = source.token().await.unwrap();
     assert_eq!(source.token().await.unwrap().secret(), first.secret());
     assert!(source.another(&first).await.is_none(), "the token was fetched just before");
@@ -75,9 +76,9 @@ async fn a_token_is_kept_until_it_nears_expiry_or_is_refused() {
 
 #[tokio::test]
 async fn concurrent_calls_share_an_exchange_and_a_cancelled_one_blocks_no_other() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let service = TokenService::start().await;
-    let (source, _) = source(&service, folder.path());
+    let (source, _) = source(&service, directory.path());
     service.set(Mood::Hang);
     tokio::select! {
         _ = source.token() => panic!("nothing was given"),
@@ -99,9 +100,9 @@ async fn concurrent_calls_share_an_exchange_and_a_cancelled_one_blocks_no_other(
 #[tokio::test]
 async fn every_failed_exchange_is_reported_and_the_next_one_succeeds() {
     use Class::{Permanent, Transient};
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let service = TokenService::start().await;
-    let (source, _) = source(&service, folder.path());
+    let (source, _) = source(&service, directory.path());
     let own = "the token is for system:serviceaccount:default:web, audience [sts], valid until";
     let google = r#"{"error":{"code":503,"message":"try later","status":"UNAVAILABLE"}}"#;
     let cases = [
@@ -142,7 +143,7 @@ async fn every_failed_exchange_is_reported_and_the_next_one_succeeds() {
     service.set(Mood::Good);
     source.token().await.unwrap();
 
-    std::fs::write(folder.path().join("subject-token"), "").unwrap();
+    std::fs::write(directory.path().join("subject-token"), "").unwrap();
     source.token().await.unwrap();
     let kept = source.token().await.unwrap();
     assert!(source.another(&kept).await.is_none());
@@ -152,9 +153,9 @@ async fn every_failed_exchange_is_reported_and_the_next_one_succeeds() {
 
 #[tokio::test]
 async fn a_slow_token_service_is_distinguished_from_a_slow_ca() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let service = TokenService::start().await;
-    let exchange = exchange(&service, folder.path(), "http", Roots::System);
+    let exchange = exchange(&service, directory.path(), "http", Roots::System);
     let source = TokenSource::new(settings(exchange, Duration::from_millis(300)), Clock::system());
     for mood in [Mood::Hang, Mood::Slow] {
         service.set(mood);
@@ -166,19 +167,19 @@ async fn a_slow_token_service_is_distinguished_from_a_slow_ca() {
 
 #[tokio::test]
 async fn a_token_service_is_authenticated_by_its_tls_certificate() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let ca = folder.join("ca");
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = directory.join("ca");
     let service = TokenService::start_at("127.0.0.1:0".parse().unwrap(), Some(&ca)).await;
-    let stranger = folder.join("stranger");
+    let stranger = directory.join("stranger");
     attache::ca::embedded::DevelopmentCa::open(&stranger, Clock::system()).unwrap();
     let cases = [
         (stranger.join("root-cert.pem"), Some("set --token-exchange-root to its root")),
-        (folder.join("nowhere.pem"), Some("with --token-exchange-root FILE")),
+        (directory.join("nowhere.pem"), Some("with --token-exchange-root FILE")),
         (ca.join("root-cert.pem"), None),
     ];
     for (root, words) in cases {
-        let exchange = exchange(&service, folder, "https", Roots::File(root));
+        let exchange = exchange(&service, directory, "https", Roots::File(root));
         let source = TokenSource::new(settings(exchange, Duration::from_secs(30)), Clock::system());
         match (source.token().await, words) {
             (Ok(_), None) => {}
@@ -194,7 +195,7 @@ fn a_request() -> SigningRequest {
     SigningRequest { csr, identity: None, ttl: Duration::from_secs(60) }
 }
 
-fn citadel(ca: &FakeCa, token: Settings) -> Citadel {
+fn citadel(ca: &FakeCa, token: TokenSettings) -> Citadel {
     let address = format!("http://{}", ca.address).parse().unwrap();
     Citadel {
         endpoint: Endpoint { address, roots: Roots::System, server_name: None },
@@ -219,9 +220,9 @@ fn bearers(ca: &FakeCa) -> Vec<String> {
 
 #[tokio::test]
 async fn a_refused_token_that_was_rotated_meanwhile_is_read_again_within_the_same_attempt() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
-    let file = folder.path().join("token");
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
+    let file = directory.path().join("token");
     std::fs::write(&file, "outdated").unwrap();
     let citadel = citadel(&ca, TokenFile::new(&file).into());
     ca.set(CaMood::Refuse(Code::Unauthenticated));
@@ -236,7 +237,7 @@ async fn a_refused_token_that_was_rotated_meanwhile_is_read_again_within_the_sam
     assert_eq!(bearers(&ca).len(), 3);
     // Other refusals are not about the token.
     ca.set(CaMood::Refuse(Code::PermissionDenied));
-    let path = folder.path().join("token");
+    let path = directory.path().join("token");
     ca.during_next_call(move || std::fs::write(path, "rotated-again").unwrap());
     citadel.sign(&a_request()).await.unwrap_err();
     assert_eq!(bearers(&ca).len(), 4);
@@ -244,10 +245,10 @@ async fn a_refused_token_that_was_rotated_meanwhile_is_read_again_within_the_sam
 
 #[tokio::test]
 async fn istios_ca_gets_the_exchanged_token() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
     let service = TokenService::start().await;
-    let exchange = exchange(&service, folder.path(), "http", Roots::System);
+    let exchange = exchange(&service, directory.path(), "http", Roots::System);
     let citadel = citadel(&ca, settings(exchange, Duration::from_secs(30)));
     citadel.sign(&a_request()).await.unwrap();
     ca.set(CaMood::Refuse(Code::Unauthenticated));
@@ -268,10 +269,10 @@ async fn istios_ca_gets_the_exchanged_token() {
 
 #[tokio::test]
 async fn a_token_for_another_audience_is_reported_with_the_one_that_istios_ca_expects() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
     ca.set(CaMood::Refuse(Code::Unauthenticated));
-    let file = folder.path().join("token");
+    let file = directory.path().join("token");
     let citadel = citadel(&ca, TokenFile::new(&file).into());
     let hint = "istiod usually wants a token for the audience istio-ca";
     for (audience, expected) in [("vault", true), ("istio-ca", false)] {
@@ -283,13 +284,13 @@ async fn a_token_for_another_audience_is_reported_with_the_one_that_istios_ca_ex
 
 #[tokio::test]
 async fn the_metadata_servers_identity_token_is_for_istios_ca() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = FakeCa::start(folder.path(), &spiffe("web")).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
     let metadata = TokenService::start().await;
     let address = format!("http://{}", ca.address);
     let host = metadata.address.to_string();
     let options = ["--ca-address", &address, "--token-source", "gce", "--token-file", "/nowhere/token"];
-    let mut agent = Agent::start_as(folder.path(), "web", &options, |mut command| {
+    let mut agent = Agent::start_as(directory.path(), "web", &options, |mut command| {
         command.env("GCE_METADATA_HOST", host);
         command
     });
@@ -304,15 +305,15 @@ async fn the_metadata_servers_identity_token_is_for_istios_ca() {
 
 #[tokio::test]
 async fn the_login_to_vault_uses_the_exchanged_token() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let (vault, service) = (FakeVault::start(folder).await, TokenService::start().await);
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let (vault, service) = (FakeVault::start(directory).await, TokenService::start().await);
     service.change(|rules| rules.gives = Some(vault.jwt.clone()));
-    let mut options = vault.client(folder);
+    let mut options = vault.client(directory);
     // The agent exchanges another token than the one that Vault accepts.
-    std::fs::write(folder.join("jwt"), service.subject()).unwrap();
+    std::fs::write(directory.join("jwt"), service.subject()).unwrap();
     options.extend(["--token-exchange-url".to_owned(), format!("http://{}/v1/token", service.address)]);
-    let mut agent = Agent::start(folder, "web", &strs(&options));
+    let mut agent = Agent::start(directory, "web", &strs(&options));
     agent.process.wait_log("goes to http://127.0.0.1").await;
     agent.process.wait_log("ready").await;
     assert_eq!(service.calls(), ["/v1/token"]);

@@ -23,7 +23,7 @@ type Texts = (Vec<u8>, Vec<u8>);
 struct Desk {
     directory: tempfile::TempDir,
     ca: CertifiedIssuer<'static, SigningKey>,
-    client: ClientCertFolder,
+    client: ClientCertDir,
 }
 
 fn key() -> SigningKey {
@@ -41,7 +41,7 @@ impl Desk {
         };
         let root = CertifiedIssuer::self_signed(params("root"), key()).unwrap();
         let ca = CertifiedIssuer::signed_by(params("intermediate"), key(), &root).unwrap();
-        let client = ClientCertFolder::new(directory.path().join("client"));
+        let client = ClientCertDir::new(directory.path().join("client"));
         std::fs::create_dir(client.path()).unwrap();
         Self { directory, ca, client }
     }

@@ -9,7 +9,8 @@ use crate::ca::provider::{
     self, CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, Headers, IdentityDefault, ProviderArgs,
     ProviderFile, ProviderKind, SharedOptions, TokenUse,
 };
-use crate::net::endpoint::{Address, Endpoint, Protocol};
+use crate::net::address::Address;
+use crate::net::endpoint::{Endpoint, Protocol};
 use crate::net::rest;
 use crate::options::Reader;
 

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::*;
-use crate::net::endpoint::{Address, Roots};
+use crate::net::address::Address;
+use crate::net::tls::Roots;
 
 fn cfssl(auth_key: Option<PathBuf>) -> Cfssl {
     let address = Address::with_ports("http://127.0.0.1", PORT, PORT).unwrap();

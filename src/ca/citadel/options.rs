@@ -6,7 +6,7 @@ use std::time::Duration;
 use tonic::metadata::{Ascii, MetadataValue};
 
 use super::{AUDIENCE, Citadel};
-use crate::auth::client_cert::ClientCertFolder;
+use crate::auth::client_cert::ClientCertDir;
 use crate::auth::token::{self, TokenSource};
 use crate::auth::token_file::Token;
 use crate::base::clock::Clock;
@@ -33,9 +33,9 @@ pub struct CitadelArgs {
 #[derive(Clone, Debug)]
 pub struct CitadelProvider {
     pub endpoint: Endpoint,
-    pub token: token::Settings,
+    pub token: token::TokenSettings,
     /// Presented instead of the token, while it is valid.
-    pub client_cert: Option<ClientCertFolder>,
+    pub client_cert: Option<ClientCertDir>,
     pub cluster_id: MetadataValue<Ascii>,
     pub headers: Headers,
     /// Istiod's signer.
@@ -115,7 +115,7 @@ impl ConfiguredProvider for CitadelProvider {
         Some((&self.endpoint, Protocol::Http2))
     }
 
-    fn token(&self) -> Option<token::Settings> {
+    fn token(&self) -> Option<token::TokenSettings> {
         Some(self.token.clone())
     }
 
@@ -123,7 +123,7 @@ impl ConfiguredProvider for CitadelProvider {
         super::audience_hint(token)
     }
 
-    fn client_cert(&self) -> Option<&ClientCertFolder> {
+    fn client_cert(&self) -> Option<&ClientCertDir> {
         self.client_cert.as_ref()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{CaId, CaPool, GoogleCas, HOST, Settings};
+use super::{CaId, CaPool, GoogleCas, GoogleCasSettings, HOST};
 use crate::auth::exchange::{GOOGLES_SCOPE, GOOGLES_URL};
 use crate::auth::token::{self, TokenSource};
 use crate::base::clock::Clock;
@@ -11,7 +11,8 @@ use crate::ca::provider::{
     CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, Headers, IdentityDefault, MetadataToken,
     ProviderArgs, ProviderKind, SharedOptions, TokenUse,
 };
-use crate::net::endpoint::{Address, Endpoint, Protocol};
+use crate::net::address::Address;
+use crate::net::endpoint::{Endpoint, Protocol};
 use crate::options::{Level, Reader};
 
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -28,9 +29,9 @@ pub struct GoogleCasArgs {
 #[derive(Clone, Debug)]
 pub struct GoogleCasProvider {
     pub endpoint: Endpoint,
-    pub settings: Settings,
+    pub settings: GoogleCasSettings,
     /// The source of the access token.
-    pub token: token::Settings,
+    pub token: token::TokenSettings,
     pub headers: Headers,
     /// How long one call may take.
     pub timeout: Duration,
@@ -72,7 +73,7 @@ impl ProviderArgs for GoogleCasArgs {
 
 impl GoogleCasArgs {
     /// None if another provider is selected, or an option is missing or invalid, which is in the report then.
-    fn settings(&self, r: &mut Reader<'_>, shared: &SharedOptions) -> Option<Settings> {
+    fn settings(&self, r: &mut Reader<'_>, shared: &SharedOptions) -> Option<GoogleCasSettings> {
         let selection = &shared.selection;
         // Istio's agent takes the pool as an address. If Istio's variables name another CA, CA_ADDR is not the pool.
         let is_istios = selection.ca() == Some(Self::KIND) && selection.level == Some(Level::Istio);
@@ -87,7 +88,7 @@ impl GoogleCasArgs {
                 "--ca google-cas needs the CA pool: --google-cas-pool projects/PROJECT/locations/LOCATION/caPools/POOL",
             );
         }
-        Some(Settings { pool: pool.value?, ca: ca.value })
+        Some(GoogleCasSettings { pool: pool.value?, ca: ca.value })
     }
 }
 
@@ -107,7 +108,7 @@ impl ConfiguredProvider for GoogleCasProvider {
         Some((&self.endpoint, Protocol::Http2))
     }
 
-    fn token(&self) -> Option<token::Settings> {
+    fn token(&self) -> Option<token::TokenSettings> {
         Some(self.token.clone())
     }
 }

@@ -11,7 +11,8 @@ use crate::ca::provider::{
     CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, IdentityDefault, ProviderArgs, ProviderFile,
     ProviderKind, SharedOptions, TokenUse,
 };
-use crate::net::endpoint::{Address, Endpoint, Protocol};
+use crate::net::address::Address;
+use crate::net::endpoint::{Endpoint, Protocol};
 use crate::options::Reader;
 use crate::pki::key::KeyType;
 
@@ -129,7 +130,7 @@ impl ConfiguredProvider for KubernetesProvider {
         Some((&self.endpoint, Protocol::Http1))
     }
 
-    fn token(&self) -> Option<token::Settings> {
+    fn token(&self) -> Option<token::TokenSettings> {
         Some(self.token.clone().into())
     }
 

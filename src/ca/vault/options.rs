@@ -2,7 +2,7 @@
 
 use http::HeaderValue;
 
-use super::{Access, MountPath, PORT, RoleName, Settings, Vault};
+use super::{Access, MountPath, PORT, RoleName, Vault, VaultSettings};
 use crate::auth::token;
 use crate::auth::token_file::TokenFile;
 use crate::base::clock::Clock;
@@ -11,7 +11,8 @@ use crate::ca::provider::{
     self, CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, Headers, IdentityDefault, MetadataToken,
     ProviderArgs, ProviderFile, ProviderKind, SharedOptions, TokenUse,
 };
-use crate::net::endpoint::{Address, Endpoint, Protocol};
+use crate::net::address::Address;
+use crate::net::endpoint::{Endpoint, Protocol};
 use crate::options::{Reader, Setting};
 
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -42,7 +43,7 @@ pub struct VaultArgs {
 #[derive(Clone, Debug)]
 pub struct VaultProvider {
     pub endpoint: Endpoint,
-    pub settings: Settings,
+    pub settings: VaultSettings,
     pub headers: Headers,
 }
 
@@ -75,7 +76,7 @@ impl ProviderArgs for VaultArgs {
 
 impl VaultArgs {
     /// None if another provider is selected, or an option is missing or invalid, which is in the report then.
-    fn settings(&self, r: &mut Reader<'_>, shared: &SharedOptions) -> Option<Settings> {
+    fn settings(&self, r: &mut Reader<'_>, shared: &SharedOptions) -> Option<VaultSettings> {
         let mount = r.parsed("vault-pki-mount", &self.vault_pki_mount, &[], str::parse::<MountPath>);
         let role = r.parsed("vault-role", &self.vault_role, &[], str::parse::<RoleName>);
         let namespace = r.parsed("vault-namespace", &self.vault_namespace, &[], |text| {
@@ -106,7 +107,7 @@ impl VaultArgs {
         }
         let access = access(r, auth_mount, auth_role, token, &shared.token);
         let default = || "pki".parse().ok();
-        Some(Settings {
+        Some(VaultSettings {
             mount: mount.value.or_else(default)?,
             role: role.value?,
             namespace: namespace.value,
@@ -122,7 +123,7 @@ fn access(
     mount: Setting<MountPath>,
     role: Setting<String>,
     token: Setting<String>,
-    jwt: &token::Settings,
+    jwt: &token::TokenSettings,
 ) -> Option<Access> {
     for (level, from) in [role.set_by(), mount.set_by()] {
         if token.value.is_some() && token.level == level {
@@ -166,7 +167,7 @@ impl ConfiguredProvider for VaultProvider {
         Some((&self.endpoint, Protocol::Http1))
     }
 
-    fn token(&self) -> Option<token::Settings> {
+    fn token(&self) -> Option<token::TokenSettings> {
         match &self.settings.access {
             Access::Login { jwt, .. } => Some(jwt.clone()),
             Access::Token(_) => None,

@@ -8,13 +8,13 @@ use serde_json::json;
 
 use super::InjectArgs;
 use crate::auth::token;
-use crate::base::limits;
+use crate::base::text;
 use crate::ca::citadel::options::CitadelProvider;
 use crate::ca::provider::TokenUse;
 use crate::cli::{self, RunLine};
 use crate::config::{Config, ConfigErrors, Environment, Provider, RunArgs};
 use crate::inject::{Purpose, Sidecar, Volume};
-use crate::net::endpoint::Roots;
+use crate::net::tls::Roots;
 
 /// The status address for the kubelet's probes; the agent's default is a loopback address.
 const STATUS_ADDRESS: &str = "0.0.0.0:15055";
@@ -140,7 +140,7 @@ fn token_volume(config: &Config, run: &RunArgs, args: &InjectArgs) -> Option<Vol
         return None;
     }
     let settings = provider.token()?;
-    if matches!(settings, token::Settings::Service { service: token::Service::Metadata(_), .. }) {
+    if matches!(settings, token::TokenSettings::Service { service: token::Service::Metadata(_), .. }) {
         return None;
     }
     let path = run.token_file.as_deref().unwrap_or("/var/run/secrets/tokens/istio-token");
@@ -225,7 +225,7 @@ fn unwritable_files(sidecar: &Sidecar, files: impl Iterator<Item = (&'static str
     };
     let bad = files.filter(|(_, file)| file.starts_with('/') && !is_writable(file));
     let error = |(option, file)| {
-        let dirs = limits::listed(&writable, ", ");
+        let dirs = text::listed(&writable, ", ");
         format!("{option} {file}: the container can't write there; its writable directories are {dirs}")
     };
     bad.map(error).collect()

@@ -3,16 +3,16 @@
 use super::*;
 use crate::auth::exchange::Exchange;
 use crate::auth::metadata_server::{MetadataServer, Wanted};
-use crate::auth::token::{Service, Settings};
+use crate::auth::token::{Service, TokenSettings};
 use crate::auth::token_file::TokenFile;
 use crate::ca::google_cas::options::GoogleCasProvider;
 use crate::ca::vault;
-use crate::net::endpoint::Roots;
+use crate::net::tls::Roots;
 use crate::source::issuer::IdentitySource;
 
 const POOL: &str = "projects/p/locations/l/caPools/mesh";
 
-fn token(line: &str, environment: &[(&str, &str)]) -> Settings {
+fn token(line: &str, environment: &[(&str, &str)]) -> TokenSettings {
     match only(&config(line, environment).unwrap()) {
         Provider::Citadel(CitadelProvider { token, .. }) => token,
         Provider::GoogleCas(GoogleCasProvider { token, .. }) => token,
@@ -26,14 +26,14 @@ fn token(line: &str, environment: &[(&str, &str)]) -> Settings {
 
 fn exchange(line: &str, environment: &[(&str, &str)]) -> Exchange {
     match token(line, environment) {
-        Settings::Service { service: Service::Exchange(exchange), .. } => exchange,
+        TokenSettings::Service { service: Service::Exchange(exchange), .. } => exchange,
         other => panic!("not an exchange: {other:?}"),
     }
 }
 
 fn metadata(line: &str, environment: &[(&str, &str)]) -> MetadataServer {
     match token(line, environment) {
-        Settings::Service { service: Service::Metadata(server), .. } => server,
+        TokenSettings::Service { service: Service::Metadata(server), .. } => server,
         other => panic!("not a metadata server: {other:?}"),
     }
 }
@@ -55,7 +55,7 @@ fn the_token_source_follows_from_the_options() {
     let found = exchange(&line, &[("ATTACHE_TOKEN_EXCHANGE_SCOPE", "a b")]);
     assert_eq!((found.url, found.roots, found.subject), (url.parse().unwrap(), Roots::System, default));
     assert_eq!((found.audience.as_deref(), found.scope.as_deref()), (Some("istio-ca"), Some("a b")));
-    let Settings::Service { patience, .. } = token(&line, &[]) else { panic!("a file") };
+    let TokenSettings::Service { patience, .. } = token(&line, &[]) else { panic!("a file") };
     assert_eq!(patience, Duration::from_secs(2), "half of the time is left for the CA");
 
     let line =

@@ -35,7 +35,8 @@ impl Stage {
         let place = tempfile::tempdir().unwrap();
         let clock = Clock::starting_at(UNIX_EPOCH + 500_000 * HOUR);
         let ca = DevelopmentCa::open(&place.path().join("ca"), clock.clone()).unwrap();
-        let (cache, metrics, stop) = (Cache::with_workload("").0, Metrics::default(), CancellationToken::new());
+        let (cache, metrics, stop) =
+            (Cache::with_workload("").0, Metrics::default(), CancellationToken::new());
         let publisher = |name| cache.publisher(Key { workload: WORKLOAD, name }, Origin::CA);
         let (pair, roots) = (publisher(SecretName::Workload), publisher(SecretName::Roots));
         let hook = hook.map(|command| Hook { command: command.into(), timeout: LIMIT });

@@ -5,7 +5,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 
 use super::*;
-use crate::net::endpoint::Roots;
+use crate::net::tls::Roots;
 use crate::proto::google::protobuf::{self, Any};
 
 /// Refuses every call.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::net::unix::pipe;
 
 use crate::base::limits;
+use crate::base::text;
 
 /// What a command writes into a pipe. Output beyond the limit is read and discarded, so that the command never blocks on
 /// the agent.
@@ -108,6 +109,6 @@ impl CapturedOutput {
             Some((before, _)) => format!("{before}(a private key, and what follows, is not shown)"),
             None => text.into_owned(),
         };
-        limits::sanitize_for_log(&text.trim().replace('\n', "; "))
+        text::sanitize_for_log(&text.trim().replace('\n', "; "))
     }
 }

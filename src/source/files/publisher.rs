@@ -4,9 +4,9 @@ use std::time::SystemTime;
 
 use tokio::time::Instant;
 
-use crate::base::failure_log::FailureLog;
 use crate::base::clock::rfc3339;
-use crate::base::limits;
+use crate::base::failure_log::FailureLog;
+use crate::base::text;
 use crate::fs::generation::{FileError, Found, Places};
 use crate::metrics::{BySource, Metrics};
 use crate::secret::{KeyPair, Secret, SecretName};
@@ -129,7 +129,7 @@ impl SecretPublisher {
                 (true, true) => "requested files are not used; the previous secret is still served",
                 (true, false) => "requested files are not used; there is nothing else to serve yet",
             };
-            tracing::warn!(name = self.log_name(), reason = limits::sanitize_for_log(&reason), "{what}");
+            tracing::warn!(name = self.log_name(), reason = text::sanitize_for_log(&reason), "{what}");
         }
         self.publisher.fail(reason);
     }
@@ -140,6 +140,6 @@ impl SecretPublisher {
 
     /// The name may be a client's text: the log quotes it, so that it can't pass for more than a name.
     fn log_name(&self) -> String {
-        limits::sanitize_for_log(self.name.as_str())
+        text::sanitize_for_log(self.name.as_str())
     }
 }

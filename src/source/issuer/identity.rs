@@ -1,6 +1,6 @@
 //! The workload's SPIFFE ID.
 
-use crate::auth::client_cert::ClientCertFolder;
+use crate::auth::client_cert::ClientCertDir;
 use crate::auth::token_file::TokenFile;
 use crate::base::clock::Clock;
 use crate::base::spiffe_id::{ServiceAccount, SpiffeId};
@@ -14,7 +14,7 @@ pub enum IdentitySource {
     /// From the token's `sub`, or from the client certificate that is used instead. Configured parts take precedence.
     Token {
         file: TokenFile,
-        client_cert: Option<ClientCertFolder>,
+        client_cert: Option<ClientCertDir>,
         trust_domain: String,
         /// Instead of the credential's.
         namespace: Option<String>,

@@ -7,7 +7,7 @@ use rustls::pki_types::CertificateDer;
 use super::state;
 use super::{Issued, Issuer, Validity};
 use crate::base::clock::rfc3339;
-use crate::base::limits;
+use crate::base::text;
 use crate::pki::certificate::Certificate;
 use crate::secret::{Secret, TrustBundle};
 use crate::store::Published;
@@ -62,8 +62,8 @@ impl Issuer {
         }
         let old_until = self.trust.next_end().map(rfc3339);
         tracing::info!(
-            added = (!added.is_empty()).then(|| limits::listed(&added, "; ")),
-            removed = (!removed.is_empty()).then(|| limits::listed(&removed, "; ")),
+            added = (!added.is_empty()).then(|| text::listed(&added, "; ")),
+            removed = (!removed.is_empty()).then(|| text::listed(&removed, "; ")),
             old_until = old_until.map(tracing::field::display),
             "trust roots changed"
         );

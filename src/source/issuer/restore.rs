@@ -5,8 +5,8 @@ use std::time::SystemTime;
 use super::Issuer;
 use super::state::SavedState;
 use crate::base::clock::rfc3339;
-use crate::base::limits;
 use crate::base::spiffe_id::SpiffeId;
+use crate::base::text;
 use crate::ca::IssuedChain;
 use crate::secret::Secret;
 
@@ -47,7 +47,7 @@ impl Issuer {
         let SavedState { provider, ca, key_type, received, chain, key, anchors } = state;
         let names = self.cas.names();
         if provider != self.cas.provider() || !names.contains(&ca) {
-            let names = limits::listed(&names, ", ");
+            let names = text::listed(&names, ", ");
             return Err(format!(
                 "it came from {provider} at {ca}, and the CA is now {} at {names}",
                 self.cas.provider()

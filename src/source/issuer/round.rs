@@ -11,7 +11,7 @@ use super::{Issuer, Validity};
 use crate::base::clock::rfc3339;
 use crate::base::spiffe_id::SpiffeId;
 use crate::ca::failover::Member;
-use crate::ca::{IssuedChain, CaError, CertificateAuthority, InvalidResponse, Pending, SigningRequest};
+use crate::ca::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, Pending, SigningRequest};
 use crate::pki::certificate::Certificate;
 use crate::pki::csr;
 use crate::pki::key::SigningKey;

@@ -19,12 +19,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::*;
-use crate::auth::client_cert::ClientCertFolder;
+use crate::auth::client_cert::ClientCertDir;
 use crate::auth::token_file::TokenFile;
 use crate::base::spiffe_id::SpiffeId;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
 use crate::ca::failover::Member;
-use crate::ca::{IssuedChain, CaError, CertificateAuthority, Pending, SigningRequest};
+use crate::ca::{CaError, CertificateAuthority, IssuedChain, Pending, SigningRequest};
 use crate::metrics::ByOutcome;
 use crate::pki::key::SigningKey;
 use crate::pki::{csr, pem};
@@ -123,7 +123,8 @@ impl Office {
         let dir = tempfile::tempdir().unwrap();
         let (sender, calls) = mpsc::unbounded_channel();
         let ca = DevelopmentCa::open(dir.path(), Clock::starting_at(start())).unwrap();
-        let (clock, cache, metrics) = (Clock::starting_at(start()), Cache::with_workload("").0, Metrics::default());
+        let (clock, cache, metrics) =
+            (Clock::starting_at(start()), Cache::with_workload("").0, Metrics::default());
         (Self { clock, cache, metrics, calls, ca, dir }, ChannelCa(sender))
     }
 
@@ -572,7 +573,10 @@ async fn files_that_take_over_during_the_backoff_end_it() {
     files[0].publish(pair, office.clock.now(), None);
     files[1].publish(roots, office.clock.now(), None);
     assert!(office.is_not_asked_for(TTL).await);
-    assert_eq!((office.entry().failure(), office.cache.components(Workload::FIRST).failed_rounds()), (None, 0));
+    assert_eq!(
+        (office.entry().failure(), office.cache.components(Workload::FIRST).failed_rounds()),
+        (None, 0)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -683,7 +687,7 @@ async fn configured_parts_of_the_identity_take_precedence_over_the_tokens() {
     let resolve = async |namespace: Option<&str>, service_account: Option<&str>| {
         let identity = IdentitySource::Token {
             file: TokenFile::new(&path),
-            client_cert: Some(ClientCertFolder::new(dir.path())),
+            client_cert: Some(ClientCertDir::new(dir.path())),
             trust_domain: "td".to_owned(),
             namespace: namespace.map(str::to_owned),
             service_account: service_account.map(str::to_owned),

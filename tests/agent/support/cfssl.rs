@@ -241,8 +241,8 @@ pub struct Cfssl {
 }
 
 impl Cfssl {
-    /// Starts it with `ca-cert.pem` and `ca-key.pem` in `ca`, and over TLS if `folder` has `tls.pem` and `tls-key.pem`.
-    pub async fn start(folder: &Path, ca: &Path) -> Self {
+    /// Starts it with `ca-cert.pem` and `ca-key.pem` in `ca`, and over TLS if `directory` has `tls.pem` and `tls-key.pem`.
+    pub async fn start(directory: &Path, ca: &Path) -> Self {
         let binary = installed("get-cfssl", &[]).await;
         let version = Command::new(&binary).arg("version").output().await.unwrap().stdout;
         let is_old = String::from_utf8(version).unwrap().contains("Version: 1.2");
@@ -255,7 +255,7 @@ impl Cfssl {
             },
             "auth_keys": { "key": { "type": "standard", "key": KEY } },
         });
-        let path = folder.join("cfssl.json");
+        let path = directory.join("cfssl.json");
         std::fs::write(&path, configuration.to_string()).unwrap();
         // It has no option for any free port.
         let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -265,14 +265,14 @@ impl Cfssl {
         command.args(["serve", "-address", "127.0.0.1", "-port", &address.port().to_string()]);
         command.arg("-ca").arg(ca.join("ca-cert.pem")).arg("-ca-key").arg(ca.join("ca-key.pem"));
         command.arg("-config").arg(&path);
-        if folder.join("tls.pem").exists() {
+        if directory.join("tls.pem").exists() {
             command
                 .arg("-tls-cert")
-                .arg(folder.join("tls.pem"))
+                .arg(directory.join("tls.pem"))
                 .arg("-tls-key")
-                .arg(folder.join("tls-key.pem"));
+                .arg(directory.join("tls-key.pem"));
         }
-        let log = folder.join("cfssl.log");
+        let log = directory.join("cfssl.log");
         command.stdout(Stdio::null()).stderr(std::fs::File::create(&log).unwrap()).kill_on_drop(true);
         let mut child = command.stdin(Stdio::null()).spawn().unwrap();
         wait_for("cfssl listens", async || {

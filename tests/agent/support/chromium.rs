@@ -33,8 +33,8 @@ pub struct Chromium {
 }
 
 impl Chromium {
-    /// Starts it with a fresh profile in `folder`, and opens `url`.
-    pub async fn open(folder: &Path, url: &str) -> Self {
+    /// Starts it with a fresh profile in `directory`, and opens `url`.
+    pub async fn open(directory: &Path, url: &str) -> Self {
         const FLAGS: [&str; 10] = [
             "--headless",
             // The sandbox does not work as root, nor in most containers; the page is our own.
@@ -48,13 +48,13 @@ impl Chromium {
             "--no-first-run",
             "--remote-debugging-pipe",
         ];
-        let stderr = folder.join("chromium.log");
+        let stderr = directory.join("chromium.log");
         // It reads requests from descriptor 3 and answers on 4.
         let mut child = Command::new("sh")
             .args(["-c", r#"exec "$@" 3<&0 4>&1 </dev/null >&2"#, "sh"])
             .arg(binary().await)
             .args(FLAGS)
-            .arg(format!("--user-data-dir={}", folder.join("chromium").display()))
+            .arg(format!("--user-data-dir={}", directory.join("chromium").display()))
             .arg("about:blank")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -167,25 +167,25 @@ struct Issuing {
 }
 
 impl FakeCa {
-    /// A CA without TLS that issues `identity`, with its files in `folder`.
-    pub async fn start(folder: &Path, identity: &str) -> Self {
-        Self::start_with(folder, identity, None).await
+    /// A CA without TLS that issues `identity`, with its files in `directory`.
+    pub async fn start(directory: &Path, identity: &str) -> Self {
+        Self::start_with(directory, identity, None).await
     }
 
     /// The same with TLS. Its root is `fake-ca/root-cert.pem`.
-    pub async fn start_tls(folder: &Path, identity: &str, tls: Tls) -> Self {
-        Self::start_with(folder, identity, Some(tls)).await
+    pub async fn start_tls(directory: &Path, identity: &str, tls: Tls) -> Self {
+        Self::start_with(directory, identity, Some(tls)).await
     }
 
-    async fn start_with(folder: &Path, identity: &str, tls: Option<Tls>) -> Self {
-        Self::start_at(folder, identity, tls, "127.0.0.1:0".parse().unwrap()).await
+    async fn start_with(directory: &Path, identity: &str, tls: Option<Tls>) -> Self {
+        Self::start_at(directory, identity, tls, "127.0.0.1:0".parse().unwrap()).await
     }
 
     /// The same at this address.
-    pub async fn start_at(folder: &Path, identity: &str, tls: Option<Tls>, listen: SocketAddr) -> Self {
+    pub async fn start_at(directory: &Path, identity: &str, tls: Option<Tls>, listen: SocketAddr) -> Self {
         let listener = TcpListener::bind(listen).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let open = |name: &str, clock| DevelopmentCa::open(&folder.join(name), clock).unwrap();
+        let open = |name: &str, clock| DevelopmentCa::open(&directory.join(name), clock).unwrap();
         #[expect(clippy::disallowed_methods, reason = "hours from the agent's own clock")]
         let now = SystemTime::now();
         let hour = Duration::from_secs(3600);
@@ -254,9 +254,9 @@ impl FakeCa {
         self.service.state.calls.lock().unwrap().clone()
     }
 
-    /// The agent's options for this CA, with a token in `folder`.
-    pub fn client(&self, folder: &Path) -> Vec<String> {
-        let token = folder.join("token");
+    /// The agent's options for this CA, with a token in `directory`.
+    pub fn client(&self, directory: &Path) -> Vec<String> {
+        let token = directory.join("token");
         super::files::write_token(&token, &super::files::token("web", "istio-ca", 3600));
         let address = format!("{}://{}", self.scheme, self.address);
         ["--ca-address", &address, "--token-file", token.to_str().unwrap()].map(str::to_owned).to_vec()

@@ -90,15 +90,15 @@ struct State {
 struct Service(Arc<State>);
 
 impl FakeGoogleCas {
-    /// Starts it with its files in `folder`.
-    pub async fn start(folder: &Path) -> Self {
-        Self::start_at(folder, "127.0.0.1:0".parse().unwrap()).await
+    /// Starts it with its files in `directory`.
+    pub async fn start(directory: &Path) -> Self {
+        Self::start_at(directory, "127.0.0.1:0".parse().unwrap()).await
     }
 
-    pub async fn start_at(folder: &Path, address: SocketAddr) -> Self {
+    pub async fn start_at(directory: &Path, address: SocketAddr) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let open = |name: &str| DevelopmentCa::open(&folder.join(name), Clock::system()).unwrap();
+        let open = |name: &str| DevelopmentCa::open(&directory.join(name), Clock::system()).unwrap();
         let rules = Rules { mood: Mood::Good, roots: Ok(()), ca: "", lifetime: 86_400, header: None };
         let state = Arc::new(State {
             rules: Mutex::new(rules),
@@ -106,7 +106,7 @@ impl FakeGoogleCas {
             violations: Violations::default(),
             issued: Mutex::default(),
             tokens: Mutex::default(),
-            issuer: Issuer::new(folder),
+            issuer: Issuer::new(directory),
             staged: open("staged"),
             web: open("web"),
         });
@@ -151,9 +151,9 @@ impl FakeGoogleCas {
     }
 
     /// The agent's options for it, without those of the token.
-    pub fn client(&self, folder: &Path) -> Vec<String> {
+    pub fn client(&self, directory: &Path) -> Vec<String> {
         let address = format!("https://{}", self.address);
-        let root = folder.join("web/root-cert.pem").display().to_string();
+        let root = directory.join("web/root-cert.pem").display().to_string();
         let options = ["--ca", "google-cas", "--ca-address", &address, "--ca-root", &root];
         options.into_iter().chain(["--google-cas-pool", POOL]).map(str::to_owned).collect()
     }

@@ -93,15 +93,15 @@ struct Request {
 }
 
 impl FakeVault {
-    pub async fn start(folder: &Path) -> Self {
-        Self::start_at(folder, "127.0.0.1:0".parse().unwrap(), true).await
+    pub async fn start(directory: &Path) -> Self {
+        Self::start_at(directory, "127.0.0.1:0".parse().unwrap(), true).await
     }
 
-    /// Starts it with its files in `folder`; its root is `fake-vault/root-cert.pem`.
-    pub async fn start_at(folder: &Path, address: SocketAddr, has_tls: bool) -> Self {
+    /// Starts it with its files in `directory`; its root is `fake-vault/root-cert.pem`.
+    pub async fn start_at(directory: &Path, address: SocketAddr, has_tls: bool) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let files = folder.join("fake-vault");
+        let files = directory.join("fake-vault");
         let rules = Rules {
             sign: Mood::Good,
             login: Mood::Good,
@@ -115,7 +115,7 @@ impl FakeVault {
             warnings: Value::Null,
         };
         // A second server in the same directory accepts the same token from the workload.
-        let jwt = std::fs::read_to_string(folder.join("jwt"));
+        let jwt = std::fs::read_to_string(directory.join("jwt"));
         let jwt = jwt.unwrap_or_else(|_| super::files::token("web", "vault", 3600));
         let state = Arc::new(State {
             rules: Mutex::new(rules),
@@ -123,7 +123,7 @@ impl FakeVault {
             violations: Violations::default(),
             tokens: Mutex::default(),
             jwt: jwt.clone(),
-            issuer: Issuer::of(folder, &files),
+            issuer: Issuer::of(directory, &files),
         });
         let acceptor = has_tls.then(|| acceptor(&DevelopmentCa::open(&files, Clock::system()).unwrap()));
         tokio::spawn({
@@ -166,12 +166,12 @@ impl FakeVault {
         format!("{}://{}", self.scheme, self.address)
     }
 
-    /// The agent's options to log in to it, with its token in `folder`.
-    pub fn client(&self, folder: &Path) -> Vec<String> {
-        let jwt = folder.join("jwt");
+    /// The agent's options to log in to it, with its token in `directory`.
+    pub fn client(&self, directory: &Path) -> Vec<String> {
+        let jwt = directory.join("jwt");
         std::fs::write(&jwt, &self.jwt).unwrap();
         let (jwt, root) =
-            (jwt.display().to_string(), folder.join("fake-vault/root-cert.pem").display().to_string());
+            (jwt.display().to_string(), directory.join("fake-vault/root-cert.pem").display().to_string());
         let origin = self.origin();
         let options = ["--ca", "vault", "--ca-address", &origin, "--ca-root", &root, "--vault-role", "web"]
             .into_iter()

@@ -95,11 +95,11 @@ impl Mounted {
         [("cert-chain.pem", &self.chain), ("key.pem", &self.key), ("root-cert.pem", &self.root)]
     }
 
-    /// Overwrites the files in `folder` in place, one after the other.
-    pub fn write(&self, folder: &Path) {
-        std::fs::create_dir_all(folder).unwrap();
+    /// Overwrites the files in `directory` in place, one after the other.
+    pub fn write(&self, directory: &Path) {
+        std::fs::create_dir_all(directory).unwrap();
         for (name, content) in self.files() {
-            std::fs::write(folder.join(name), content).unwrap();
+            std::fs::write(directory.join(name), content).unwrap();
         }
     }
 }

@@ -44,21 +44,21 @@ pub const LIES: [(Lie, [&str; 2], &str); 5] = [
     (Lie::Unchained, ["does not chain to a root", "has the issuer's name, but another key"], "unchained"),
 ];
 
-/// Creates the files of a development CA whose root signs without an intermediate, in a new directory in `folder`.
-pub fn root_alone(folder: &Path) -> PathBuf {
+/// Creates the files of a development CA whose root signs without an intermediate, in a new directory in `directory`.
+pub fn root_alone(directory: &Path) -> PathBuf {
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, "Root alone");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let root = pem::of_certificates([params.self_signed(&key).unwrap().der()]);
-    let folder = folder.join("root-alone");
-    std::fs::create_dir(&folder).unwrap();
+    let directory = directory.join("root-alone");
+    std::fs::create_dir(&directory).unwrap();
     for name in ["root-cert.pem", "ca-cert.pem"] {
-        std::fs::write(folder.join(name), &root).unwrap();
+        std::fs::write(directory.join(name), &root).unwrap();
     }
-    std::fs::write(folder.join("ca-key.pem"), key.to_private_key().to_pem()).unwrap();
-    folder
+    std::fs::write(directory.join("ca-key.pem"), key.to_private_key().to_pem()).unwrap();
+    directory
 }
 
 /// A CA that takes the identity from the CSR.
@@ -72,14 +72,14 @@ pub struct Issuer {
 }
 
 impl Issuer {
-    /// A CA with its files in `folder/issuer`.
-    pub fn new(folder: &Path) -> Self {
-        Self::of(folder, &folder.join("issuer"))
+    /// A CA with its files in `directory/issuer`.
+    pub fn new(directory: &Path) -> Self {
+        Self::of(directory, &directory.join("issuer"))
     }
 
-    /// A CA with its files in `ca`, and a second, unrelated one in `folder`.
-    pub fn of(folder: &Path, ca: &Path) -> Self {
-        let open = |folder: &Path, clock| DevelopmentCa::open(folder, clock).unwrap();
+    /// A CA with its files in `ca`, and a second, unrelated one in `directory`.
+    pub fn of(directory: &Path, ca: &Path) -> Self {
+        let open = |directory: &Path, clock| DevelopmentCa::open(directory, clock).unwrap();
         #[expect(clippy::disallowed_methods, reason = "hours from the agent's own clock")]
         let now = SystemTime::now();
         let hour = Duration::from_secs(3600);
@@ -87,7 +87,7 @@ impl Issuer {
             ca: open(ca, Clock::system()),
             past: open(ca, Clock::starting_at(now - 2 * hour)),
             future: open(ca, Clock::starting_at(now + hour)),
-            stranger: open(&folder.join("stranger"), Clock::system()),
+            stranger: open(&directory.join("stranger"), Clock::system()),
         }
     }
 

@@ -69,7 +69,7 @@ pub struct Call {
 /// A running API server. It stops with the test's runtime, or when it is dropped.
 pub struct KubeApi {
     pub address: SocketAddr,
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     state: Arc<State>,
     acceptor: TlsAcceptor,
     task: JoinHandle<()>,
@@ -93,11 +93,11 @@ impl Drop for KubeApi {
 }
 
 impl KubeApi {
-    /// An API server with TLS, with its files in `folder`: the token, and the roots of TLS and of the signer.
-    pub async fn start(folder: &Path) -> Self {
+    /// An API server with TLS, with its files in `directory`: the token, and the roots of TLS and of the signer.
+    pub async fn start(directory: &Path) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let token = folder.join("token");
+        let token = directory.join("token");
         if !token.exists() {
             let text = super::files::token("web", "https://kubernetes.default.svc", 3600);
             super::files::write_token(&token, &text);
@@ -109,11 +109,11 @@ impl KubeApi {
             objects: Mutex::default(),
             violations: Violations::default(),
             token,
-            issuer: Issuer::of(folder, &folder.join("signer")),
+            issuer: Issuer::of(directory, &directory.join("signer")),
         });
-        let acceptor = acceptor(&DevelopmentCa::open(&folder.join("cluster"), Clock::system()).unwrap());
+        let acceptor = acceptor(&DevelopmentCa::open(&directory.join("cluster"), Clock::system()).unwrap());
         let task = spawn(listener, &acceptor, &state);
-        Self { address, folder: folder.to_owned(), state, acceptor, task }
+        Self { address, directory: directory.to_owned(), state, acceptor, task }
     }
 
     /// Accepts no connections for a while; its objects stay.
@@ -129,7 +129,7 @@ impl KubeApi {
 
     /// The agent's options for it.
     pub fn client(&self) -> Vec<String> {
-        let file = |name: &str| self.folder.join(name).display().to_string();
+        let file = |name: &str| self.directory.join(name).display().to_string();
         let options = [
             ("--ca", "kubernetes".to_owned()),
             ("--ca-address", self.address.to_string()),

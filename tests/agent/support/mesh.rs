@@ -35,14 +35,14 @@ pub async fn bootstrap(socket: &Path, arguments: &[&str]) -> Value {
 }
 
 /// Starts the Envoy of `api`: only `web` may call.
-pub async fn api_envoy(folder: &Path, agent: &Agent) -> Envoy {
+pub async fn api_envoy(directory: &Path, agent: &Agent) -> Envoy {
     let bootstrap = bootstrap(&agent.socket, &["--allow", &spiffe("web")]).await;
-    Envoy::start(bootstrap, folder, "api").await
+    Envoy::start(bootstrap, directory, "api").await
 }
 
 /// Starts an Envoy that calls `peer`, whose identity must be `expected`.
 pub async fn caller_envoy(
-    folder: &Path,
+    directory: &Path,
     name: &str,
     agent: &Agent,
     peer: SocketAddr,
@@ -52,7 +52,7 @@ pub async fn caller_envoy(
     let arguments =
         [["--outbound-listen", "127.0.0.1:0"], ["--outbound-to", &peer], ["--outbound-peer", expected]];
     let bootstrap = bootstrap(&agent.socket, &arguments.concat()).await;
-    Envoy::start(bootstrap, folder, name).await
+    Envoy::start(bootstrap, directory, name).await
 }
 
 /// Sends requests, one after the other, until it is stopped.

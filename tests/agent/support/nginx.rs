@@ -38,11 +38,11 @@ pub struct Nginx {
 }
 
 impl Nginx {
-    /// Starts it with its own files in `folder/NAME`, and with the TLS files in `certs`.
-    pub async fn start(folder: &Path, name: &str, certs: &Path) -> Self {
-        let folder = folder.join(name);
-        std::fs::create_dir(&folder).unwrap();
-        let (place, certs) = (folder.display(), certs.display());
+    /// Starts it with its own files in `directory/NAME`, and with the TLS files in `certs`.
+    pub async fn start(directory: &Path, name: &str, certs: &Path) -> Self {
+        let directory = directory.join(name);
+        std::fs::create_dir(&directory).unwrap();
+        let (place, certs) = (directory.display(), certs.display());
         // The body says whether the caller's certificate chains to the roots.
         let configuration = format!(
             r#"daemon off; worker_processes 1; pid "{place}/pid"; error_log "{place}/error.log" notice;
@@ -61,15 +61,15 @@ impl Nginx {
                 }}
             }}"#
         );
-        std::fs::write(folder.join("conf"), configuration).unwrap();
-        let (log, socket) = (folder.join("error.log"), folder.join("socket"));
-        let arguments = ["-p", folder.to_str().unwrap(), "-e", log.to_str().unwrap(), "-c", "conf"];
+        std::fs::write(directory.join("conf"), configuration).unwrap();
+        let (log, socket) = (directory.join("error.log"), directory.join("socket"));
+        let arguments = ["-p", directory.to_str().unwrap(), "-e", log.to_str().unwrap(), "-c", "conf"];
         let binary = binary().await;
         let mut master = Command::new(&binary)
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(std::fs::File::create(folder.join("stderr")).unwrap())
+            .stderr(std::fs::File::create(directory.join("stderr")).unwrap())
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
@@ -77,7 +77,7 @@ impl Nginx {
         let group = Pid::from_raw(master.id().unwrap().try_into().unwrap()).unwrap();
         let deadline = Instant::now() + PATIENCE;
         while UnixStream::connect(&socket).await.is_err() {
-            let log = std::fs::read_to_string(folder.join("stderr")).unwrap();
+            let log = std::fs::read_to_string(directory.join("stderr")).unwrap();
             assert!(master.try_wait().unwrap().is_none() && Instant::now() < deadline, "no start:\n{log}");
             sleep(Duration::from_millis(10)).await;
         }

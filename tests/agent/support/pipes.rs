@@ -16,18 +16,18 @@ pub const GOOD: &str = "cat > csr && cat answer";
 
 /// A CA behind two FIFOs, and a script that writes and reads them.
 pub struct Pipes {
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     lie: Arc<Mutex<Lie>>,
 }
 
 impl Pipes {
-    pub fn start(folder: &Path) -> Self {
+    pub fn start(directory: &Path) -> Self {
         for name in ["csr", "answer"] {
-            mknodat(CWD, folder.join(name), FileType::Fifo, 0o600.into(), 0).unwrap();
+            mknodat(CWD, directory.join(name), FileType::Fifo, 0o600.into(), 0).unwrap();
         }
-        let ca = Self { folder: folder.to_owned(), lie: Arc::new(Mutex::new(Lie::None)) };
-        let (place, lie) = (ca.folder.clone(), Arc::clone(&ca.lie));
-        let issuer = Issuer::new(folder);
+        let ca = Self { directory: directory.to_owned(), lie: Arc::new(Mutex::new(Lie::None)) };
+        let (place, lie) = (ca.directory.clone(), Arc::clone(&ca.lie));
+        let issuer = Issuer::new(directory);
         // FIFOs block until both ends are open. The thread ends with the test's process.
         std::thread::spawn(move || {
             while let Ok(csr) = std::fs::read_to_string(place.join("csr")) {
@@ -45,13 +45,13 @@ impl Pipes {
     /// Sets what the command does from now on.
     pub fn set(&self, script: &str, lie: Lie) {
         *self.lie.lock().unwrap() = lie;
-        std::fs::write(self.folder.join("new"), script).unwrap();
-        std::fs::rename(self.folder.join("new"), self.folder.join("script")).unwrap();
+        std::fs::write(self.directory.join("new"), script).unwrap();
+        std::fs::rename(self.directory.join("new"), self.directory.join("script")).unwrap();
     }
 
     /// The agent's options for it.
     pub fn client(&self) -> Vec<String> {
-        let command = format!("cd '{}' && . ./script", self.folder.display());
+        let command = format!("cd '{}' && . ./script", self.directory.display());
         let options = [("--ca", "exec"), ("--ca-exec", &command), ("--spiffe-id", &spiffe("web"))];
         flags(options)
     }

@@ -151,28 +151,28 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent with its socket in `folder`, and without the machine's own files. It may not be ready yet.
-    pub fn start(folder: &Path, name: &str, arguments: &[&str]) -> Self {
-        Self::start_as(folder, name, arguments, |command| command)
+    /// Starts an agent with its socket in `directory`, and without the machine's own files. It may not be ready yet.
+    pub fn start(directory: &Path, name: &str, arguments: &[&str]) -> Self {
+        Self::start_as(directory, name, arguments, |command| command)
     }
 
     /// Starts it with another environment or working directory, or inside another program.
     pub fn start_as(
-        folder: &Path,
+        directory: &Path,
         name: &str,
         arguments: &[&str],
         change: impl FnOnce(Command) -> Command,
     ) -> Self {
-        let arguments = Self::arguments(folder, name, arguments);
-        let socket = folder.join(format!("{name}.sock"));
+        let arguments = Self::arguments(directory, name, arguments);
+        let socket = directory.join(format!("{name}.sock"));
         let all = strs(&arguments);
         Self { process: Process::start(change(attache(&all))), socket, arguments }
     }
 
-    fn arguments(folder: &Path, name: &str, arguments: &[&str]) -> Vec<String> {
-        let socket = folder.join(format!("{name}.sock"));
+    fn arguments(directory: &Path, name: &str, arguments: &[&str]) -> Vec<String> {
+        let socket = directory.join(format!("{name}.sock"));
         let mut all = vec!["run", "--socket", socket.to_str().unwrap(), "--status-address", "127.0.0.1:0"];
-        let no_files = folder.join("no-files");
+        let no_files = directory.join("no-files");
         if !arguments.contains(&"--cert-dir") {
             all.extend(["--cert-dir", no_files.to_str().unwrap()]);
         }
@@ -183,7 +183,7 @@ impl Agent {
     /// Starts it in its own mount namespace, with a disk of `size` mounted on `disk`, which others reach through the
     /// process's `/proc/PID/root`.
     pub async fn on_small_disk(
-        folder: &Path,
+        directory: &Path,
         name: &str,
         arguments: &[&str],
         disk: &Path,
@@ -203,27 +203,27 @@ impl Agent {
             "a small disk needs user namespaces, which this machine does not allow: {}",
             String::from_utf8_lossy(&possible.stderr)
         );
-        let arguments = Self::arguments(folder, name, arguments);
+        let arguments = Self::arguments(directory, name, arguments);
         let mut command = unshare(SCRIPT);
         command.arg(size).arg(disk).arg(env!("CARGO_BIN_EXE_attache")).args(&arguments);
-        let socket = folder.join(format!("{name}.sock"));
+        let socket = directory.join(format!("{name}.sock"));
         Self { process: Process::start(command), socket, arguments }
     }
 
     /// Starts it with `files` as its soft limit of open files.
-    pub fn with_files(folder: &Path, name: &str, arguments: &[&str], files: u64) -> Self {
-        let arguments = Self::arguments(folder, name, arguments);
+    pub fn with_files(directory: &Path, name: &str, arguments: &[&str], files: u64) -> Self {
+        let arguments = Self::arguments(directory, name, arguments);
         let mut command = Command::new("sh");
         command.args(["-c", &format!("ulimit -S -n {files} && exec \"$@\""), "sh"]);
         command.arg(env!("CARGO_BIN_EXE_attache")).args(&arguments);
         command.kill_on_drop(true).stdin(Stdio::null());
-        let socket = folder.join(format!("{name}.sock"));
+        let socket = directory.join(format!("{name}.sock"));
         Self { process: Process::start(command), socket, arguments }
     }
 
     /// Starts it and waits until it is ready.
-    pub async fn ready(folder: &Path, name: &str, arguments: &[&str]) -> Self {
-        let mut agent = Self::start(folder, name, arguments);
+    pub async fn ready(directory: &Path, name: &str, arguments: &[&str]) -> Self {
+        let mut agent = Self::start(directory, name, arguments);
         agent.process.wait_log("ready").await;
         agent
     }
@@ -294,36 +294,36 @@ impl Agent {
 pub struct Ca {
     pub process: Process,
     pub address: SocketAddr,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Ca {
-    /// Starts a CA with TLS on a free port, with its files in `folder`.
-    pub async fn start(folder: &Path) -> Self {
-        Self::start_at(folder, "127.0.0.1:0".parse().unwrap()).await
+    /// Starts a CA with TLS on a free port, with its files in `directory`.
+    pub async fn start(directory: &Path) -> Self {
+        Self::start_at(directory, "127.0.0.1:0".parse().unwrap()).await
     }
 
-    async fn start_at(folder: &Path, listen: SocketAddr) -> Self {
-        let ca_dir = folder.join("ca");
+    async fn start_at(directory: &Path, listen: SocketAddr) -> Self {
+        let ca_dir = directory.join("ca");
         let listen = listen.to_string();
         let arguments = ["ca", "--listen", &listen, "--ca-dir", ca_dir.to_str().unwrap()];
         let mut process = Process::start(attache(&arguments));
         let (_, line) = process.wait_log("CA listening").await;
         let (_, behind) = line.split_once("address=https://").unwrap();
         let address = behind.split_whitespace().next().unwrap().parse().unwrap();
-        Self { process, address, folder: folder.to_owned() }
+        Self { process, address, directory: directory.to_owned() }
     }
 
     /// Starts it again at the same address, after it has exited.
     pub async fn restart(&mut self) {
-        *self = Self::start_at(&self.folder, self.address).await;
+        *self = Self::start_at(&self.directory, self.address).await;
     }
 
     /// The agent's options for it, with a fresh token for `account`.
     pub fn client(&self, account: &str) -> Vec<String> {
-        let token = self.folder.join(format!("{account}.token"));
+        let token = self.directory.join(format!("{account}.token"));
         super::files::write_token(&token, &super::files::token(account, "istio-ca", 3600));
-        let root = self.folder.join("ca/root-cert.pem");
+        let root = self.directory.join("ca/root-cert.pem");
         let options = [
             ("--ca-address", self.address.to_string()),
             ("--ca-root", root.display().to_string()),

@@ -42,7 +42,7 @@ pub enum Behaviour {
 }
 
 /// The agent's report of a failure.
-pub struct Told {
+pub struct ExpectedLog {
     pub words: Vec<&'static str>,
     /// Whether the address is in it, too.
     pub has_address: bool,
@@ -50,7 +50,7 @@ pub struct Told {
     pub outcome: &'static str,
 }
 
-impl Told {
+impl ExpectedLog {
     /// Words of a line that names the CA's address, if it has one.
     pub fn new(words: &[&'static str], outcome: &'static str) -> Self {
         Self { words: words.to_vec(), has_address: true, outcome }
@@ -68,21 +68,21 @@ pub trait Provider: Sized {
     /// The lifetime of its certificates, in seconds.
     const LIFETIME: u64 = 60;
 
-    /// Starts it, with its files in `folder`. Its certificates are for `web`, and valid for `lifetime` seconds if the
+    /// Starts it, with its files in `directory`. Its certificates are for `web`, and valid for `lifetime` seconds if the
     /// fake can be configured.
-    async fn start(folder: &Path, lifetime: u64) -> Self;
+    async fn start(directory: &Path, lifetime: u64) -> Self;
 
     /// Its address, if it is a server.
     fn address(&self) -> Option<SocketAddr>;
 
     /// The agent's options for it.
-    fn options(&self, folder: &Path) -> Vec<String>;
+    fn options(&self, directory: &Path) -> Vec<String>;
 
     /// Sets its behaviour. For a server, those of the network are set elsewhere.
     fn set(&self, behaviour: Behaviour);
 
     /// The agent's report of `behaviour`, if that is a failure that this CA can have.
-    fn expected_log(behaviour: Behaviour) -> Option<Told> {
+    fn expected_log(behaviour: Behaviour) -> Option<ExpectedLog> {
         match behaviour {
             Behaviour::Refuses => Self::refusal(),
             other => common_log(other),
@@ -90,7 +90,7 @@ pub trait Provider: Sized {
     }
 
     /// The agent's report of a refusal.
-    fn refusal() -> Option<Told> {
+    fn refusal() -> Option<ExpectedLog> {
         None
     }
 
@@ -101,24 +101,23 @@ pub trait Provider: Sized {
 }
 
 /// The report that all servers have in common.
-fn common_log(behaviour: Behaviour) -> Option<Told> {
+fn common_log(behaviour: Behaviour) -> Option<ExpectedLog> {
     Some(match behaviour {
         Behaviour::Signs | Behaviour::Slow | Behaviour::Refuses => return None,
         Behaviour::Hangs => {
-            Told::new(&["gave no answer within 4s", "--ca-timeout"], "timeout").without_address()
+            ExpectedLog::new(&["gave no answer within 4s", "--ca-timeout"], "timeout").without_address()
         }
-        Behaviour::Junk => {
-            Told::new(&["no PEM certificate", "the CA's response is invalid"], "junk").without_address()
-        }
+        Behaviour::Junk => ExpectedLog::new(&["no PEM certificate", "the CA's response is invalid"], "junk")
+            .without_address(),
         Behaviour::Lies(lie) => {
             let (_, [what, way_out], outcome) = LIES.into_iter().find(|(known, ..)| *known == lie)?;
-            Told::new(&[what, "the CA's response is invalid", way_out], outcome).without_address()
+            ExpectedLog::new(&[what, "the CA's response is invalid", way_out], outcome).without_address()
         }
         Behaviour::Down => {
             let words = ["Connection refused", "connecting to the CA at", "is --ca-address right?"];
-            Told::new(&words, "unreachable")
+            ExpectedLog::new(&words, "unreachable")
         }
-        Behaviour::Cut => Told::new(
+        Behaviour::Cut => ExpectedLog::new(
             &["the connection to the CA at", "broke before it had answered", "see its log"],
             "unreachable",
         ),
@@ -130,15 +129,15 @@ pub struct Site<P> {
     pub agent: Agent,
     pub provider: P,
     pub proxy: Option<Proxy>,
-    _folder: TempDir,
+    _directory: TempDir,
 }
 
 impl<P: Provider> Site<P> {
     /// Starts an agent whose CA has this behaviour at first.
     pub async fn start(behaviour: Behaviour, lifetime: u64, more: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let provider = P::start(folder.path(), lifetime).await;
-        let mut options = provider.options(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let provider = P::start(directory.path(), lifetime).await;
+        let mut options = provider.options(directory.path());
         let proxy = provider.address().map(|server| {
             let proxy = Proxy::start(server);
             for option in &mut options {
@@ -152,8 +151,8 @@ impl<P: Provider> Site<P> {
         if let (Behaviour::Down, Some(proxy)) = (behaviour, &proxy) {
             while TcpStream::connect(proxy.address).await.is_ok() {}
         }
-        let agent = Agent::start(folder.path(), P::NAME, &strs(&options));
-        Self { agent, provider, proxy, _folder: folder }
+        let agent = Agent::start(directory.path(), P::NAME, &strs(&options));
+        Self { agent, provider, proxy, _directory: directory }
     }
 
     /// Sets the behaviour of the CA and the network.

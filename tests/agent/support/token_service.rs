@@ -92,7 +92,8 @@ impl TokenService {
     pub async fn start_at(address: SocketAddr, ca: Option<&Path>) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let acceptor = ca.map(|folder| acceptor(&DevelopmentCa::open(folder, Clock::system()).unwrap()));
+        let acceptor =
+            ca.map(|directory| acceptor(&DevelopmentCa::open(directory, Clock::system()).unwrap()));
         let rules = Rules {
             mood: Mood::Good,
             gives: None,
@@ -137,9 +138,9 @@ impl TokenService {
         self.state.rules.lock().unwrap().subject.clone()
     }
 
-    /// Writes that token into `folder`, and returns the file's path.
-    pub fn subject_file(&self, folder: &Path) -> String {
-        let file = folder.join("subject-token");
+    /// Writes that token into `directory`, and returns the file's path.
+    pub fn subject_file(&self, directory: &Path) -> String {
+        let file = directory.join("subject-token");
         std::fs::write(&file, self.subject()).unwrap();
         file.display().to_string()
     }

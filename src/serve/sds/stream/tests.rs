@@ -10,9 +10,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::metrics::ByName;
 use crate::metrics::{ByReason, Metrics};
 use crate::pki::key::{KeyType, SigningKey};
-use crate::metrics::ByName;
 use crate::secret::{Secret, TrustBundle, Version};
 use crate::serve::sds::dialect::client::{ClientDialect, RequestFields, ResponseFields};
 use crate::store::{Cache, Key, Observed, Origin, Published, Publisher, Workload};

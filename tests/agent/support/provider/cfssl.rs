@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, Provider, Told};
+use super::{Behaviour, ExpectedLog, Provider};
 use crate::support::cfssl::{FakeCfssl, Mood};
 use crate::support::files::spiffe;
 use crate::support::issuer::Issuer;
@@ -12,19 +12,19 @@ impl Provider for FakeCfssl {
     /// Set by its profile.
     const LIFETIME: u64 = 120;
 
-    async fn start(folder: &Path, _: u64) -> Self {
-        Self::start(Issuer::new(folder)).await
+    async fn start(directory: &Path, _: u64) -> Self {
+        Self::start(Issuer::new(directory)).await
     }
 
     fn address(&self) -> Option<SocketAddr> {
         Some(self.address)
     }
 
-    fn options(&self, folder: &Path) -> Vec<String> {
+    fn options(&self, directory: &Path) -> Vec<String> {
         let options = [
             ("--ca", "cfssl".to_owned()),
             ("--ca-address", format!("http://{}", self.address)),
-            ("--cfssl-bundle", folder.join("issuer/root-cert.pem").display().to_string()),
+            ("--cfssl-bundle", directory.join("issuer/root-cert.pem").display().to_string()),
             ("--spiffe-id", spiffe("web")),
         ];
         flags(options)
@@ -41,12 +41,12 @@ impl Provider for FakeCfssl {
         });
     }
 
-    fn refusal() -> Option<Told> {
+    fn refusal() -> Option<ExpectedLog> {
         let words = [
             "the CA at",
             "answered 400 Bad Request: authentication required (code 400)",
             "the profile has an auth_key: give it with --cfssl-auth-key-file",
         ];
-        Some(Told::new(&words, "refused"))
+        Some(ExpectedLog::new(&words, "refused"))
     }
 }

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use tonic::Code;
 
-use super::{Behaviour, Provider, Told};
+use super::{Behaviour, ExpectedLog, Provider};
 use crate::support::fake_ca::{FakeCa, Mood, Tls};
 use crate::support::files::spiffe;
 use crate::support::issuer::Lie;
@@ -11,17 +11,17 @@ use crate::support::issuer::Lie;
 impl Provider for FakeCa {
     const NAME: &'static str = "citadel";
 
-    async fn start(folder: &Path, _: u64) -> Self {
-        Self::start_tls(folder, &spiffe("web"), Tls::Never).await
+    async fn start(directory: &Path, _: u64) -> Self {
+        Self::start_tls(directory, &spiffe("web"), Tls::Never).await
     }
 
     fn address(&self) -> Option<SocketAddr> {
         Some(self.address)
     }
 
-    fn options(&self, folder: &Path) -> Vec<String> {
-        let root = folder.join("fake-ca/root-cert.pem").display().to_string();
-        let mut options = self.client(folder);
+    fn options(&self, directory: &Path) -> Vec<String> {
+        let root = directory.join("fake-ca/root-cert.pem").display().to_string();
+        let mut options = self.client(directory);
         options.extend(["--ca-root".to_owned(), root]);
         options
     }
@@ -40,7 +40,7 @@ impl Provider for FakeCa {
         });
     }
 
-    fn refusal() -> Option<Told> {
+    fn refusal() -> Option<ExpectedLog> {
         let words = [
             "the CA at",
             "answered Unauthenticated",
@@ -48,6 +48,6 @@ impl Provider for FakeCa {
             "it is read from",
             "the cluster id is",
         ];
-        Some(Told::new(&words, "refused"))
+        Some(ExpectedLog::new(&words, "refused"))
     }
 }

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, Provider, Told};
+use super::{Behaviour, ExpectedLog, Provider};
 
 /// The agent's own CA, which always signs.
 pub struct Embedded;
@@ -17,14 +17,14 @@ impl Provider for Embedded {
         None
     }
 
-    fn options(&self, folder: &Path) -> Vec<String> {
-        let folder = folder.join("embedded").display().to_string();
-        ["--ca", "embedded", "--ca-dir", &folder].map(str::to_owned).to_vec()
+    fn options(&self, directory: &Path) -> Vec<String> {
+        let directory = directory.join("embedded").display().to_string();
+        ["--ca", "embedded", "--ca-dir", &directory].map(str::to_owned).to_vec()
     }
 
     fn set(&self, _: Behaviour) {}
 
-    fn expected_log(_: Behaviour) -> Option<Told> {
+    fn expected_log(_: Behaviour) -> Option<ExpectedLog> {
         None
     }
 }

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, Provider, Told, common_log};
+use super::{Behaviour, ExpectedLog, Provider, common_log};
 use crate::support::issuer::Lie;
 use crate::support::pipes::{GOOD, Pipes};
 
@@ -9,8 +9,8 @@ impl Provider for Pipes {
     const NAME: &'static str = "exec";
     const LIFETIME: u64 = 120;
 
-    async fn start(folder: &Path, _: u64) -> Self {
-        Self::start(folder)
+    async fn start(directory: &Path, _: u64) -> Self {
+        Self::start(directory)
     }
 
     fn address(&self) -> Option<SocketAddr> {
@@ -37,7 +37,7 @@ impl Provider for Pipes {
         self.set(&format!("{alone}; {script}"), lie);
     }
 
-    fn expected_log(behaviour: Behaviour) -> Option<Told> {
+    fn expected_log(behaviour: Behaviour) -> Option<ExpectedLog> {
         let words = match behaviour {
             Behaviour::Down => {
                 "the command of --ca-exec failed with exit status 127: the shell found no such program"
@@ -46,10 +46,10 @@ impl Provider for Pipes {
             Behaviour::Refuses => "the command of --ca-exec failed with exit status: 77; stderr: not for you",
             _ => return common_log(behaviour),
         };
-        Some(Told::new(&[words], "command"))
+        Some(ExpectedLog::new(&[words], "command"))
     }
 
     fn has_overlapped(&self) -> bool {
-        self.folder.join("overlapped").exists()
+        self.directory.join("overlapped").exists()
     }
 }

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use tonic::Code;
 
-use super::{Behaviour, Provider, Told};
+use super::{Behaviour, ExpectedLog, Provider};
 use crate::support::fake_google_cas::{CALLER, FakeGoogleCas, Mood};
 
 /// The access token in the file.
@@ -12,11 +12,11 @@ const TOKEN: &str = "ya29.the-token";
 impl Provider for FakeGoogleCas {
     const NAME: &'static str = "google-cas";
 
-    async fn start(folder: &Path, lifetime: u64) -> Self {
-        let cas = Self::start(folder).await;
+    async fn start(directory: &Path, lifetime: u64) -> Self {
+        let cas = Self::start(directory).await;
         cas.change(|rules| rules.lifetime = lifetime.try_into().unwrap());
         cas.admit(TOKEN);
-        std::fs::write(folder.join("access-token"), TOKEN).unwrap();
+        std::fs::write(directory.join("access-token"), TOKEN).unwrap();
         cas
     }
 
@@ -24,10 +24,10 @@ impl Provider for FakeGoogleCas {
         Some(self.address)
     }
 
-    fn options(&self, folder: &Path) -> Vec<String> {
-        let token = folder.join("access-token").display().to_string();
+    fn options(&self, directory: &Path) -> Vec<String> {
+        let token = directory.join("access-token").display().to_string();
         let more = ["--token-file", &token, "--spiffe-id", CALLER].map(str::to_owned);
-        self.client(folder).into_iter().chain(more).collect()
+        self.client(directory).into_iter().chain(more).collect()
     }
 
     fn set(&self, behaviour: Behaviour) {
@@ -40,8 +40,8 @@ impl Provider for FakeGoogleCas {
         });
     }
 
-    fn refusal() -> Option<Told> {
+    fn refusal() -> Option<ExpectedLog> {
         let words = ["the CA at", "answered PermissionDenied", "privateca.workloadCertificateRequester"];
-        Some(Told::new(&words, "refused"))
+        Some(ExpectedLog::new(&words, "refused"))
     }
 }

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, Provider, Told};
+use super::{Behaviour, ExpectedLog, Provider};
 use crate::support::kube_api::{KubeApi, Mood};
 
 impl Provider for KubeApi {
@@ -9,8 +9,8 @@ impl Provider for KubeApi {
     /// The shortest that the API accepts.
     const LIFETIME: u64 = 600;
 
-    async fn start(folder: &Path, _: u64) -> Self {
-        Self::start(folder).await
+    async fn start(directory: &Path, _: u64) -> Self {
+        Self::start(directory).await
     }
 
     fn address(&self) -> Option<SocketAddr> {
@@ -31,7 +31,7 @@ impl Provider for KubeApi {
         });
     }
 
-    fn refusal() -> Option<Told> {
-        Some(Told::new(&["the CA at", "rejected the request: it was denied (KubectlDeny"], "refused"))
+    fn refusal() -> Option<ExpectedLog> {
+        Some(ExpectedLog::new(&["the CA at", "rejected the request: it was denied (KubectlDeny"], "refused"))
     }
 }

@@ -1,14 +1,14 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Behaviour, Provider, Told};
+use super::{Behaviour, ExpectedLog, Provider};
 use crate::support::fake_vault::{FakeVault, Mood};
 
 impl Provider for FakeVault {
     const NAME: &'static str = "vault";
 
-    async fn start(folder: &Path, lifetime: u64) -> Self {
-        let vault = Self::start(folder).await;
+    async fn start(directory: &Path, lifetime: u64) -> Self {
+        let vault = Self::start(directory).await;
         vault.change(|rules| rules.ttl = format!("{lifetime}s").leak());
         vault
     }
@@ -17,8 +17,8 @@ impl Provider for FakeVault {
         Some(self.address)
     }
 
-    fn options(&self, folder: &Path) -> Vec<String> {
-        self.client(folder)
+    fn options(&self, directory: &Path) -> Vec<String> {
+        self.client(directory)
     }
 
     fn set(&self, behaviour: Behaviour) {
@@ -32,9 +32,12 @@ impl Provider for FakeVault {
         self.change(|rules| rules.sign = mood);
     }
 
-    fn refusal() -> Option<Told> {
-        let words =
-            ["the CA at", "answered 403 Forbidden", "none of its policies allows update on mesh/pki/sign/web"];
-        Some(Told::new(&words, "refused"))
+    fn refusal() -> Option<ExpectedLog> {
+        let words = [
+            "the CA at",
+            "answered 403 Forbidden",
+            "none of its policies allows update on mesh/pki/sign/web",
+        ];
+        Some(ExpectedLog::new(&words, "refused"))
     }
 }
