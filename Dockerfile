@@ -1,5 +1,4 @@
-# A static binary in an empty image. What is tested is the static build itself, in .ci/run; this file only repeats it in
-# a container.
+# A static binary in an empty image. .ci/run tests the static build; this file only repeats it in a container.
 #
 #   docker build -t attache .
 #   docker run --rm attache run --help
@@ -15,9 +14,9 @@ RUN cargo build --locked --release --bin attache
 FROM scratch
 COPY --from=build /src/target/release/attache /attache
 COPY LICENSE /LICENSE
-# The user of Istio's proxies. The socket has mode 0660: agent and Envoy reach it as the same user or group. There
-# is no user database in this image, so the numbers stand for themselves.
+# The user of Istio's proxies. The socket has mode 0660: agent and Envoy must share a user or group. The image has no
+# user database, hence the numbers.
 USER 1337:1337
-# The folder of --socket (by default /var/run/secrets/workload-spiffe-uds) has to be a volume that both containers mount.
+# The directory of --socket (by default /var/run/secrets/workload-spiffe-uds) must be a volume that both containers mount.
 ENTRYPOINT ["/attache"]
 CMD ["run"]

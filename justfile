@@ -1,9 +1,9 @@
-# What people do here. `just` lists it.
+# Common tasks. `just` lists them.
 
 _list:
     @just --list
 
-# Everything that is checked before a change is accepted; it takes a while
+# Every check that a change must pass; takes a while
 ci:
     .ci/run
 
@@ -13,15 +13,15 @@ check:
     cargo clippy --locked --all-targets -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
 
-# Every test; installs Envoy under target/ once
+# Run every test; installs Envoy under target/ once
 test *arguments:
     cargo test --locked {{arguments}}
 
-# The figures of docs/performance.md
+# Measure the figures of docs/performance.md
 bench:
     cargo bench --locked
 
-# README's own commands in a fresh clone, with the time that they take
+# Follow README in a fresh clone, and report how long it takes
 newcomer:
     examples/newcomer
 

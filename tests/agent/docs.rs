@@ -198,11 +198,11 @@ async fn readme_does_what_it_says() {
 
     let directory = tempfile::tempdir().unwrap();
     let changes = [
-        ("default: key pair, 2", "default: key pair, 3", "prints something else than README.md shows"),
+        ("default: key pair, 2", "default: key pair, 3", "does not print the output in README.md"),
         ("run --ca embedded", "run --ca imbedded", "was never ready"),
-        ("-- get --socket", "-- get --sockets", "ended with 2"),
+        ("-- get --socket", "-- get --sockets", "exited with 2"),
         ("-- get --socket", "-- fetch --socket", "shows 0 commands `cargo run -- get`"),
-        ("$ examples/mtls/run", "$ examples/mtls/walk", "is no program here"),
+        ("$ examples/mtls/run", "$ examples/mtls/walk", "is not an executable file here"),
     ];
     for (good, bad, words) in changes {
         assert!(readme.contains(good), "{good}");

@@ -117,7 +117,7 @@ async fn every_container_that_mounts_the_socket_runs_as_its_owner() {
             let mounts_socket = container["volumeMounts"].as_array().into_iter().flatten().any(|mount| {
                 ["attache-socket", "workload-socket"].contains(&mount["name"].as_str().unwrap())
             });
-            let is_folder_maker = container["name"] == "folder";
+            let is_folder_maker = container["name"] == "directory";
             agents += usize::from(is_agent(container));
             assert_eq!(user(container) == (1337, 1337), mounts_socket && !is_folder_maker, "{name}");
             let context = &container["securityContext"];
