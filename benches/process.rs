@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Far longer than anything takes: at this deadline it won't come any more.
+/// Far longer than anything takes: what has not happened by then never will.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The binary that people run. The one that cargo builds for this program differs: it can unwind, and has test-only

@@ -50,11 +50,11 @@ fn a_flag_wins_over_attaches_variable_and_attaches_over_istios() {
 
 #[test]
 fn the_report_names_every_mistake_once() {
-    let line = "--ca nobody --cert-ttl 5x --grace-ratio 2 --socket-mode 999 --status-address here --key-type dsa \
+    let line = "--ca other --cert-ttl 5x --grace-ratio 2 --socket-mode 999 --status-address here --key-type dsa \
                 --log-level loud --spiffe-id web --ca-header x";
     let all = mistakes(line, &[("FILE_DEBOUNCE_DURATION", "soon"), ("FILE_MOUNTED_CERTS", "maybe")]);
     let words = [
-        "--ca: \"nobody\"",
+        "--ca: \"other\"",
         "--cert-ttl: \"5x\"",
         "--grace-ratio: \"2\"",
         "--socket-mode: \"999\"",

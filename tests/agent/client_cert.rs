@@ -458,14 +458,14 @@ async fn attache_ca_prefers_a_certificate_to_a_token() {
     assert_eq!(call(&endpoint, till, Some(&token)).await.unwrap().uris, [spiffe("till")]);
 
     // With a certificate without an identity, the token decides.
-    let nobody = directory.join("nobody");
-    std::fs::create_dir(&nobody).unwrap();
+    let nameless = directory.join("nameless");
+    std::fs::create_dir(&nameless).unwrap();
     let own = attache::ca::embedded::DevelopmentCa::open(&directory.join("ca"), Clock::system()).unwrap();
     let (chain, key) = own.issue_server(&["localhost"], &[]).unwrap();
-    std::fs::write(nobody.join("cert-chain.pem"), pem::of_certificates(&chain)).unwrap();
-    std::fs::write(nobody.join("key.pem"), key.to_pem()).unwrap();
-    assert_eq!(call(&endpoint, nobody.clone(), Some(&token)).await.unwrap().uris, [spiffe("web")]);
-    let status = call(&endpoint, nobody, None).await.unwrap_err();
+    std::fs::write(nameless.join("cert-chain.pem"), pem::of_certificates(&chain)).unwrap();
+    std::fs::write(nameless.join("key.pem"), key.to_pem()).unwrap();
+    assert_eq!(call(&endpoint, nameless.clone(), Some(&token)).await.unwrap().uris, [spiffe("web")]);
+    let status = call(&endpoint, nameless, None).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated);
     ca.process.wait_log("the client certificate has no SPIFFE ID").await;
 }

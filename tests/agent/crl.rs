@@ -346,8 +346,8 @@ async fn a_revoked_client_is_refused_once_the_file_says_so_and_no_other_client_e
     let mut world = World::start().await;
     assert_eq!(world.api.process.count("WARN CRL file missing"), 1, "{}", world.api.process.log());
     let traffic = world.traffic().await;
-    let (of_root, nobody) = (world.root.crl(-HOUR, HOUR, &[]), world.middle.crl(-2 * HOUR, HOUR / 2, &[]));
-    world.swap(&[of_root.clone(), nobody]);
+    let (of_root, of_middle) = (world.root.crl(-HOUR, HOUR, &[]), world.middle.crl(-2 * HOUR, HOUR / 2, &[]));
+    world.swap(&[of_root.clone(), of_middle]);
     world.api.process.wait_log("CRLs added to the trust bundle").await;
     assert_eq!(world.api.metric("attache_crls{name=\"ROOTCA\"}").await, 2.0);
     let made = world.api.metric("attache_crl_this_update_timestamp_seconds{name=\"ROOTCA\"}").await;
@@ -417,7 +417,7 @@ async fn a_missing_or_expired_crl_costs_no_client_anything() {
     let failures = "attache_source_failures_total{source=\"crl\",reason=\"not_covered\"}";
     assert_eq!(world.api.metric(failures).await, 2.0);
 
-    world.swap(&["# none any more\n".to_owned()]);
+    world.swap(&["# none now\n".to_owned()]);
     world.wait_revoked(200).await;
     world.api.process.wait_log("CRL file holds no CRLs: revoked certificates are accepted").await;
     let (_, metrics) = world.api.status("/metrics").await;

@@ -241,19 +241,19 @@ async fn an_unknown_name_delays_nothing_else() {
         let mut agent = Agent::ready(directory, "web", &["--cert-dir", certs.to_str().unwrap()]).await;
         let mut plain = bootstrap(&agent.socket, if delta { &["--delta"] } else { &[] }).await;
         let mut unknown = another_listener(&plain, "unknown", None);
-        unknown = serde_json::from_str(&unknown.to_string().replace("\"default\"", "\"nobody\"")).unwrap();
+        unknown = serde_json::from_str(&unknown.to_string().replace("\"default\"", "\"unknown\"")).unwrap();
         plain["static_resources"]["listeners"].as_array_mut().unwrap().push(unknown);
         let envoy = Envoy::start(plain, directory, "envoy").await;
         let (_, line) = agent.process.wait_log("resource names refused").await;
-        assert!(line.contains("unknown resource name") && line.contains("nobody"), "{line}");
+        assert!(line.contains("unknown resource name") && line.contains("unknown"), "{line}");
         envoy.wait_stat("sds.default.update_success", 1).await;
         envoy.wait_stat("sds.ROOTCA.update_success", 1).await;
         assert_eq!(agent.metric("attache_refusals_total{reason=\"unknown_name\"}").await, 1.0);
         assert_eq!(agent.metric("attache_streams{name=\"default\"}").await, 1.0);
         if delta {
-            envoy.wait_stat("sds.nobody.update_attempt", 2).await;
+            envoy.wait_stat("sds.unknown.update_attempt", 2).await;
         }
-        assert_eq!(envoy.stat("sds.nobody.update_rejected").await, 0, "{}", envoy.log());
+        assert_eq!(envoy.stat("sds.unknown.update_rejected").await, 0, "{}", envoy.log());
     }
 }
 
@@ -299,7 +299,7 @@ async fn files_that_envoy_names_are_rotated_under_traffic(delta: bool) {
             swap(volume, mounted.files());
             mounted
         });
-        let further = Mounted::new(&directory.join(format!("ca-{number}")), "nobody").root;
+        let further = Mounted::new(&directory.join(format!("ca-{number}")), "unknown").root;
         swap(&roots, [("ca.pem", [&pairs[0].root[..], &further].concat().as_slice())]);
         pairs
     };

@@ -132,7 +132,7 @@ async fn a_name_that_is_not_ready_is_sent_once_it_is_and_fetch_reports_the_cause
     let mut agent = Agent::start(directory.path(), "web", &strs(&ca.client(directory.path())));
     agent.process.wait_log("no new certificate").await;
     on_connection(&agent.socket.clone(), async |mut client| {
-        let mut stream = Stream::open(&client, &["default", "ROOTCA", "nobody"]).await.unwrap();
+        let mut stream = Stream::open(&client, &["default", "ROOTCA", "unknown"]).await.unwrap();
         let mut fetch = tonic::Request::new(request(&["default"]));
         fetch.set_timeout(Duration::from_millis(300));
         let status = client.fetch_secrets(fetch).await.unwrap_err();
@@ -144,9 +144,9 @@ async fn a_name_that_is_not_ready_is_sent_once_it_is_and_fetch_reports_the_cause
         let many: Vec<_> = (0..5000).map(|index| format!("name-{index}")).collect();
         let status = client.fetch_secrets(request(&strs(&many))).await.unwrap_err();
         assert!(status.message().ends_with("and 4997 more") && status.message().len() < 1000, "{status}");
-        let status = client.fetch_secrets(request(&["nobody"])).await.unwrap_err();
+        let status = client.fetch_secrets(request(&["unknown"])).await.unwrap_err();
         assert_eq!(status.code(), Code::NotFound);
-        assert!(status.message().contains("unknown resource name \"nobody\""), "{status}");
+        assert!(status.message().contains("unknown resource name \"unknown\""), "{status}");
 
         ca.set(Mood::Good);
         let mut names = Vec::new();
@@ -158,7 +158,7 @@ async fn a_name_that_is_not_ready_is_sent_once_it_is_and_fetch_reports_the_cause
         names.sort();
         assert_eq!(names, ["ROOTCA", "default"]);
         let both =
-            client.fetch_secrets(request(&["default", "nobody", "ROOTCA"])).await.unwrap().into_inner();
+            client.fetch_secrets(request(&["default", "unknown", "ROOTCA"])).await.unwrap().into_inner();
         assert_eq!(both.resources.len(), 2, "what there is is answered");
     })
     .await;

@@ -77,7 +77,7 @@ async fn every_request_succeeds_across_ten_renewals_and_strangers_are_refused() 
     assert!(web.metric("attache_acks_total{name=\"default\"}").await >= 10.0);
 
     // The callee is not the one that the caller expects.
-    let picky = caller_envoy(directory, "picky", &web, inbound, &spiffe("somebody-else")).await;
+    let picky = caller_envoy(directory, "picky", &web, inbound, &spiffe("another")).await;
     picky.wait_listeners(&["outbound"]).await;
     picky.wait_stat("sds.default.update_success", 1).await;
     let (status, ..) = http_get(picky.listener_address("outbound").await, "/").await.unwrap();

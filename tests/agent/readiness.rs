@@ -120,10 +120,10 @@ async fn get_waits_for_the_agent_and_for_all_secrets() {
     );
     assert!(last.contains("PermissionDenied"), "{error}");
     // A name that can never come is not waited for.
-    let unknown = get(&["nobody", "default"]).output().await.unwrap();
+    let unknown = get(&["unknown", "default"]).output().await.unwrap();
     let error = String::from_utf8(unknown.stderr).unwrap();
     assert!(
-        unknown.status.code() == Some(1) && error.contains("unknown resource name \"nobody\""),
+        unknown.status.code() == Some(1) && error.contains("unknown resource name \"unknown\""),
         "{error}"
     );
 
@@ -248,8 +248,8 @@ async fn watch_and_status_continue_when_the_agent_restarts() {
     // Reported once each: that the agent is gone, and that no agent listens.
     let gone = watching.wait_error("").await;
     assert!(gone.ends_with("; reconnecting") && !gone.contains("status:"), "{gone}");
-    let nobody = watching.wait_error("").await;
-    assert!(nobody.contains("connecting to ") && nobody.ends_with("; reconnecting"), "{nobody}");
+    let retrying = watching.wait_error("").await;
+    assert!(retrying.contains("connecting to ") && retrying.ends_with("; reconnecting"), "{retrying}");
     assert!(timeout(Duration::from_millis(1500), watching.wait_error("")).await.is_err());
     looking.wait_error("agent unreachable: connecting to the admin socket").await;
     agent.restart();

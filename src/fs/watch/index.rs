@@ -101,7 +101,7 @@ impl Index {
         self.watches.remove(&id);
     }
 
-    /// No watch needs what lies at `path` any more.
+    /// No watch needs `path` now.
     pub(super) fn forget(&mut self, path: &Path) {
         self.inodes.remove(path);
     }
@@ -254,7 +254,7 @@ mod tests {
         let before = index.events(2);
         index.handle(Ok(Event::new(EventKind::Other).set_flag(Flag::Rescan)));
         assert_eq!([index.activity(1, 0), index.activity(2, before)], [Activity::Change; 2]);
-        assert_eq!(index.activity(2, index.events(2)), Activity::None, "no writer is known any more");
+        assert_eq!(index.activity(2, index.events(2)), Activity::None, "no writer is known");
         assert_eq!(index.take_removed().len(), 2);
     }
 }

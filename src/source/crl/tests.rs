@@ -178,7 +178,7 @@ async fn the_last_good_crls_stay_when_the_file_turns_bad_or_is_removed() {
     fs::write(mount.file(), mount.good(&[1, 2])).unwrap();
     source.amend_once().await;
     assert_eq!(mount.served().1, [0, 2]);
-    fs::write(mount.file(), "# none any more\n").unwrap();
+    fs::write(mount.file(), "# none now\n").unwrap();
     source.amend_once().await;
     assert_eq!(mount.served().1, [0; 0], "an intentionally empty file is a good one");
 }

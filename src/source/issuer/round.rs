@@ -222,7 +222,7 @@ impl Issuer {
     }
 
     /// A certificate that begins in a moment is good then. The served one stays meanwhile. An error if the clock is set
-    /// so that it is not good any more.
+    /// so that it is no longer good.
     async fn wait_until_begun(&self, pair: &KeyPair) -> Result<(), InvalidResponse> {
         let begins = pair.leaf().not_before;
         if begins <= self.clock.now() {

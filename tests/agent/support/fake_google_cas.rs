@@ -145,7 +145,7 @@ impl FakeGoogleCas {
         self.state.tokens.lock().unwrap().push(token.to_owned());
     }
 
-    /// Accepts no token any more.
+    /// No longer accepts any token.
     pub fn revoke(&self) {
         self.state.tokens.lock().unwrap().clear();
     }

@@ -153,7 +153,7 @@ impl FakeVault {
         self.state.tokens.lock().unwrap().push(token.to_owned());
     }
 
-    /// Accepts none of its tokens any more.
+    /// No longer accepts any of its tokens.
     pub fn revoke(&self) {
         self.state.tokens.lock().unwrap().clear();
     }

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::envoy::http_get;
 
-/// Far longer than anything takes on a busy machine: at this deadline it won't come any more.
+/// Far longer than anything takes on a busy machine: what has not happened by then never will.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A command line of the built binary, without the test's own environment.

@@ -26,7 +26,7 @@ use super::files;
 use super::tls::{Connection, accept, acceptor};
 use super::violations::Violations;
 
-const FOLDER: &str = "/computeMetadata/v1/instance/service-accounts/default";
+const DEFAULT_ACCOUNT: &str = "/computeMetadata/v1/instance/service-accounts/default";
 
 /// How the next calls are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,7 +213,7 @@ impl State {
             return Err("it authenticates, which it must not".to_owned());
         }
         let path = head.uri.path();
-        if let Some(what) = path.strip_prefix(FOLDER) {
+        if let Some(what) = path.strip_prefix(DEFAULT_ACCOUNT) {
             if head.method != "GET" || header("metadata-flavor") != Some("Google") || !body.is_empty() {
                 return Err(format!("{} {:?} {body:?}", head.method, head.headers));
             }

@@ -272,10 +272,10 @@ async fn only_half_of_a_change_or_an_early_one_waits_for_a_window() {
     mount.until(KEY_PAIR, "the mismatch", |entry| entry.failure().is_some()).await;
     assert!(changed.elapsed() >= debounce, "{:?}", changed.elapsed());
     assert_eq!(mount.failures("mismatch"), 1);
-    let mended = Instant::now();
+    let repaired = Instant::now();
     fs::write(&key, of(2).key).unwrap();
     mount.serves(&of(2), "the repair").await;
-    assert!(mended.elapsed() < debounce, "{:?}", mended.elapsed());
+    assert!(repaired.elapsed() < debounce, "{:?}", repaired.elapsed());
 }
 
 #[tokio::test]
