@@ -117,15 +117,15 @@ async fn every_container_that_mounts_the_socket_runs_as_its_owner() {
             let mounts_socket = container["volumeMounts"].as_array().into_iter().flatten().any(|mount| {
                 ["attache-socket", "workload-socket"].contains(&mount["name"].as_str().unwrap())
             });
-            let is_folder_maker = container["name"] == "directory";
+            let is_directory_maker = container["name"] == "directory";
             agents += usize::from(is_agent(container));
-            assert_eq!(user(container) == (1337, 1337), mounts_socket && !is_folder_maker, "{name}");
+            assert_eq!(user(container) == (1337, 1337), mounts_socket && !is_directory_maker, "{name}");
             let context = &container["securityContext"];
             assert_eq!(context["allowPrivilegeEscalation"], false, "{name}");
             assert_eq!(context["readOnlyRootFilesystem"], true, "{name}");
             assert_eq!(context["capabilities"]["drop"], serde_json::json!(["ALL"]), "{name}");
             let is_never_root = [&spec["securityContext"], context].iter().any(|c| c["runAsNonRoot"] == true);
-            assert_eq!(is_never_root, !is_folder_maker, "{name}");
+            assert_eq!(is_never_root, !is_directory_maker, "{name}");
         }
         assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{file}");
         assert_eq!(spec["automountServiceAccountToken"], false, "{file}");

@@ -322,7 +322,7 @@ async fn a_hook_does_not_outlive_a_stopped_agent() {
     .await;
     agent.process.signal(Signal::TERM);
     assert_eq!(agent.process.ended().await.code(), Some(0));
-    let (_, line) = agent.process.wait_log("the output hook did not end in time").await;
+    let (_, line) = agent.process.wait_log("drain timeout exceeded, killing the output hook").await;
     assert!(line.contains("--drain-timeout") && agent.process.count("is cut") == 0, "{line}");
     wait_all_gone(&directory).await;
 }
