@@ -144,7 +144,10 @@ async fn survives(cases: Vec<(Mood, Vec<&str>, &str)>) {
         let before = agent.metric(&metric).await;
         api.set(mood.clone());
         let (_, line) = agent.process.wait_next_log("no new certificate").await;
-        assert!(line.contains("WARN") && line.contains("the served certificate is valid until"), "{mood:?}: {line}");
+        assert!(
+            line.contains("WARN") && line.contains("the served certificate is valid until"),
+            "{mood:?}: {line}"
+        );
         for word in words {
             assert!(line.contains(word), "{mood:?}: {word:?} is not in {line}");
         }

@@ -133,7 +133,12 @@ async fn a_client_that_has_sent_nothing_does_not_delay_the_exit() {
     agent.wait_metric("attache_connections", 1).await;
     agent.process.signal(Signal::TERM);
     assert_eq!(agent.process.ended().await.code(), Some(0));
-    assert_eq!(agent.process.count("drain timeout exceeded, closing connections"), 0, "{}", agent.process.log());
+    assert_eq!(
+        agent.process.count("drain timeout exceeded, closing connections"),
+        0,
+        "{}",
+        agent.process.log()
+    );
 }
 
 #[tokio::test]

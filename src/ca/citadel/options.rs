@@ -19,6 +19,7 @@ use crate::net::endpoint::{Endpoint, Protocol};
 use crate::net::grpc::Connections;
 use crate::options::{Level, Reader};
 
+#[allow(rustdoc::broken_intra_doc_links, reason = "the text of --help, which has brackets of its own")]
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct CitadelArgs {
     /// The cluster id that the CA is given [default: Kubernetes] [ISTIO_META_CLUSTER_ID]
