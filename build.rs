@@ -12,6 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "google/cloud/security/privateca/v1/service.proto",
     ];
     println!("cargo:rerun-if-changed=proto");
+    pack_relocations();
     let files = protox::compile(services.iter().map(|file| root.join(file)), [root])?;
 
     // With `Bytes`, all streams that send a secret share its encoding.
@@ -26,4 +27,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .include_file("proto.rs")
         .compile_fds_with_config(files, prost)?;
     Ok(())
+}
+
+/// Has the linker pack the relocations of a static program, which it reads itself at its start: 0.2 MB less of the binary
+/// and of each agent's memory. Elsewhere the loader reads them, and an old one does not know the packed form.
+fn pack_relocations() {
+    let target = |name: &str| std::env::var(format!("CARGO_CFG_TARGET_{name}")).unwrap_or_default();
+    if target("ENV") == "musl" && target("ARCH") == "x86_64" {
+        println!("cargo:rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
+    }
 }

@@ -64,8 +64,8 @@ impl Reporter {
             "events": history.events(*workload).iter().map(event).collect::<Vec<_>>(),
         });
         let name = cache.name_of(*workload);
-        if !name.is_empty() {
-            report["workload"] = json!(&*name);
+        if let Some(fields) = report.as_object_mut().filter(|_| !name.is_empty()) {
+            fields.insert("workload".to_owned(), json!(&*name));
         }
         report
     }

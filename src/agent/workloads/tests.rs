@@ -1,5 +1,5 @@
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -92,7 +92,7 @@ async fn identity(responses: &mut Streaming<DiscoveryResponse>) -> String {
 }
 
 fn metrics(shared: &Shared) -> String {
-    let agent = Agent { started: UNIX_EPOCH, now: SystemTime::now(), watched: shared.watcher.count() };
+    let agent = Agent { started: UNIX_EPOCH, now: shared.clock.now(), watched: shared.watcher.count() };
     shared.metrics.encode(&shared.cache, agent, Format::accepted(""))
 }
 
