@@ -208,7 +208,7 @@ impl Collector for Counted {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let Self { metrics, watched } = self;
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        let metrics: [(&str, &str, &dyn EncodeMetric); 10] = [
+        let metrics: &[(&str, &str, &dyn EncodeMetric)] = &[
             ("build", "Version of the agent", &build),
             ("connections", "Open connections to the SDS socket", &metrics.connections),
             ("pushes", "Secrets sent on streams", &metrics.pushes),
@@ -225,9 +225,9 @@ impl Collector for Counted {
             ("output_hooks", "Runs of the output hook by outcome", &metrics.output_hooks),
         ];
         for (name, help, metric) in metrics {
-            describe(&mut encoder, name, help, None, metric)?;
+            describe(&mut encoder, name, help, None, *metric)?;
         }
-        let in_seconds: [(&str, &str, &dyn EncodeMetric); 2] = [
+        let in_seconds: &[(&str, &str, &dyn EncodeMetric)] = &[
             ("ca_request_duration", "Duration of calls to the CA by outcome", &self.metrics.ca_durations),
             (
                 "ca_last_request_timestamp",
@@ -236,7 +236,7 @@ impl Collector for Counted {
             ),
         ];
         for (name, help, metric) in in_seconds {
-            describe(&mut encoder, name, help, Some(&Unit::Seconds), metric)?;
+            describe(&mut encoder, name, help, Some(&Unit::Seconds), *metric)?;
         }
         let help = "Watched directories, by how changes are noticed";
         let mut family = encoder.encode_descriptor("watched_folders", help, None, MetricType::Gauge)?;

@@ -490,7 +490,7 @@ async fn a_wrong_answer_is_reported_and_not_served() {
         let entry = office.served(|entry| entry.failure().is_some()).await;
         let reason = &entry.failure().unwrap();
         assert!(
-            reason.contains("the CA's answer is not used") && reason.contains(words),
+            reason.contains("the CA's response is invalid") && reason.contains(words),
             "{title}: {reason}"
         );
         assert_eq!(office.version(), version, "{title}");
