@@ -203,7 +203,7 @@ async fn paths_open_to_every_user_are_reported_once_with_the_remedy_and_others_a
     open("state", 0o1777);
     assert_eq!(warnings("limited", &["--allow-uid", "1"]).await, Vec::<String>::new());
     open("", 0o777);
-    let concerns = warnings("limited", &["--allow-uid", "1"]).await;
+    let concerns = warnings("exposed", &["--allow-uid", "1"]).await;
     assert!(concerns.len() == 1 && concerns[0].contains("the directory of the socket"), "{concerns:#?}");
 }
 
