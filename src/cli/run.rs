@@ -12,7 +12,8 @@ pub(super) fn run(args: &RunArgs, unknown: Vec<String>) -> anyhow::Result<()> {
     let started = Started { is_in_pod: is_in_pod(&environment), ..Started::new(&environment)? };
     let config = config(args, unknown, &environment)?;
     let log = telemetry::init(&config.log);
-    super::block_on(agent::run(config, log, started))
+    // In a box: the whole agent is in this future, which would be copied on the stack.
+    super::block_on(Box::pin(agent::run(config, log, started)))
 }
 
 /// This process's environment. A variable that can't be read is added to `errors`.
