@@ -14,7 +14,7 @@ use prometheus_client::registry::Unit;
 use super::{Of, describe, seconds, whole};
 use crate::pki::crl::Crl;
 use crate::secret::{Secret, SecretName, TrustBundle};
-use crate::store::health::{ComponentHealth, Components};
+use crate::store::health::{ComponentHealth, Reports};
 use crate::store::{Cache, Snapshot};
 
 /// What the store holds at one moment.
@@ -22,16 +22,16 @@ use crate::store::{Cache, Snapshot};
 pub(super) struct Secrets {
     snapshots: Vec<Snapshot>,
     /// By the workload's name.
-    components: Vec<(Arc<str>, Components)>,
+    reports: Vec<(Arc<str>, Reports)>,
     is_ready: bool,
 }
 
 impl Secrets {
     pub(super) fn new(cache: &Cache, now: SystemTime) -> Self {
-        let components = |(workload, name)| (name, cache.components(workload));
+        let reports = |(workload, name)| (name, cache.components(workload).reports());
         Self {
             snapshots: cache.snapshot(),
-            components: cache.workloads().into_iter().map(components).collect(),
+            reports: cache.workloads().into_iter().map(reports).collect(),
             is_ready: cache.health(now).is_ready(),
         }
     }
@@ -57,7 +57,7 @@ impl Collector for Secrets {
         self.gauges(&mut encoder, "streams", "Streams subscribed to the secret", |one| {
             Some(whole(one.observed.streams))
         })?;
-        self.all_components(&mut encoder)?;
+        self.all_reports(&mut encoder)?;
         let help = "1 while every required secret and file is there and valid";
         describe(&mut encoder, "ready", help, None, &ConstGauge::new(i64::from(self.is_ready)))
     }
@@ -188,41 +188,41 @@ impl Secrets {
         Ok(())
     }
 
-    fn all_components(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let is_failing = |health: ComponentHealth| health.map(|health| i64::from(health.is_err()));
+    fn all_reports(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let is_failing = |health: &ComponentHealth| health.as_ref().map(|health| i64::from(health.is_err()));
         let help = "Rounds in which no CA has signed, since the last certificate";
-        self.components(encoder, "renewal_consecutive_failures", help, None, |it| {
-            Some(i64::from(it.failed_rounds()))
+        self.reports(encoder, "renewal_consecutive_failures", help, None, |it| {
+            Some(i64::from(it.failed_rounds))
         })?;
         let help = "1 while mounted CRLs can't be read, or are left out of the trust bundle";
-        self.components(encoder, "crls_failing", help, None, |it| is_failing(it.crls()))?;
+        self.reports(encoder, "crls_failing", help, None, |it| is_failing(&it.crls))?;
         let help = "1 while the state directory can't be written";
-        self.components(encoder, "state_failing", help, None, |it| is_failing(it.state()))?;
+        self.reports(encoder, "state_failing", help, None, |it| is_failing(&it.state))?;
         let help = "1 while the output directory can't be written, or the hook fails";
-        self.components(encoder, "output_failing", help, None, |it| {
-            let output = it.output()?;
+        self.reports(encoder, "output_failing", help, None, |it| {
+            let output = it.output.as_ref()?;
             Some(i64::from(output.failure.is_some() || output.is_hanging || output.is_hook_failing))
         })?;
         let help = "Expiry of the files in the output directory";
         let unit = Some(&Unit::Seconds);
-        self.components(encoder, "output_not_after_timestamp", help, unit, |it| {
-            it.output()?.not_after.map(seconds)
+        self.reports(encoder, "output_not_after_timestamp", help, unit, |it| {
+            it.output.as_ref()?.not_after.map(seconds)
         })
     }
 
     /// A sample for each workload that has a value.
-    fn components<N: EncodeGaugeValue>(
+    fn reports<N: EncodeGaugeValue>(
         &self,
         encoder: &mut DescriptorEncoder<'_>,
         name: &str,
         help: &str,
         unit: Option<&Unit>,
-        value: impl Fn(&Components) -> Option<N>,
+        value: impl Fn(&Reports) -> Option<N>,
     ) -> Result<(), std::fmt::Error> {
         let mut family = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
         let mut without_label = None;
-        for (workload, components) in &self.components {
-            let Some(value) = value(components).map(ConstGauge::new) else { continue };
+        for (workload, reports) in &self.reports {
+            let Some(value) = value(reports).map(ConstGauge::new) else { continue };
             if workload.is_empty() {
                 without_label = Some(value);
             } else {

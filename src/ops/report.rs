@@ -45,7 +45,7 @@ impl Reporter {
         let missing = cache.health_of(*workload, now).missing;
         let missing: Vec<_> =
             missing.iter().map(|one| json!({ "name": one.name, "reason": one.reason })).collect();
-        let components = cache.components(*workload);
+        let reports = cache.components(*workload).reports();
         let mut report = json!({
             "schema": SCHEMA,
             "version": env!("CARGO_PKG_VERSION"),
@@ -57,10 +57,10 @@ impl Reporter {
             "ready": missing.is_empty(),
             "missing": missing,
             "secrets": cache.snapshot_of(*workload).iter().map(|one| secret(one, now)).collect::<Vec<_>>(),
-            "refusal": components.refusal(),
-            "crls": health(components.crls()),
-            "state": health(components.state()),
-            "output": components.output().as_ref().map(output),
+            "refusal": reports.refusal,
+            "crls": health(reports.crls),
+            "state": health(reports.state),
+            "output": reports.output.as_ref().map(output),
             "events": history.events(*workload).iter().map(event).collect::<Vec<_>>(),
         });
         let name = cache.name_of(*workload);

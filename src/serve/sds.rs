@@ -40,9 +40,12 @@ const REPORTED: usize = 3;
 /// The part of a client's deadline that is reserved for sending the response.
 const RESPONSE_TIME: Duration = Duration::from_millis(100);
 
-/// Serves the secrets of one workload. Clones share everything.
+/// Serves the secrets of one workload. Clones share everything: there is one for each stream.
 #[derive(Clone, Debug)]
-pub struct SecretDiscovery {
+pub struct SecretDiscovery(Arc<Service>);
+
+#[derive(Debug)]
+struct Service {
     cache: Cache,
     workload: Workload,
     /// The workload's name, for metrics.
@@ -64,9 +67,11 @@ impl SecretDiscovery {
         draining: CancellationToken,
     ) -> Self {
         let (workload_name, components) = (cache.name_of(workload), cache.components(workload));
-        Self { cache, workload, workload_name, components, metrics, clock, draining }
+        Self(Arc::new(Service { cache, workload, workload_name, components, metrics, clock, draining }))
     }
+}
 
+impl Service {
     /// The last good value of an entry, unless it has expired. Envoy accepts an expired certificate without an error and opens
     /// its listeners, where every peer then rejects it; without a certificate it waits. A value is never removed from an
     /// Envoy that has it: that would close connections that are still open.
@@ -189,14 +194,14 @@ impl SecretDiscoveryService for SecretDiscovery {
         &self,
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaSecretsStream>, Status> {
-        Ok(Response::new(SecretStream::new(self.clone(), request.into_inner())))
+        Ok(Response::new(SecretStream::new(Arc::clone(&self.0), request.into_inner())))
     }
 
     async fn stream_secrets(
         &self,
         request: Request<Streaming<DiscoveryRequest>>,
     ) -> Result<Response<Self::StreamSecretsStream>, Status> {
-        Ok(Response::new(SecretStream::new(self.clone(), request.into_inner())))
+        Ok(Response::new(SecretStream::new(Arc::clone(&self.0), request.into_inner())))
     }
 
     async fn fetch_secrets(
@@ -207,7 +212,7 @@ impl SecretDiscoveryService for SecretDiscovery {
             .map_or(FETCH_PATIENCE, |timeout| timeout.saturating_sub(RESPONSE_TIME).min(LONGEST_PATIENCE));
         let request = request.into_inner();
         let refuse = |refusal: dialect::Refusal| {
-            self.refuse(refusal.label(), &refusal);
+            self.0.refuse(refusal.label(), &refusal);
             Status::from(refusal)
         };
         dialect::check_type(&request.type_url).map_err(refuse)?;
@@ -215,8 +220,8 @@ impl SecretDiscoveryService for SecretDiscovery {
             return Err(refuse(dialect::Refusal::TooManyNames(request.resource_names.len())));
         }
         tokio::select! {
-            response = self.fetch(request.resource_names, patience) => response.map(Response::new),
-            () = self.draining.cancelled() => Err(self.stopping()),
+            response = self.0.fetch(request.resource_names, patience) => response.map(Response::new),
+            () = self.0.draining.cancelled() => Err(self.0.stopping()),
         }
     }
 }

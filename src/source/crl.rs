@@ -280,7 +280,7 @@ impl CrlSource {
             (Some(reason), _) | (None, Some(Coverage::LeftOut(reason))) => Err(reason.clone()),
             _ => Ok(()),
         };
-        self.cache.components(self.roots.workload).report_crls(Some(health));
+        self.cache.components(self.roots.workload).report_crls(health);
     }
 
     fn count(&self, reason: &'static str) {

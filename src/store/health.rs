@@ -5,12 +5,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use tokio::sync::watch;
 
-use super::cache::Cache;
+use super::cache::{Cache, lock};
 use super::entry::Snapshot;
 use super::workload::Workload;
 use crate::base::clock::{Clock, rfc3339};
@@ -21,73 +21,69 @@ pub type ComponentHealth = Option<Result<(), String>>;
 /// What the components report of one workload: each writes its own part; readiness, status, the page and metrics read
 /// all of them. Clones share the parts.
 #[derive(Clone, Debug)]
-pub struct Components {
-    /// Files for other programs; none where none are configured.
-    output: watch::Sender<Option<OutputHealth>>,
-    /// Writing the state directory.
-    state: watch::Sender<ComponentHealth>,
-    /// Reading the mounted CRLs, and serving them.
-    crls: watch::Sender<ComponentHealth>,
-    /// The newest refusal of a connection, a request or a name, for people.
-    refusal: watch::Sender<Option<String>>,
-    /// Rounds since the last certificate in which no CA has signed.
-    failed_rounds: watch::Sender<u32>,
+pub struct Components(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    reports: Mutex<Reports>,
     /// Of the cache.
     changes: watch::Sender<()>,
 }
 
+/// The newest report of each component.
+#[derive(Clone, Debug, Default)]
+pub struct Reports {
+    /// Files for other programs; none where none are configured.
+    pub output: Option<OutputHealth>,
+    /// Writing the state directory.
+    pub state: ComponentHealth,
+    /// Reading the mounted CRLs, and serving them.
+    pub crls: ComponentHealth,
+    /// The newest refusal of a connection, a request or a name, for people.
+    pub refusal: Option<String>,
+    /// Rounds since the last certificate in which no CA has signed.
+    pub failed_rounds: u32,
+}
+
 impl Components {
     pub(super) fn new(changes: watch::Sender<()>) -> Self {
-        Self {
-            output: watch::Sender::default(),
-            state: watch::Sender::default(),
-            crls: watch::Sender::default(),
-            refusal: watch::Sender::default(),
-            failed_rounds: watch::Sender::default(),
-            changes,
-        }
+        Self(Arc::new(Shared { reports: Mutex::default(), changes }))
+    }
+
+    /// All reports as they are now.
+    pub fn reports(&self) -> Reports {
+        lock(&self.0.reports).clone()
     }
 
     pub fn output(&self) -> Option<OutputHealth> {
-        self.output.borrow().clone()
+        lock(&self.0.reports).output.clone()
     }
 
     /// Changes what is reported of the output. The first report says that there is to be one.
     pub fn report_output(&self, change: impl FnOnce(&mut OutputHealth)) {
-        self.output.send_modify(|output| change(output.get_or_insert_default()));
-        self.changes.send_replace(());
-    }
-
-    pub fn state(&self) -> ComponentHealth {
-        self.state.borrow().clone()
+        change(lock(&self.0.reports).output.get_or_insert_default());
+        // Readiness depends on it.
+        self.0.changes.send_replace(());
     }
 
     pub fn report_state(&self, health: Result<(), String>) {
-        self.state.send_replace(Some(health));
+        lock(&self.0.reports).state = Some(health);
     }
 
-    pub fn crls(&self) -> ComponentHealth {
-        self.crls.borrow().clone()
-    }
-
-    pub fn report_crls(&self, health: ComponentHealth) {
-        self.crls.send_replace(health);
-    }
-
-    pub fn refusal(&self) -> Option<String> {
-        self.refusal.borrow().clone()
+    pub fn report_crls(&self, health: Result<(), String>) {
+        lock(&self.0.reports).crls = Some(health);
     }
 
     pub fn report_refusal(&self, reason: &dyn fmt::Display) {
-        self.refusal.send_replace(Some(reason.to_string()));
+        lock(&self.0.reports).refusal = Some(reason.to_string());
     }
 
     pub fn failed_rounds(&self) -> u32 {
-        *self.failed_rounds.borrow()
+        lock(&self.0.reports).failed_rounds
     }
 
     pub fn report_failed_rounds(&self, rounds: u32) {
-        self.failed_rounds.send_replace(rounds);
+        lock(&self.0.reports).failed_rounds = rounds;
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use prometheus_client::metrics::counter::Counter;
@@ -13,7 +14,7 @@ use tokio_stream::{Stream, StreamMap};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
-use super::SecretDiscovery;
+use super::Service;
 use super::dialect::{Dialect, Received, Verdict};
 use super::session::Session;
 use crate::base::text;
@@ -22,7 +23,7 @@ use crate::store::{Entry, Subscription};
 
 /// The responses of one stream.
 pub struct SecretStream<D, I> {
-    service: SecretDiscovery,
+    service: Arc<Service>,
     requests: I,
     dialect: D,
     session: Session,
@@ -53,7 +54,7 @@ enum Phase {
 }
 
 impl<D: Dialect, I> SecretStream<D, I> {
-    pub(super) fn new(service: SecretDiscovery, requests: I) -> Self {
+    pub(super) fn new(service: Arc<Service>, requests: I) -> Self {
         let draining = Box::pin(service.draining.clone().cancelled_owned());
         Self {
             service,

@@ -14,6 +14,7 @@ use crate::metrics::ByName;
 use crate::metrics::{ByReason, Metrics};
 use crate::pki::key::{KeyType, SigningKey};
 use crate::secret::{Secret, TrustBundle, Version};
+use crate::serve::sds::SecretDiscovery;
 use crate::serve::sds::dialect::client::{ClientDialect, RequestFields, ResponseFields};
 use crate::store::{Cache, Key, Observed, Origin, Published, Publisher, Workload};
 
@@ -64,7 +65,7 @@ impl Agent {
             crate::base::clock::Clock::system(),
             self.draining.clone(),
         );
-        Client { requests, responses: SecretStream::new(service, ReceiverStream::new(inbound)) }
+        Client { requests, responses: SecretStream::new(service.0, ReceiverStream::new(inbound)) }
     }
 
     fn observed(&self) -> Observed {
