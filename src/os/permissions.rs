@@ -25,9 +25,9 @@ const STICKY: u32 = 0o1000;
 #[derive(Debug, Default)]
 pub struct Inventory {
     pub sockets: Vec<Socket>,
-    /// Directories in which other users should not replace anything, each with what it is.
+    /// Directories in which other users should not replace anything, each with its description.
     pub directories: Vec<(PathBuf, &'static str)>,
-    /// Files that other users should not read, each with what it is.
+    /// Files that other users should not read, each with its description.
     pub secrets: BTreeMap<PathBuf, &'static str>,
     /// Directories to which keys are written, each with the mode of the key.
     pub exported_keys: Vec<(PathBuf, u32)>,
@@ -37,7 +37,7 @@ pub struct Inventory {
 #[derive(Debug)]
 pub struct Socket {
     pub path: PathBuf,
-    /// What it is and gives away.
+    /// Its description, and what a connection gives away.
     pub what: &'static str,
     pub remedy: &'static str,
 }

@@ -110,7 +110,7 @@ mod tests {
             (Transient, 1, Nothing, 1000),
             (Transient, u32::MAX, Nothing, 15_000),
             (Permanent, u32::MAX, Nothing, 30_000),
-            // No failure at all does not occur; even so it is not a tight loop.
+            // Zero failures do not occur; a delay keeps even them from a tight loop.
             (Transient, 0, Left(DAY), 1000),
         ];
         for (class, failures, validity, longest) in cases {
