@@ -9,9 +9,10 @@ use attache::base::spiffe_id::SpiffeId;
 use attache::ca::embedded::DevelopmentCa;
 use attache::ca::failover::{Failover, Member};
 use attache::ca::{CaError, CertificateAuthority, IssuedChain, Pending, SigningRequest};
+use attache::fs::disk::Disk;
 use attache::metrics::Metrics;
 use attache::pki::key::{KeyFormat, KeyType};
-use attache::source::issuer::{Grace, IdentitySource, IssuanceQueue, Issuer, IssuerSettings};
+use attache::source::issuer::{Grace, IdentitySource, IssuanceQueue, Issuer, IssuerContext, IssuerSettings};
 use attache::store::Cache;
 use tokio::time::Instant;
 
@@ -290,6 +291,7 @@ impl Scenario {
         };
         let cas = Failover::new(vec![Member::new("model", connection)]);
         let (cache, workload) = Cache::with_workload("");
-        Issuer::new(cas, settings, &cache, workload, clock, metrics, IssuanceQueue::default())
+        let (queue, disk) = (IssuanceQueue::default(), Disk::default());
+        Issuer::new(cas, settings, &cache, workload, IssuerContext { clock, metrics, queue, disk })
     }
 }

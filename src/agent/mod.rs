@@ -24,6 +24,7 @@ use crate::base::limits;
 use crate::ca::providers;
 use crate::config::Config;
 use crate::export::ready_file::ReadyFile;
+use crate::fs::disk::Disk;
 use crate::fs::generation::Place;
 use crate::ops::admin::Admin;
 use crate::ops::page::Page;
@@ -50,11 +51,7 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
 
     // Sockets come first: an address that is taken is reported before a CA is asked for a certificate.
     let Sockets { sds, admin, status, page, ready_file } =
-        Sockets::open(&config, given.sds, given.admin).await?;
-    let inventory = inventory(&config, sds.path(), admin.as_ref().map(Listener::path));
-    for concern in permissions::concerns(&inventory, given.is_in_pod) {
-        tracing::warn!("{concern}");
-    }
+        Sockets::open(&config, given.sds, given.admin, &shared.disk).await?;
     let addresses = Addresses { status: sockets::address_of(&status), page: sockets::address_of(&page) };
     let server = Server { calls: shared.calls.clone(), stop: shared.stop.clone() };
     let running = workloads.add("");
@@ -69,8 +66,10 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
         let sockets = [Some(&sds), admin.as_ref()].into_iter().flatten();
         let own =
             sockets.filter_map(Listener::own_directory).chain(ready_file.as_ref().map(ReadyFile::directory));
-        confine(&config, own.map(Path::to_owned).collect())?;
+        confine(&config, own.map(Path::to_owned).collect(), &shared.disk)?;
     }
+    let admin_path = admin.as_ref().map(|admin| admin.path().to_owned());
+    log_permissions(&shared, config.clone(), sds.path().to_owned(), admin_path, given.is_in_pod);
 
     let allowed = config.allowed.clone();
     let reporter = start_workload(&mut workloads, &shared, &running, config, &sds, addresses).await?;
@@ -83,6 +82,7 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     let peers = Peers::new(allowed, shared.metrics.clone(), shared.cache.components(running.workload));
     let service = SecretDiscoveryServiceServer::new(workloads.service(&running))
         .max_decoding_message_size(limits::REQUEST_BYTES);
+    let sds_path = sds.path().to_owned();
     let (socket, sds_file) = sds.into_parts();
     let sds = Server { stop: running.ended.clone(), ..server }.sds(socket, peers, service);
     workloads.spawn(&running.ended, sds);
@@ -97,17 +97,24 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     // When this future is dropped, the ready file is removed and the service manager is notified.
     let announce =
         announce_readiness(HealthWatcher::new(shared.cache.clone(), shared.clock.clone()), health, started);
-    tokio::select! {
+    let ended = tokio::select! {
         never = announce => match never {},
-        name = signals.next() => tracing::info!(signal = name, "stopping"),
-        failed = workloads.failed() => {
-            failed.context("a task of the agent failed")?;
-            anyhow::bail!("a task of the agent ended by itself");
+        name = signals.next() => {
+            tracing::info!(signal = name, "stopping");
+            Ok(())
         }
-    }
+        failed = workloads.failed() => Err(match failed.context("a task of the agent failed") {
+            Ok(()) => anyhow::anyhow!("a task of the agent ended by itself"),
+            Err(error) => error,
+        }),
+    };
 
     // The sockets disappear before the streams end, so that a successor may take their place at once.
-    drop((sds_file, admin_file));
+    let disk = shared.disk.at_the_edges();
+    if let Err(reason) = disk.run(&sds_path, move || drop((sds_file, admin_file))).await {
+        tracing::warn!(%reason, "sockets not removed");
+    }
+    ended?;
     shared.stop.cancel();
     shared.calls.close();
     drain(&shared.calls, &shared.cache, drain_timeout, &mut signals).await;
@@ -171,7 +178,8 @@ async fn start_workload(
 ) -> anyhow::Result<Reporter> {
     let cert_dir = config.files.mounted.first().and_then(Place::home);
     let cert_dir = cert_dir.map(|directory| tracing::field::display(directory.display().to_string()));
-    let cas = providers::clients(&config.providers, &shared.clock)?;
+    let cas =
+        providers::clients(&config.providers, &shared.clock, &shared.disk.within(config.workload.timeout))?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         socket = %sds.path().display(),
@@ -196,16 +204,31 @@ async fn start_workload(
     Ok(Reporter { cache, workload: running.workload, history, pending, about, clock })
 }
 
+/// Logs what every local user could read or replace, as soon as the disks have answered.
+fn log_permissions(shared: &Shared, config: Config, sds: PathBuf, admin: Option<PathBuf>, is_in_pod: bool) {
+    let pending = shared.pending.clone();
+    drop(tokio::task::spawn_blocking(move || {
+        let inventory = inventory(&config, &sds, admin.as_deref());
+        for concern in permissions::concerns(&inventory, is_in_pod, &pending) {
+            tracing::warn!("{concern}");
+        }
+    }));
+}
+
 /// Confines the process to `directories` and those that the options name, which are created first.
-fn confine(config: &Config, mut directories: Vec<PathBuf>) -> Result<(), ConfineError> {
-    if let Some(state) = &config.workload.state {
-        directories.push(hardening::create_directory(state.path(), 0o700)?);
-    }
-    if let Some(output) = &config.output {
-        directories.push(hardening::create_directory(&output.directory, 0o777)?);
-    }
-    for directory in config.providers.iter().filter_map(|provider| provider.directory()) {
-        directories.push(hardening::create_directory(directory, 0o777)?);
+fn confine(config: &Config, mut directories: Vec<PathBuf>, disk: &Disk) -> Result<(), ConfineError> {
+    let state = config.workload.state.iter().map(|state| (state.path(), 0o700));
+    let output = config.output.iter().map(|output| (output.directory.as_path(), 0o777));
+    let cas = config.providers.iter().filter_map(|provider| Some((provider.directory()?, 0o777)));
+    for (directory, mode) in state.chain(output).chain(cas) {
+        let path = directory.to_owned();
+        match disk.attempt(directory, move || hardening::create_directory(&path, mode)) {
+            Some(created) => directories.push(created?),
+            None => tracing::warn!(
+                directory = %directory.display(),
+                "file system does not answer: under --landlock this directory stays read-only until the agent restarts"
+            ),
+        }
     }
     directories.sort();
     directories.dedup();

@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 use crate::base::limits;
 use crate::config::{ADMIN_SOCKET, AdminSocket, Config};
 use crate::export::ready_file::ReadyFile;
+use crate::fs::disk::Disk;
 use crate::net::http2;
 use crate::ops::admin::Admin;
 use crate::os::systemd::PassedSocket;
@@ -40,6 +41,7 @@ impl Sockets {
         config: &Config,
         sds: Option<PassedSocket>,
         admin: Option<PassedSocket>,
+        disk: &Disk,
     ) -> anyhow::Result<Self> {
         let sds = match sds {
             Some(passed) => Listener::passed(passed).context("taking over the SDS socket failed")?,
@@ -55,7 +57,8 @@ impl Sockets {
         let status = bind_http(config.status_address, "--status-address", "probes and metrics").await?;
         let page = bind_http(config.admin_address, "--admin-address", "the status page").await?;
         // A dead agent's ready file must not pass for ours. A live agent's stays, also where this agent doesn't start.
-        let ready_file = config.ready_file.clone().map(ReadyFile::claim).transpose()?;
+        let claim = |path| ReadyFile::claim(path, disk);
+        let ready_file = config.ready_file.clone().map(claim).transpose()?;
         Ok(Self { sds, admin, status, page, ready_file })
     }
 }

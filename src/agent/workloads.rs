@@ -10,13 +10,14 @@ use tokio_util::task::TaskTracker;
 use crate::base::clock::Clock;
 use crate::ca::failover::Failover;
 use crate::export::output::{Output, OutputSettings};
+use crate::fs::disk::Disk;
 use crate::fs::pending::PendingOperations;
 use crate::fs::watch::Watcher;
 use crate::metrics::{ByName, Metrics};
 use crate::serve::sds::SecretDiscovery;
 use crate::source::crl::{CrlFile, CrlSource};
 use crate::source::files::{self, FileSource};
-use crate::source::issuer::{IssuanceQueue, Issuer, IssuerSettings};
+use crate::source::issuer::{IssuanceQueue, Issuer, IssuerContext, IssuerSettings};
 use crate::store::history::History;
 use crate::store::{Cache, Workload};
 
@@ -28,6 +29,7 @@ pub struct Shared {
     pub history: History,
     pub watcher: Watcher,
     pub pending: PendingOperations,
+    pub disk: Disk,
     pub clock: Clock,
     /// Bounds how many certificates are requested at a time, whichever workloads they are for.
     pub queue: IssuanceQueue,
@@ -38,12 +40,14 @@ pub struct Shared {
 
 impl Shared {
     pub fn new(clock: Clock) -> Self {
+        let pending = PendingOperations::default();
         Self {
             cache: Cache::default(),
             metrics: Metrics::default(),
             history: History::default(),
             watcher: Watcher::new(),
-            pending: PendingOperations::default(),
+            disk: Disk::new(pending.clone(), clock.clone()),
+            pending,
             clock,
             queue: IssuanceQueue::default(),
             calls: TaskTracker::new(),
@@ -97,7 +101,7 @@ impl Workloads {
     /// this returns.
     pub async fn start(&mut self, running: &Running, plan: Plan) {
         let Running { workload, ended } = running;
-        let Shared { cache, metrics, history, watcher, clock, queue, .. } = self.shared.clone();
+        let Shared { cache, metrics, history, watcher, disk, clock, queue, .. } = self.shared.clone();
         let debounce = plan.files.debounce;
         let mut crls =
             CrlSource::new(plan.crl, debounce, &cache, *workload, &watcher, clock.clone(), metrics.clone());
@@ -109,14 +113,15 @@ impl Workloads {
         self.spawn(ended, crls.run());
         self.spawn(ended, history.follow(cache.clone(), *workload, clock.clone()));
         if !plan.cas.is_empty() {
-            let (clock, metrics) = (clock.clone(), metrics.clone());
-            let mut issuer = Issuer::new(plan.cas, plan.issuer, &cache, *workload, clock, metrics, queue);
+            let disk = disk.within(plan.issuer.timeout);
+            let context = IssuerContext { clock: clock.clone(), metrics: metrics.clone(), queue, disk };
+            let mut issuer = Issuer::new(plan.cas, plan.issuer, &cache, *workload, context);
             issuer.restore().await;
             self.spawn(ended, issuer.run());
         }
         if let Some(settings) = plan.output {
             // After the sources, whose entries it follows.
-            let output = Output::new(settings, &cache, *workload, &watcher, clock, metrics);
+            let output = Output::new(settings, &cache, *workload, &watcher, disk, clock, metrics);
             self.spawn_draining(output.run(ended.clone()));
         }
     }

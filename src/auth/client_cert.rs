@@ -7,6 +7,7 @@ use std::time::Duration;
 use rustls::pki_types::CertificateDer;
 
 use crate::base::clock::{Clock, rfc3339};
+use crate::fs::disk::{Disk, Unresponsive};
 use crate::fs::generation::{CHAIN_FILE, FileError, KEY_FILE, Place, Places, ROOT_FILE};
 use crate::secret::KeyPair;
 
@@ -35,6 +36,8 @@ pub enum NoClientCert {
     Missing { directory: PathBuf },
     #[error(transparent)]
     Files(#[from] FileError),
+    #[error(transparent)]
+    Unresponsive(#[from] Unresponsive),
     #[error("the CA asks for no client certificate")]
     NotAsked,
     #[error("the CA refused it: {certificate}; replace it, and the next call presents the new one")]
@@ -57,17 +60,19 @@ impl ClientCertDir {
 
     /// Reads the certificate. While the files look like half of a change, waits for the other half, for at most a tenth
     /// of a second.
-    pub async fn read(&self, clock: &Clock) -> Result<ClientCertificate, NoClientCert> {
-        let key_pair = Some((self.path.join(CHAIN_FILE), self.path.join(KEY_FILE)));
-        let places = Places::new(vec![Place { key_pair, roots: None }]);
-        let read = || places.look(clock.now()).key_pair.secret;
-        let mut outcome = read();
+    pub async fn read(&self, clock: &Clock, disk: &Disk) -> Result<ClientCertificate, NoClientCert> {
+        let read = || {
+            let key_pair = Some((self.path.join(CHAIN_FILE), self.path.join(KEY_FILE)));
+            let (places, now) = (Places::new(vec![Place { key_pair, roots: None }]), clock.now());
+            disk.run(&self.path, move || places.look(now).key_pair.secret)
+        };
+        let mut outcome = read().await?;
         for _ in 1..READS {
             if !outcome.as_ref().is_err_and(FileError::may_be_transient) {
                 break;
             }
             tokio::time::sleep(PAUSE).await;
-            outcome = read();
+            outcome = read().await?;
         }
         let pair = outcome?.ok_or_else(|| NoClientCert::Missing { directory: self.path.clone() })?;
         Ok(ClientCertificate { pair, directory: self.path.clone() })

@@ -11,6 +11,7 @@ use zeroize::Zeroizing;
 use super::token::{Failure, Granted};
 use crate::auth::token_file::{Token, TokenFile};
 use crate::base::retry::Class;
+use crate::fs::disk::Disk;
 use crate::net::address::Address;
 use crate::net::endpoint::Endpoint;
 use crate::net::error::{ConnectionOptions, status_class};
@@ -66,7 +67,12 @@ impl FromStr for Url {
 }
 
 impl Exchange {
-    pub(super) async fn fetch(&self, subject: &Token, now: SystemTime) -> Result<Granted, Failure> {
+    pub(super) async fn fetch(
+        &self,
+        subject: &Token,
+        now: SystemTime,
+        disk: &Disk,
+    ) -> Result<Granted, Failure> {
         let endpoint =
             Endpoint { address: self.url.address.clone(), roots: self.roots.clone(), server_name: None };
         let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
@@ -76,7 +82,7 @@ impl Exchange {
             headers: HeaderMap::from_iter([(CONTENT_TYPE, kind)]),
             body: Some(self.form(subject)),
         };
-        let reply = rest::call(&endpoint, call)
+        let reply = rest::call(&endpoint, call, disk)
             .await
             .map_err(|error| Failure::of_call(&error, OPTIONS, "is --token-exchange-url right?"))?;
         if !reply.status.is_success() {

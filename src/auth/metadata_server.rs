@@ -8,6 +8,7 @@ use http::{Method, StatusCode};
 use super::token::{Failure, Granted, parse_token};
 use crate::base::retry::Class;
 use crate::base::text;
+use crate::fs::disk::Disk;
 use crate::net::address::Address;
 use crate::net::endpoint::Endpoint;
 use crate::net::error::ConnectionOptions;
@@ -37,7 +38,7 @@ pub enum Wanted {
 }
 
 impl MetadataServer {
-    pub(super) async fn fetch(&self, now: SystemTime) -> Result<Granted, Failure> {
+    pub(super) async fn fetch(&self, now: SystemTime, disk: &Disk) -> Result<Granted, Failure> {
         const ACCOUNT: &str = "/computeMetadata/v1/instance/service-accounts/default";
         const GOOGLE: HeaderValue = HeaderValue::from_static("Google");
         let path = match &self.wanted {
@@ -49,7 +50,7 @@ impl MetadataServer {
         let endpoint = Endpoint { address: self.address.clone(), roots: Roots::System, server_name: None };
         let headers = HeaderMap::from_iter([(FLAVOR, GOOGLE)]);
         let call = Call { method: Method::GET, path: &path, headers, body: None };
-        let reply = rest::call(&endpoint, call).await;
+        let reply = rest::call(&endpoint, call, disk).await;
         let reply = reply.map_err(|error| Failure::of_call(&error, OPTIONS, REMEDY))?;
         // Another server at this name must not be trusted.
         if reply.headers.get(FLAVOR) != Some(&GOOGLE) {

@@ -18,6 +18,7 @@ use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::base::retry::Class;
 use crate::base::text;
+use crate::fs::disk::Disk;
 use crate::net::error::{ConnectionOptions, TransportError};
 
 /// The configured source of tokens.
@@ -57,13 +58,13 @@ impl TokenSettings {
 }
 
 impl Service {
-    async fn fetch(&self, patience: Duration, now: SystemTime) -> Result<Granted, NoToken> {
+    async fn fetch(&self, patience: Duration, now: SystemTime, disk: &Disk) -> Result<Granted, NoToken> {
         let fetched = match self {
             Self::Exchange(exchange) => {
-                let subject = exchange.subject.read()?;
-                timeout(patience, exchange.fetch(&subject, now)).await
+                let subject = exchange.subject.read(disk).await?;
+                timeout(patience, exchange.fetch(&subject, now, disk)).await
             }
-            Self::Metadata(server) => timeout(patience, server.fetch(now)).await,
+            Self::Metadata(server) => timeout(patience, server.fetch(now, disk)).await,
         };
         let timed_out =
             |_| Err(Failure::new(Class::Transient, format!("it did not answer within {patience:?}")));
@@ -205,14 +206,15 @@ impl Deref for Bearer {
 pub struct TokenSource {
     settings: TokenSettings,
     clock: Clock,
+    disk: Disk,
     kept: Mutex<Option<Granted>>,
     /// One call at a time asks the service; the calls that wait use the same token.
     turn: Semaphore,
 }
 
 impl TokenSource {
-    pub fn new(settings: TokenSettings, clock: Clock) -> Self {
-        Self { settings, clock, kept: Mutex::default(), turn: Semaphore::new(1) }
+    pub fn new(settings: TokenSettings, clock: Clock, disk: Disk) -> Self {
+        Self { settings, clock, disk, kept: Mutex::default(), turn: Semaphore::new(1) }
     }
 
     /// The file with the workload's own token, from which its identity follows.
@@ -224,7 +226,10 @@ impl TokenSource {
     pub async fn token(&self) -> Result<Bearer, NoToken> {
         let (service, patience) = match &self.settings {
             // Other processes rotate the file: its token is never kept.
-            TokenSettings::File(file) => return Ok(Bearer { token: Arc::new(file.read()?), is_kept: false }),
+            TokenSettings::File(file) => {
+                let token = Arc::new(file.read(&self.disk).await?);
+                return Ok(Bearer { token, is_kept: false });
+            }
             TokenSettings::Service { service, patience } => (service, *patience),
         };
         // The semaphore is never closed; at worst there would be one call too many.
@@ -233,7 +238,7 @@ impl TokenSource {
         if let Some(kept) = self.kept().as_ref().filter(|kept| kept.is_fresh(now)) {
             return Ok(Bearer { token: Arc::clone(&kept.token), is_kept: true });
         }
-        let granted = service.fetch(patience, now).await?;
+        let granted = service.fetch(patience, now, &self.disk).await?;
         tracing::debug!(%service, lifetime = ?granted.validity.map(|(lifetime, _)| lifetime), "token received");
         let token = Arc::clone(&granted.token);
         *self.kept() = Some(granted);

@@ -14,7 +14,7 @@ use crate::base::clock::rfc3339;
 use crate::base::limits;
 use crate::base::spiffe_id::ServiceAccount;
 use crate::base::text;
-use crate::fs::file;
+use crate::fs::disk::{Disk, Unresponsive};
 
 /// A file that holds a bearer token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub enum CredentialError {
         "the token file {path} can't be read: {source}; mount the token there, or set its path with {option}"
     )]
     Unreadable { path: PathBuf, source: io::Error, option: &'static str },
+    #[error(transparent)]
+    Unresponsive(#[from] Unresponsive),
     #[error("the token file {path} is empty: its writer has not written it yet, or failed")]
     Empty { path: PathBuf },
     #[error("the token file {path} holds no token: {reason}")]
@@ -56,11 +58,11 @@ impl TokenFile {
         &self.path
     }
 
-    pub fn read(&self) -> Result<Token, CredentialError> {
+    pub async fn read(&self, disk: &Disk) -> Result<Token, CredentialError> {
         let unreadable =
             |source| CredentialError::Unreadable { path: self.path.clone(), source, option: self.option };
         let not_a_token = |reason| CredentialError::NotAToken { path: self.path.clone(), reason };
-        let text = file::read(&self.path, limits::TOKEN_BYTES).map_err(unreadable)?;
+        let text = disk.read(&self.path, limits::TOKEN_BYTES).await?.map_err(unreadable)?;
         let token = text.trim_ascii();
         if token.is_empty() {
             return Err(CredentialError::Empty { path: self.path.clone() });
@@ -234,19 +236,20 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_bad_token_file_is_named_with_a_remedy() {
+    #[tokio::test]
+    async fn a_bad_token_file_is_named_with_a_remedy() {
+        let disk = Disk::default();
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
         let file = TokenFile::new(&path);
-        assert!(file.read().unwrap_err().to_string().contains("--token-file"));
+        assert!(file.read(&disk).await.unwrap_err().to_string().contains("--token-file"));
         for (content, words) in [("", "empty"), (" \n", "empty"), ("two\nlines", "one line")] {
             std::fs::write(&path, content).unwrap();
-            let error = file.read().unwrap_err().to_string();
+            let error = file.read(&disk).await.unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("token"), "{error}");
         }
         std::fs::write(&path, "secret-token\n").unwrap();
-        let token = file.read().unwrap();
+        let token = file.read(&disk).await.unwrap();
         assert_eq!(token.secret(), "secret-token");
         assert_eq!(format!("{token:?}"), "Token(hidden)");
     }

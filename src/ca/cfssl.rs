@@ -16,7 +16,7 @@ use super::transport::call;
 use super::{CaError, CertificateAuthority, Class, InvalidResponse, IssuedChain, SigningRequest};
 use crate::base::limits;
 use crate::base::text;
-use crate::fs::file;
+use crate::fs::disk::Disk;
 use crate::net::endpoint::Endpoint;
 use crate::net::rest::Call;
 use crate::pki::{csr, pem};
@@ -41,6 +41,7 @@ pub struct Cfssl {
     pub bundle: Option<PathBuf>,
     /// Additional headers.
     pub headers: HeaderMap,
+    pub disk: Disk,
 }
 
 #[tonic::async_trait]
@@ -51,8 +52,8 @@ impl CertificateAuthority for Cfssl {
 
     async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         // First the steps that can fail without issuing a certificate.
-        let bundle = self.bundle()?;
-        let (path, body) = self.request(request)?;
+        let bundle = self.bundle().await?;
+        let (path, body) = self.request(request).await?;
         let signer = self.certificates("info", self.common()).await?;
         let chain = self.certificates(path, body).await?;
         Ok(match bundle {
@@ -97,7 +98,7 @@ impl Cfssl {
     }
 
     /// The endpoint that signs, and the request's body.
-    fn request(&self, request: &SigningRequest) -> Result<(&'static str, Map<String, Value>), CaError> {
+    async fn request(&self, request: &SigningRequest) -> Result<(&'static str, Map<String, Value>), CaError> {
         let mut body = self.common();
         body.insert("certificate_request".to_owned(), json!(csr::to_pem(&request.csr)));
         if let Some(identity) = &request.identity {
@@ -105,7 +106,7 @@ impl Cfssl {
             body.insert("hosts".to_owned(), json!([identity.as_str()]));
         }
         let Some(path) = &self.auth_key else { return Ok(("sign", body)) };
-        let key = hmac::Key::new(hmac::HMAC_SHA256, &read_key(path)?);
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &read_key(path, &self.disk).await?);
         let request = Value::Object(body).to_string();
         let token = hmac::sign(&key, request.as_bytes());
         let body = [("token", token.as_ref()), ("request", request.as_bytes())];
@@ -125,7 +126,7 @@ impl Cfssl {
             headers: self.headers.clone(),
             body: Some(Zeroizing::new(Value::Object(body).to_string().into_bytes())),
         };
-        let reply = call(&self.endpoint, request).await?;
+        let reply = call(&self.endpoint, request, &self.disk).await?;
         let envelope = serde_json::from_slice::<Value>(&reply.body).ok();
         let success = envelope.as_ref().and_then(|envelope| envelope.get("success")).and_then(Value::as_bool);
         if let (Some(envelope), Some(false)) = (&envelope, success) {
@@ -173,14 +174,14 @@ impl Cfssl {
         CaError::Api { address: self.endpoint.address.to_string(), status, message, class }
     }
 
-    fn bundle(&self) -> Result<Option<Vec<CertificateDer<'static>>>, CaError> {
+    async fn bundle(&self) -> Result<Option<Vec<CertificateDer<'static>>>, CaError> {
         let Some(path) = &self.bundle else { return Ok(None) };
         let failed = |reason: &dyn std::fmt::Display| CaError::File {
             option: "--cfssl-bundle",
             path: path.clone(),
             reason: reason.to_string(),
         };
-        let text = file::read(path, limits::FILE_BYTES).map_err(|error| failed(&error))?;
+        let text = self.disk.read(path, limits::FILE_BYTES).await?.map_err(|error| failed(&error))?;
         Ok(Some(pem::certificates(&text).map_err(|error| failed(&error))?))
     }
 }
@@ -225,10 +226,10 @@ fn unknown_endpoint(path: &str, status: StatusCode, body: &[u8]) -> String {
 }
 
 /// Reads a key in the format of cfssl's configuration: hexadecimal.
-fn read_key(path: &std::path::Path) -> Result<Zeroizing<Vec<u8>>, CaError> {
+async fn read_key(path: &std::path::Path, disk: &Disk) -> Result<Zeroizing<Vec<u8>>, CaError> {
     let failed =
         |reason: String| CaError::File { option: "--cfssl-auth-key-file", path: path.to_owned(), reason };
-    let text = file::read(path, limits::TOKEN_BYTES).map_err(|error| failed(error.to_string()))?;
+    let text = disk.read(path, limits::TOKEN_BYTES).await?.map_err(|error| failed(error.to_string()))?;
     let digits = text.trim_ascii();
     // Allocated at full size: a buffer that grows leaves copies of a key in memory.
     let mut key = Zeroizing::new(Vec::with_capacity(digits.len() / 2));

@@ -17,6 +17,7 @@ use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::base::text;
+use crate::fs::disk::Disk;
 use crate::net::Header;
 use crate::net::address::Address;
 use crate::net::endpoint::Endpoint;
@@ -60,6 +61,7 @@ pub struct Citadel {
     pub connections: Connections,
     /// Decides whether a certificate or a refused token has expired.
     pub clock: Clock,
+    pub disk: Disk,
 }
 
 /// The credential of a call. Never both: a CA that accepts the certificate does not get the token.
@@ -124,7 +126,7 @@ impl Citadel {
     /// A connection and the credential for the call on it. Without a credential there is no call.
     async fn connect(&self) -> Result<(Channel, Credential), CaError> {
         let certificate = match &self.client_cert {
-            Some(directory) => directory.read(&self.clock).await,
+            Some(directory) => directory.read(&self.clock, &self.disk).await,
             None => return self.connect_with(self.token.token().await?).await,
         };
         let certificate = match certificate {

@@ -20,10 +20,13 @@ use rcgen::{
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 
+use tokio::sync::OnceCell;
+
 use super::{CaError, CertificateAuthority, IssuedChain, SigningRequest};
 use crate::base::clock::{Clock, rfc3339};
 use crate::base::limits;
 use crate::base::spiffe_id::SpiffeId;
+use crate::fs::disk::Disk;
 use crate::fs::file;
 use crate::pki::certificate::Certificate;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
@@ -138,8 +141,7 @@ impl DevelopmentCa {
     }
 
     pub fn root_file(&self) -> PathBuf {
-        let file = self.directory.join(ROOT_FILE);
-        std::path::absolute(&file).unwrap_or(file)
+        root_file(&self.directory)
     }
 
     /// Signs a DER CSR for `identity`, regardless of the names in the CSR (as istiod does).
@@ -190,6 +192,11 @@ impl DevelopmentCa {
     }
 }
 
+fn root_file(directory: &Path) -> PathBuf {
+    let file = directory.join(ROOT_FILE);
+    std::path::absolute(&file).unwrap_or(file)
+}
+
 fn ca_params(name: &str, now: SystemTime) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -225,7 +232,47 @@ fn write_all(directory: &Path, files: &[(&str, u32, &[u8])]) -> io::Result<()> {
 
 /// The development CA as a CA client: no server, no network.
 #[derive(Debug)]
-pub struct Embedded(pub DevelopmentCa);
+pub struct Embedded {
+    /// Empty until the directory could be read.
+    opened: OnceCell<DevelopmentCa>,
+    directory: PathBuf,
+    clock: Clock,
+    disk: Disk,
+}
+
+impl Embedded {
+    /// Opens the CA in `directory` as [`DevelopmentCa::open`] does; with the first call, if the disk does not answer now.
+    pub fn open(directory: &Path, clock: &Clock, disk: &Disk) -> Result<Self, OpenError> {
+        let embedded = Self {
+            opened: OnceCell::new(),
+            directory: directory.to_owned(),
+            clock: clock.clone(),
+            disk: disk.clone(),
+        };
+        let opened = disk.attempt(directory, embedded.opening()).transpose()?;
+        Ok(Self { opened: OnceCell::new_with(opened), ..embedded })
+    }
+
+    fn opening(&self) -> impl FnOnce() -> Result<DevelopmentCa, OpenError> + Send + 'static {
+        let (directory, clock) = (self.directory.clone(), self.clock.clone());
+        move || DevelopmentCa::open(&directory, clock)
+    }
+
+    async fn ca(&self) -> Result<&DevelopmentCa, CaError> {
+        let open = async || {
+            let opened = self.disk.run(&self.directory, self.opening()).await?;
+            opened.map_err(|error| CaError::Local(error.to_string()))
+        };
+        self.opened.get_or_try_init(open).await
+    }
+}
+
+impl From<DevelopmentCa> for Embedded {
+    fn from(ca: DevelopmentCa) -> Self {
+        let (directory, clock) = (ca.directory.clone(), ca.clock.clone());
+        Self { opened: OnceCell::new_with(Some(ca)), directory, clock, disk: Disk::default() }
+    }
+}
 
 #[tonic::async_trait]
 impl CertificateAuthority for Embedded {
@@ -237,9 +284,10 @@ impl CertificateAuthority for Embedded {
         let identity = request.identity.as_ref().ok_or_else(|| {
             CaError::Local("the development CA needs an identity: set --spiffe-id".to_owned())
         })?;
-        let issued = self.0.issue(&request.csr, identity, request.ttl);
+        let ca = self.ca().await?;
+        let issued = ca.issue(&request.csr, identity, request.ttl);
         let leaf = issued.map_err(|error| CaError::Local(error.to_string()))?;
-        let [intermediate, root] = self.0.chain();
+        let [intermediate, root] = ca.chain();
         Ok(IssuedChain { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
     }
 }
@@ -269,7 +317,7 @@ mod tests {
     async fn issued_certificates_pass_the_agents_own_checks() {
         let directory = tempfile::tempdir().unwrap();
         let clock = Clock::system();
-        let ca = Embedded(DevelopmentCa::open(directory.path(), clock.clone()).unwrap());
+        let ca = Embedded::from(DevelopmentCa::open(directory.path(), clock.clone()).unwrap());
         for key_type in [KeyType::EcdsaP256, KeyType::EcdsaP384, KeyType::Rsa2048, KeyType::Ed25519] {
             let key = SigningKey::generate(key_type).unwrap();
             let csr = csr::request(&key, Some(&identity())).unwrap();

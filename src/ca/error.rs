@@ -8,6 +8,7 @@ use crate::auth::client_cert::NoClientCert;
 use crate::auth::token::NoToken;
 use crate::auth::token_file::{CredentialError, UnsendableToken};
 use crate::base::retry::Class;
+use crate::fs::disk::Unresponsive;
 use crate::net::error::{code_class, status_class};
 
 /// Why a CA gave no certificate.
@@ -48,6 +49,8 @@ pub enum CaError {
     Api { address: String, status: http::StatusCode, message: String, class: Class },
     #[error("{option} {path} can't be used: {reason}")]
     File { option: &'static str, path: PathBuf, reason: String },
+    #[error(transparent)]
+    Unresponsive(#[from] Unresponsive),
     #[error("the command of {option} {failure}{said}")]
     Command { option: &'static str, failure: exec::Failure, said: String },
     #[error("the CA's response is invalid: {0}")]
@@ -78,6 +81,7 @@ impl CaError {
             | Self::Broken { .. }
             | Self::Timeout(_)
             | Self::Pending(_)
+            | Self::Unresponsive(_)
             // The file may be about to be written.
             | Self::File { .. } => Class::Transient,
             Self::Api { class, .. } => *class,
@@ -116,6 +120,7 @@ impl CaError {
             | Self::Credential(_)
             | Self::NoCredential { .. }
             | Self::File { .. }
+            | Self::Unresponsive(_)
             | Self::Command { .. }
             | Self::InvalidResponse(_)
             | Self::InvalidResponseWithRemedy { .. }
@@ -143,7 +148,7 @@ impl CaError {
             Self::Refused { .. } | Self::Status { .. } | Self::Api { .. } | Self::Rejected { .. } => {
                 "refused"
             }
-            Self::File { .. } => "file",
+            Self::File { .. } | Self::Unresponsive(_) => "file",
             Self::ClientCertificate { .. } => "client_certificate",
             Self::Credential(_) | Self::NoCredential { .. } => "credential",
             Self::Command { .. } => "command",

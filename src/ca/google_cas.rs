@@ -185,15 +185,14 @@ impl CertificateAuthority for GoogleCas {
 }
 
 impl GoogleCas {
-    /// `headers` go with each call, which takes `timeout` at most.
+    /// `headers` go with each call.
     pub fn new(
         endpoint: Endpoint,
         settings: GoogleCasSettings,
         token: TokenSource,
         headers: Vec<Header>,
-        timeout: Duration,
+        connections: Connections,
     ) -> Self {
-        let connections = Connections::new(timeout);
         Self { endpoint, settings, token, headers, connections, open: Mutex::default() }
     }
 

@@ -25,7 +25,7 @@ use crate::base::backoff::Backoff;
 use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::base::text;
-use crate::fs::file;
+use crate::fs::disk::Disk;
 use crate::net::endpoint::Endpoint;
 use crate::net::rest::{Call, Reply};
 use crate::pki::key::KeyType;
@@ -56,6 +56,7 @@ pub struct Kubernetes {
     pub key_type: KeyType,
     /// Decides whether a refused token has expired.
     pub clock: Clock,
+    pub disk: Disk,
     /// The agent's requests at the API server.
     pub requests: Mutex<Requests>,
 }
@@ -314,7 +315,8 @@ impl Kubernetes {
             }
         };
         let unreadable = |error: String| CaError::Roots(format!("{}: {error}; {REMEDY}", path.display()));
-        let text = file::read(path, limits::FILE_BYTES).map_err(|error| unreadable(error.to_string()))?;
+        let text = self.disk.read(path, limits::FILE_BYTES).await?;
+        let text = text.map_err(|error| unreadable(error.to_string()))?;
         pem::certificates(&text).map_err(|error| unreadable(error.to_string()))
     }
 
@@ -326,12 +328,12 @@ impl Kubernetes {
         path: &str,
         body: Option<Vec<u8>>,
     ) -> Result<Value, CaError> {
-        let token = self.token.read()?;
+        let token = self.token.read(&self.disk).await?;
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, token.bearer_header()?);
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("attache/", env!("CARGO_PKG_VERSION"))));
         let call = Call { method, path, headers, body: body.map(Zeroizing::new) };
-        let reply = transport::call(&self.endpoint, call).await?;
+        let reply = transport::call(&self.endpoint, call, &self.disk).await?;
         if !reply.status.is_success() {
             return Err(self.refused(resource, reply, &token));
         }

@@ -11,6 +11,7 @@ use crate::auth::client_cert::ClientCertDir;
 use crate::auth::token;
 use crate::auth::token_file::{Token, TokenFile};
 use crate::base::clock::Clock;
+use crate::fs::disk::Disk;
 use crate::net::Header;
 use crate::net::address::Address;
 use crate::net::endpoint::{Endpoint, Protocol};
@@ -222,8 +223,8 @@ pub trait ConfiguredProvider: fmt::Debug {
         address.unwrap_or_else(|| self.kind().name.to_owned())
     }
 
-    /// The client.
-    fn client(&self, clock: &Clock) -> Result<Member, ClientError>;
+    /// The client, which reads its files by `disk`.
+    fn client(&self, clock: &Clock, disk: &Disk) -> Result<Member, ClientError>;
 
     fn endpoint(&self) -> Option<(&Endpoint, Protocol)> {
         None

@@ -8,6 +8,7 @@ use super::provider::{
     Choice, ClientError, ConfiguredProvider, ProviderArgs, ProviderKind, SharedOptions, TokenUse,
 };
 use crate::base::clock::Clock;
+use crate::fs::disk::Disk;
 use crate::options::Reader;
 
 /// Generates what depends on all providers from one line for each.
@@ -91,8 +92,8 @@ pub fn names_of_token_takers() -> String {
     names(|kind| matches!(kind.token, TokenUse::Source { .. }))
 }
 
-/// The clients of all CAs, in order.
-pub fn clients(providers: &[Provider], clock: &Clock) -> Result<Failover, ClientError> {
-    let members = providers.iter().map(|provider| provider.client(clock));
+/// The clients of all CAs, in order. They read their files by `disk`.
+pub fn clients(providers: &[Provider], clock: &Clock, disk: &Disk) -> Result<Failover, ClientError> {
+    let members = providers.iter().map(|provider| provider.client(clock, disk));
     Ok(Failover::new(members.collect::<Result<_, _>>()?))
 }

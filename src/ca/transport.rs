@@ -4,8 +4,9 @@ use std::io;
 
 use super::{CaError, InvalidResponse};
 use crate::auth::client_cert::ClientCertificate;
+use crate::fs::disk::Disk;
 use crate::net::endpoint::{Connected, Endpoint, Protocol};
-use crate::net::error::{ConnectionOptions, TlsError, TransportError};
+use crate::net::error::{ConnectionOptions, RootsError, TlsError, TransportError};
 use crate::net::rest::{self, Call, Reply};
 
 const OPTIONS: &ConnectionOptions = &ConnectionOptions {
@@ -20,14 +21,16 @@ pub async fn connect(
     endpoint: &Endpoint,
     certificate: Option<&ClientCertificate>,
     protocol: Protocol,
+    disk: &Disk,
 ) -> Result<Connected, CaError> {
-    let connected = endpoint.connect(certificate.map(|certificate| &certificate.pair), protocol).await;
+    let pair = certificate.map(|certificate| &certificate.pair);
+    let connected = endpoint.connect(pair, protocol, disk).await;
     connected.map_err(|error| CaError::from_transport(error, endpoint, certificate))
 }
 
 /// Makes one call over HTTP/1.1. The caller sets the deadline.
-pub(super) async fn call(endpoint: &Endpoint, call: Call<'_>) -> Result<Reply, CaError> {
-    rest::call(endpoint, call).await.map_err(|error| CaError::from_transport(error, endpoint, None))
+pub(super) async fn call(endpoint: &Endpoint, call: Call<'_>, disk: &Disk) -> Result<Reply, CaError> {
+    rest::call(endpoint, call, disk).await.map_err(|error| CaError::from_transport(error, endpoint, None))
 }
 
 impl CaError {
@@ -52,6 +55,7 @@ impl CaError {
                 }
                 (error, _) => Self::Tls { address, reason: error.explain(OPTIONS) },
             },
+            TransportError::Roots(RootsError::Unresponsive(error)) => error.into(),
             TransportError::Roots(error) => Self::Roots(error.explain(OPTIONS)),
             TransportError::Request(reason) => Self::Local(reason),
             TransportError::TooLong { limit } => {

@@ -24,7 +24,7 @@ use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::base::text;
-use crate::fs::file;
+use crate::fs::disk::Disk;
 use crate::net::Header;
 use crate::net::endpoint::Endpoint;
 use crate::net::rest;
@@ -84,7 +84,13 @@ pub struct Vault {
 
 impl Vault {
     /// `headers` go with each call.
-    pub fn new(endpoint: Endpoint, settings: VaultSettings, headers: &[Header], clock: Clock) -> Self {
+    pub fn new(
+        endpoint: Endpoint,
+        settings: VaultSettings,
+        headers: &[Header],
+        clock: Clock,
+        disk: Disk,
+    ) -> Self {
         const REQUEST: HeaderName = HeaderName::from_static("x-vault-request");
         const NAMESPACE: HeaderName = HeaderName::from_static("x-vault-namespace");
         let VaultSettings { mount, role, namespace, access, roots } = settings;
@@ -93,9 +99,9 @@ impl Vault {
         headers.insert(REQUEST, HeaderValue::from_static("true"));
         headers.extend(namespace.map(|namespace| (NAMESPACE, namespace)));
         Self {
-            server: Server { endpoint, headers },
+            auth: VaultAuth::new(access, clock, disk.clone()),
+            server: Server { endpoint, headers, disk },
             path: format!("{mount}/sign/{role}"),
-            auth: VaultAuth::new(access, clock),
             roots,
             warnings_log: Mutex::default(),
         }
@@ -108,14 +114,15 @@ impl Vault {
         self.server.post(&format!("/v1/{}", self.path), headers, body, &request, token.secret()).await
     }
 
-    fn answer(&self, mut reply: Value) -> Result<IssuedChain, CaError> {
+    async fn answer(&self, mut reply: Value) -> Result<IssuedChain, CaError> {
         self.log_warnings(&reply);
         let mut answer = sorted(reply.pointer_mut("/data").map(Value::take).unwrap_or_default())?;
         if let Some(file) = &self.roots {
             let unreadable = |error: &dyn fmt::Display| {
                 CaError::Roots(format!("{}: {error}; --vault-root sets the path", file.display()))
             };
-            let text = file::read(file, limits::FILE_BYTES).map_err(|error| unreadable(&error))?;
+            let text = self.server.disk.read(file, limits::FILE_BYTES).await?;
+            let text = text.map_err(|error| unreadable(&error))?;
             answer.roots = pem::certificates(&text).map_err(|error| unreadable(&error))?;
             // Envoy accepts no chain that ends at an intermediate, and chains are often kept in one file.
             answer.roots.retain(|der| Certificate::parse(der).is_ok_and(|facts| facts.is_self_issued));
@@ -156,7 +163,9 @@ impl CertificateAuthority for Vault {
     }
 
     async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
-        let Some(identity) = &request.identity else { return Err(self.auth.no_identity()) };
+        let Some(identity) = &request.identity else {
+            return Err(self.auth.no_identity(&self.server.disk).await);
+        };
         let body = json!({
             "csr": crate::pki::csr::to_pem(&request.csr),
             "format": "pem",
@@ -174,7 +183,7 @@ impl CertificateAuthority for Vault {
             }
             signed => signed,
         };
-        self.answer(signed?)
+        self.answer(signed?).await
     }
 
     fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {
@@ -195,6 +204,7 @@ impl CertificateAuthority for Vault {
 struct Server {
     endpoint: Endpoint,
     headers: HeaderMap,
+    disk: Disk,
 }
 
 impl Server {
@@ -210,7 +220,7 @@ impl Server {
         let mut headers = self.headers.clone();
         headers.extend(more);
         let call = rest::Call { method: Method::POST, path, headers, body: Some(body) };
-        let reply = transport::call(&self.endpoint, call).await?;
+        let reply = transport::call(&self.endpoint, call, &self.disk).await?;
         if !reply.status.is_success() {
             return Err(CaError::Status {
                 address: self.endpoint.address.to_string(),

@@ -12,7 +12,7 @@ use crate::fs::file;
 use crate::metrics::Metrics;
 use crate::pki::pem;
 use crate::secret::SecretName;
-use crate::source::issuer::{IssuanceQueue, Issuer};
+use crate::source::issuer::{IssuanceQueue, Issuer, IssuerContext};
 use crate::store::{Cache, Key};
 
 impl Findings {
@@ -27,7 +27,7 @@ impl Findings {
     /// Whether there is a client certificate.
     async fn client_certificate(&mut self, provider: &Provider) -> bool {
         let Some(directory) = provider.client_cert() else { return false };
-        match directory.read(&self.clock).await {
+        match directory.read(&self.clock, &self.disk).await {
             Ok(certificate) => {
                 self.note(Severity::Ok, "client certificate", certificate.to_string());
                 true
@@ -66,7 +66,8 @@ impl Findings {
         has_certificate: bool,
     ) {
         let about = if matches!(settings, token::TokenSettings::File(_)) { "token" } else { "token service" };
-        let source = TokenSource::new(settings, self.clock.clone());
+        let source =
+            TokenSource::new(settings, self.clock.clone(), self.disk.within(config.workload.timeout));
         let reason = match timeout(config.workload.timeout, source.token()).await {
             Ok(Ok(token)) => {
                 let (state, hint) = self.judge_token(&token, provider);
@@ -104,11 +105,11 @@ impl Findings {
         }
         let Some((endpoint, protocol)) = provider.endpoint() else { return };
         let certificate = match provider.client_cert() {
-            Some(directory) => directory.read(&self.clock).await.ok(),
+            Some(directory) => directory.read(&self.clock, &self.disk).await.ok(),
             None => None,
         };
         let address = endpoint.address.to_string();
-        let connect = ca::connect(endpoint, certificate.as_ref(), protocol);
+        let connect = ca::connect(endpoint, certificate.as_ref(), protocol, &self.disk);
         match timeout(config.workload.timeout, connect).await {
             Ok(Ok(_)) if endpoint.address.plaintext => {
                 self.note(Severity::Ok, "CA", format!("{address} accepts connections, in plain text"));
@@ -132,7 +133,7 @@ impl Findings {
     }
 
     pub(super) async fn identity(&mut self, config: &Config) {
-        match config.workload.identity.resolve(&self.clock).await {
+        match config.workload.identity.resolve(&self.clock, &self.disk).await {
             Some(identity) => self.note(Severity::Ok, "identity", identity.to_string()),
             None => self.note(
                 Severity::Warning,
@@ -146,8 +147,8 @@ impl Findings {
         if config.providers.is_empty() {
             return self.note(Severity::Ok, "issuance", "no CA is used");
         }
-        let clock = self.clock.clone();
-        let cas = match providers::clients(&config.providers, &clock) {
+        let (clock, disk) = (self.clock.clone(), self.disk.within(config.workload.timeout));
+        let cas = match providers::clients(&config.providers, &clock, &disk) {
             Ok(cas) => cas,
             Err(error) => return self.note(Severity::Error, "issuance", error.to_string()),
         };
@@ -157,7 +158,8 @@ impl Findings {
         settings.state = None;
         let mut entry = cache.follow(Key { workload, name: SecretName::Workload });
         let (metrics, queue) = (Metrics::default(), IssuanceQueue::default());
-        let issuer = Issuer::new(cas, settings, &cache, workload, clock, metrics, queue);
+        let context = IssuerContext { clock, metrics, queue, disk };
+        let issuer = Issuer::new(cas, settings, &cache, workload, context);
         let settled = async {
             let has_settled = entry.wait_for(|entry| entry.good.is_some() || entry.failure().is_some());
             has_settled.await.map(|entry| entry.clone())

@@ -18,8 +18,10 @@ use crate::agent::inventory;
 use crate::base::clock::{Clock, rfc3339, span};
 use crate::config::Config;
 use crate::export::ready_file::{ReadyFile, ReadyFileError};
+use crate::fs::disk::Disk;
 use crate::fs::file;
 use crate::fs::generation::Place;
+use crate::fs::pending::PendingOperations;
 use crate::fs::watch::Watcher;
 use crate::metrics::Metrics;
 use crate::os::permissions;
@@ -77,18 +79,19 @@ pub struct Scope {
 struct Findings {
     all: Vec<Finding>,
     clock: Clock,
+    disk: Disk,
 }
 
 /// All findings about `config`.
 pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
-    let mut findings = Findings { all: Vec::new(), clock: Clock::system() };
+    let mut findings = Findings { all: Vec::new(), clock: Clock::system(), disk: Disk::default() };
     let f = &mut findings;
     f.options(&config);
     let is_running = f.socket(&config, scope).await;
     f.addresses(&config, scope, is_running);
     let admin = config.admin_socket.as_ref().map(|socket| socket.path.as_path());
     let inventory = inventory(&config, &config.socket, admin);
-    for concern in permissions::concerns(&inventory, scope.is_in_pod) {
+    for concern in permissions::concerns(&inventory, scope.is_in_pod, &PendingOperations::default()) {
         f.note(Severity::Warning, "modes", concern);
     }
     f.directories(&config, is_running);

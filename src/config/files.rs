@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::args::RunArgs;
+use crate::fs::disk;
 use crate::fs::generation::Place;
 use crate::options::{Reader, Setting};
 use crate::source::crl::CrlFile;
@@ -13,6 +14,9 @@ use crate::source::files;
 const CERT_DIR: &str = "/etc/certs";
 /// Where Istio mounts the CRLs of its CAs.
 const ISTIO_CRL: &str = "/var/run/secrets/istio/crl/ca-crl.pem";
+
+/// How long a disk may take to answer before the agent starts without.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The options for mounted files. Which directories are searched also depends on what the agent writes.
 pub(super) struct FileOptions {
@@ -46,8 +50,13 @@ impl FileOptions {
     pub(super) fn places(&self, own: &[OwnDir<'_>]) -> (Vec<Place>, Vec<String>) {
         let typed = self.cert_dir.value.as_deref().map(Path::new);
         let (mut places, mut notes) = (Vec::new(), Vec::new());
-        for directory in [self.cert_dir(), Path::new(files::PLATFORM_DIRECTORY)] {
-            match own.iter().find(|(own, _)| resolved(own) == resolved(directory)) {
+        let directories = [self.cert_dir(), Path::new(files::PLATFORM_DIRECTORY)];
+        // Usually there are none, and nothing to look up.
+        let own_resolved = resolved(own.iter().map(|(own, _)| *own));
+        let resolved = if own.is_empty() { Vec::new() } else { resolved(directories) };
+        for (index, directory) in directories.into_iter().enumerate() {
+            let is_same = |own: &(&PathBuf, &OwnDir<'_>)| resolved.get(index) == Some(own.0);
+            match own_resolved.iter().zip(own).find(is_same).map(|(_, own)| own) {
                 None => places.extend(files::places(directory)),
                 Some((_, why)) if typed == Some(directory) => {
                     notes.push(format!("the files in {} are not served: {why}", directory.display()));
@@ -74,14 +83,34 @@ pub(super) fn crl(r: &mut Reader<'_>, args: &RunArgs) -> CrlFile {
     CrlFile { is_named: crl.value.is_some(), path: crl.or(ISTIO_CRL).into() }
 }
 
-/// `path` with its links resolved, as far as it exists.
-pub(super) fn resolved(path: &Path) -> PathBuf {
+/// Each of `paths` with its links resolved, as far as it exists and its file system answers.
+pub(super) fn resolved<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Vec<PathBuf> {
+    let paths: Vec<_> = paths.into_iter().map(Path::to_owned).collect();
+    if paths.is_empty() {
+        return paths;
+    }
+    let look = |paths: Vec<PathBuf>| {
+        disk::attempt(PATIENCE, move || paths.iter().map(|path| links_resolved(path)).collect::<Vec<_>>())
+    };
+    let each = || paths.iter().map(|path| look(vec![path.clone()]).and_then(|mut one| one.pop()));
+    look(paths.clone()).unwrap_or_else(|| {
+        each().zip(&paths).map(|(found, path)| found.unwrap_or_else(|| path.clone())).collect()
+    })
+}
+
+fn links_resolved(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     match (path.canonicalize(), path.parent(), path.file_name()) {
         (Ok(path), ..) => path,
-        (Err(_), Some(parent), Some(name)) => resolved(parent).join(name),
+        (Err(_), Some(parent), Some(name)) => links_resolved(parent).join(name),
         _ => path,
     }
+}
+
+/// Whether `place` holds a key pair; none if its file system does not answer.
+pub(super) fn holds_key_pair(place: &Place) -> Option<bool> {
+    let place = place.clone();
+    disk::attempt(PATIENCE, move || place.holds_key_pair())
 }
 
 /// Directories that files named by Envoy must be in; in the environment separated by ":", as in PATH.

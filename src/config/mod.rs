@@ -20,7 +20,7 @@ use std::time::Duration;
 
 pub use self::args::RunArgs;
 use self::certificate::CertificateOptions;
-use self::files::{FileOptions, OwnDir, resolved};
+use self::files::{FileOptions, OwnDir, holds_key_pair, resolved};
 use self::selection::ProviderOptions;
 use self::shared::Credentials;
 use crate::ca::provider::{Choice, Selection, SharedOptions};
@@ -184,8 +184,8 @@ fn check_output(
     mounted: &[Place],
 ) {
     let Some(output) = output.filter(|_| selection.choice == Some(Choice::Files)) else { return };
-    let is_same = resolved(files.cert_dir()) == resolved(&output.directory);
-    if is_same && !mounted.iter().any(Place::holds_key_pair) {
+    let is_same = resolved([files.cert_dir()]) == resolved([output.directory.as_path()]);
+    if is_same && !mounted.iter().any(|place| holds_key_pair(place) == Some(true)) {
         r.mistake(format!(
             "--output-dir and --cert-dir are both {}, and no CA is used: there are no other files to write; name two \
              directories, or choose a CA with --ca",

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::args::RunArgs;
+use super::files::holds_key_pair;
 use crate::ca::citadel;
 use crate::ca::provider::{CaNetwork, Choice, ProviderKind, Selection};
 use crate::ca::providers::{self, ISTIO, choices, parse_choice};
@@ -65,9 +66,14 @@ impl ProviderOptions {
             r.mistake(format!("{} needs the CA's address: --ca-address HOST:PORT", client_cert.from));
             return None;
         }
-        if let Some(directory) = mounted.iter().find(|place| place.holds_key_pair()).and_then(Place::home) {
-            let reason = format!("no CA is configured, and {} holds a key pair", directory.display());
-            return Some((Choice::Files, reason));
+        for place in mounted {
+            let why = match holds_key_pair(place) {
+                Some(true) => "holds a key pair",
+                Some(false) => continue,
+                None => "is on a file system that does not answer",
+            };
+            let directory = place.home().unwrap_or(Path::new("--cert-dir")).display();
+            return Some((Choice::Files, format!("no CA is configured, and {directory} {why}")));
         }
         let directory = mounted.first().and_then(Place::home).unwrap_or(Path::new("--cert-dir"));
         r.mistake(format!(

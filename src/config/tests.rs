@@ -11,6 +11,7 @@ use crate::ca::kubernetes::SignerRoots;
 use crate::ca::kubernetes::options::KubernetesProvider;
 use crate::ca::vault::options::VaultProvider;
 use crate::export::output::Hook;
+use crate::fs::disk::Disk;
 use crate::net::tls::Roots;
 use crate::pki::key::{KeyFormat, KeyType};
 use crate::source::issuer::IdentitySource;
@@ -472,8 +473,8 @@ fn the_output_directory_is_no_source_of_mounted_files() {
     assert_eq!(cert_dir(&linked.files), None, "links are resolved");
 }
 
-#[test]
-fn vault_reports_missing_and_contradictory_options() {
+#[tokio::test]
+async fn vault_reports_missing_and_contradictory_options() {
     use crate::ca::vault::Access;
     let vault = |line: &str, environment: &[_]| match only(
         &config(&format!("--ca vault {line}"), environment).unwrap(),
@@ -503,7 +504,7 @@ fn vault_reports_missing_and_contradictory_options() {
     assert_eq!(mount.to_string(), "jwt");
     let (_, settings) = vault("--ca-address v --vault-role a", &[("ATTACHE_VAULT_TOKEN_FILE", "/t")]);
     let Access::Token(file) = settings.access else { panic!("no token") };
-    assert!(file.read().unwrap_err().to_string().contains("--vault-token-file"));
+    assert!(file.read(&Disk::default()).await.unwrap_err().to_string().contains("--vault-token-file"));
 
     let cases: [(&str, &[&str]); 7] = [
         ("--ca vault", &["needs the CA's address", "--vault-role ROLE", "--vault-auth-role ROLE"]),

@@ -20,6 +20,7 @@ pub use self::hook::Hook;
 use self::hook::HookError;
 use self::progress::{Progress, is_due};
 use crate::base::clock::{Clock, rfc3339};
+use crate::fs::disk::Disk;
 use crate::fs::generation::{CHAIN_FILE, KEY_FILE, ROOT_FILE};
 use crate::fs::watch::{Watch, Watcher};
 use crate::metrics::{ByResult, Metrics};
@@ -54,6 +55,7 @@ pub struct Output {
     watch: Option<Watch>,
     pair: watch::Receiver<Entry>,
     roots: watch::Receiver<Entry>,
+    disk: Disk,
     clock: Clock,
     metrics: Metrics,
     components: Components,
@@ -88,6 +90,7 @@ impl Output {
         cache: &Cache,
         workload: Workload,
         watcher: &Watcher,
+        disk: Disk,
         clock: Clock,
         metrics: Metrics,
     ) -> Self {
@@ -97,7 +100,7 @@ impl Output {
         let directory = Arc::new(Mutex::new(directory));
         let (pair, roots) = (follow(SecretName::Workload), follow(SecretName::Roots));
         let components = cache.components(workload);
-        Self { settings, directory, watch, pair, roots, clock, metrics, components }
+        Self { settings, directory, watch, pair, roots, disk, clock, metrics, components }
     }
 
     /// Follows every change until `stop`. A swap or a hook that is under way is finished.
@@ -352,7 +355,7 @@ impl Output {
         work: impl FnOnce(&mut OutputDirectory) -> T + Send + 'static,
     ) -> T {
         let directory = Arc::clone(&self.directory);
-        let done = tokio::task::spawn_blocking(move || {
+        let done = self.disk.spawn(&self.settings.directory, move || {
             work(&mut directory.lock().unwrap_or_else(PoisonError::into_inner))
         });
         let report_hang = || {

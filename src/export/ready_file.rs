@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use crate::base::backoff::Backoff;
 use crate::base::failure_log::FailureLog;
+use crate::fs::disk::Disk;
 use crate::fs::file::{self, directory_of};
 use crate::store::health::Health;
 
@@ -27,6 +28,7 @@ pub struct ReadyFile {
     /// Open and locked while the file exists, so that other agents see that its owner is alive.
     file: Option<Arc<File>>,
     failures: FailureLog,
+    disk: Disk,
 }
 
 /// Why the path can't be used.
@@ -52,14 +54,16 @@ pub enum ReadyFileError {
 }
 
 impl ReadyFile {
-    /// Claims `path`. A file left by a killed agent is removed; that of a running agent is an error.
-    pub fn claim(path: PathBuf) -> Result<Self, ReadyFileError> {
-        if Self::is_stale(&path)?
-            && let Err(source) = fs::remove_file(&path)
-        {
-            return Err(ReadyFileError::Stale { path, source });
-        }
-        Ok(Self { path, file: None, failures: FailureLog::default() })
+    /// Claims `path`. A file left by a killed agent is removed; that of a running agent is an error. If the disk does not
+    /// answer now, this happens when the file is written.
+    pub fn claim(path: PathBuf, disk: &Disk) -> Result<Self, ReadyFileError> {
+        let file = path.clone();
+        let clear = move || match Self::is_stale(&file)?.then(|| fs::remove_file(&file)) {
+            Some(Err(source)) => Err(ReadyFileError::Stale { path: file, source }),
+            _ => Ok(()),
+        };
+        disk.attempt(&path, clear).transpose()?;
+        Ok(Self { path, file: None, failures: FailureLog::default(), disk: disk.clone() })
     }
 
     /// Whether a killed agent has left its file at `path`. Any other file there is an error.
@@ -95,21 +99,23 @@ impl ReadyFile {
             failures = if must_retry { failures + 1 } else { 0 };
             let retry_in = BACKOFF.delay(failures, fastrand::f64());
             tokio::select! {
-                changed = health.changed() => if changed.is_err() { return },
+                changed = health.changed() => if changed.is_err() { break },
                 () = tokio::time::sleep(retry_in), if must_retry => {}
             }
+        }
+        if self.file.is_some() {
+            self.update(false).await;
         }
     }
 
     /// Creates the file if it does not exist, or removes it if it does. Returns whether the file's existence matches `is_ready`.
-    /// Runs on a blocking thread, because a disk may be slow.
     async fn update(&mut self, is_ready: bool) -> bool {
         let (path, ours) = (self.path.clone(), self.file.clone());
         let work = move || match ours {
             Some(ours) => remove(&path, &ours).map(|()| None),
             None => write(&path).map(|file| Some(Arc::new(file))),
         };
-        let outcome = tokio::task::spawn_blocking(work).await.map_err(io::Error::other).flatten();
+        let outcome = self.disk.spawn(&self.path, work).await.map_err(io::Error::other).flatten();
         let path = self.path.display();
         match outcome {
             Ok(file) => {
@@ -135,9 +141,9 @@ impl ReadyFile {
 
 impl Drop for ReadyFile {
     fn drop(&mut self) {
-        if let Some(file) = &self.file
-            && let Err(error) = remove(&self.path, file)
-        {
+        let Some(file) = self.file.take() else { return };
+        let path = self.path.clone();
+        if let Some(Err(error)) = self.disk.attempt(&self.path, move || remove(&path, &file)) {
             tracing::warn!(path = %self.path.display(), %error, "ready file not removed");
         }
     }
@@ -205,14 +211,14 @@ mod tests {
         assert!(fs::read(&path).unwrap().starts_with(MARK));
         for stale in [true, false] {
             assert_eq!(path.exists(), stale);
-            ReadyFile::claim(path.clone()).unwrap();
+            ReadyFile::claim(path.clone(), &Disk::default()).unwrap();
         }
         fs::write(&path, "precious").unwrap();
-        let error = ReadyFile::claim(path.clone()).unwrap_err().to_string();
+        let error = ReadyFile::claim(path.clone(), &Disk::default()).unwrap_err().to_string();
         assert!(error.contains("--ready-file") && path.exists(), "{error}");
-        let error = ReadyFile::claim(directory.path().to_owned()).unwrap_err().to_string();
+        let error = ReadyFile::claim(directory.path().to_owned(), &Disk::default()).unwrap_err().to_string();
         assert!(error.contains("not the ready file of an agent"), "{error}");
-        let error = ReadyFile::claim(path.join("ready")).unwrap_err().to_string();
+        let error = ReadyFile::claim(path.join("ready"), &Disk::default()).unwrap_err().to_string();
         assert!(error.contains("create or mount"), "{error}");
     }
 
@@ -221,13 +227,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ready");
         // Both start while the file does not exist.
-        let mut first = ReadyFile::claim(path.clone()).unwrap();
-        let mut second = ReadyFile::claim(path.clone()).unwrap();
+        let mut first = ReadyFile::claim(path.clone(), &Disk::default()).unwrap();
+        let mut second = ReadyFile::claim(path.clone(), &Disk::default()).unwrap();
         assert!(first.update(true).await && !second.update(true).await && !second.update(true).await);
         let pid = std::process::id();
-        for error in
-            [ReadyFile::claim(path.clone()).unwrap_err().to_string(), write(&path).unwrap_err().to_string()]
-        {
+        for error in [
+            ReadyFile::claim(path.clone(), &Disk::default()).unwrap_err().to_string(),
+            write(&path).unwrap_err().to_string(),
+        ] {
             assert!(error.contains(&format!("a running agent (process {pid})")), "{error}");
         }
         drop(second);

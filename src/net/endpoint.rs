@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use crate::fs::disk::Disk;
 use crate::net::address::Address;
 use crate::net::error::{self, TlsError, TransportError};
 use crate::net::tls::{self, Alert, Presenter, Roots, Trusted, Watched};
@@ -61,17 +62,18 @@ impl Endpoint {
         &self,
         client: Option<&KeyPair>,
         protocol: Protocol,
+        disk: &Disk,
     ) -> Result<Connected, TransportError> {
-        let trusted = self.trusted()?;
+        let trusted = self.trusted(disk).await?;
         self.connect_trusting(trusted.as_ref(), client, protocol, Duration::MAX).await
     }
 
     /// Reads the roots; none for a connection without TLS.
-    pub fn trusted(&self) -> Result<Option<Trusted>, TransportError> {
+    pub async fn trusted(&self, disk: &Disk) -> Result<Option<Trusted>, TransportError> {
         if self.address.plaintext {
             return Ok(None);
         }
-        Ok(Some(self.roots.load()?))
+        Ok(Some(self.roots.load(disk).await?))
     }
 
     /// Like `connect`, with roots that were read before. TCP and TLS have `patience` each for their handshakes: where that

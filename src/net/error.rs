@@ -13,6 +13,7 @@ use rustls::{AlertDescription, CertificateError};
 use tonic::Code;
 
 use crate::base::retry::Class;
+use crate::fs::disk::Unresponsive;
 use crate::pki::pem::NotPem;
 
 /// Why a call failed, or what the server answered instead of a result.
@@ -79,6 +80,8 @@ pub enum RootsError {
     Unreadable { path: PathBuf, source: io::Error },
     #[error("{path}: {source}")]
     NotPem { path: PathBuf, source: NotPem },
+    #[error(transparent)]
+    Unresponsive(#[from] Unresponsive),
 }
 
 /// How a person mends a connection, in the words of the caller that set it up.
@@ -113,7 +116,10 @@ impl TransportError {
     /// Whether a retry may succeed without a change by a person.
     pub fn class(&self) -> Class {
         match self {
-            Self::Unreachable(_) | Self::Handshake(_) | Self::Broken(_) => Class::Transient,
+            Self::Unreachable(_)
+            | Self::Handshake(_)
+            | Self::Broken(_)
+            | Self::Roots(RootsError::Unresponsive(_)) => Class::Transient,
             Self::NotGrpc { status, .. } => status_class(*status),
             Self::Refused { code, .. } => code_class(*code),
             Self::Tls(_) | Self::Roots(_) | Self::Request(_) | Self::TooLong { .. } | Self::Unreadable(_) => {
@@ -126,6 +132,7 @@ impl TransportError {
     pub fn remedy(&self, options: &ConnectionOptions) -> Option<String> {
         match self {
             Self::Tls(error) => error.remedy(options),
+            Self::Roots(RootsError::Unresponsive(_)) => None,
             Self::Roots(_) => Some(options.name_the_root()),
             Self::Handshake(_) => Some(options.is_it_tls()),
             _ => None,
@@ -301,6 +308,17 @@ mod tests {
             let words = error.explain(OPTIONS);
             assert!(words.ends_with(end), "{words}");
         }
+    }
+
+    #[test]
+    fn roots_on_a_file_system_that_does_not_answer_are_read_again_soon() {
+        let silent =
+            Unresponsive::Silent { path: "/dead/root.pem".into(), since: "2026-06-21T07:20:00Z".to_owned() };
+        let error = TransportError::from(RootsError::from(silent));
+        assert_eq!(error.class(), Class::Transient);
+        let words = error.explain(OPTIONS);
+        assert!(words.contains("the file system of /dead/root.pem does not answer since"), "{words}");
+        assert!(!words.contains("the-root"), "no option mends it: {words}");
     }
 
     #[test]

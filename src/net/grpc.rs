@@ -22,6 +22,7 @@ use tower_service::Service;
 
 use crate::base::limits;
 use crate::base::text;
+use crate::fs::disk::Disk;
 use crate::net::endpoint::{Connected, Endpoint, Protocol};
 use crate::net::error::{TlsError, TransportError, retry_after, with_causes};
 use crate::net::http2;
@@ -47,6 +48,7 @@ pub struct Connections {
     succeeded: Mutex<Option<Instant>>,
     /// The timeout of a call.
     timeout: Duration,
+    disk: Disk,
 }
 
 #[derive(Debug)]
@@ -73,8 +75,8 @@ pub struct Channel {
 
 impl Connections {
     /// For calls that take `timeout` at most.
-    pub fn new(timeout: Duration) -> Self {
-        Self { idle: Arc::default(), succeeded: Mutex::default(), timeout }
+    pub fn new(timeout: Duration, disk: Disk) -> Self {
+        Self { idle: Arc::default(), succeeded: Mutex::default(), timeout, disk }
     }
 
     /// The idle connection, if a new one would be the same; else a new one. `client` is the client certificate.
@@ -84,7 +86,7 @@ impl Connections {
         client: Option<&KeyPair>,
     ) -> Result<Channel, TransportError> {
         let idle = self.idle.lock().ok().and_then(|mut idle| idle.take());
-        let trusted = endpoint.trusted()?;
+        let trusted = endpoint.trusted(&self.disk).await?;
         let client_leaf = client.and_then(|pair| pair.chain().first()).cloned();
         if let Some(Idle { channel, .. }) = idle
             && !channel.kept.is_closed()

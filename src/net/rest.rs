@@ -13,6 +13,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_e
 use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::base::limits;
+use crate::fs::disk::Disk;
 use crate::net::Header;
 use crate::net::endpoint::{Connected, Endpoint, Protocol};
 use crate::net::error::{TlsError, TransportError, retry_after, with_causes};
@@ -41,8 +42,8 @@ pub struct Reply {
 }
 
 /// Makes one call to `endpoint`. The caller sets the deadline.
-pub async fn call(endpoint: &Endpoint, call: Call<'_>) -> Result<Reply, TransportError> {
-    let Connected { io, alert, .. } = endpoint.connect(None, Protocol::Http1).await?;
+pub async fn call(endpoint: &Endpoint, call: Call<'_>, disk: &Disk) -> Result<Reply, TransportError> {
+    let Connected { io, alert, .. } = endpoint.connect(None, Protocol::Http1, disk).await?;
     let broken = |error: &(dyn Error + 'static)| match alert.received() {
         Some(alert) => TlsError::of_alert(alert, false).into(),
         None => TransportError::broken(with_causes(error)),

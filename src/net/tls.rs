@@ -3,6 +3,7 @@
 mod alert;
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,14 +12,19 @@ use rustls::client::ResolvesClientCert;
 use rustls::pki_types::CertificateDer;
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, RootCertStore, SignatureScheme};
+use zeroize::Zeroizing;
 
 pub use self::alert::Alert;
 pub(super) use self::alert::Watched;
 use crate::base::limits;
+use crate::fs::disk::Disk;
 use crate::fs::file;
 use crate::net::error::RootsError;
 use crate::pki::pem;
 use crate::secret::KeyPair;
+
+/// The system's roots are in several places, most of them here.
+const SYSTEM_ROOTS: &str = "/etc/ssl";
 
 /// The roots that a server's certificate must chain to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,27 +46,36 @@ pub struct Trusted {
 }
 
 impl Roots {
-    pub(super) fn load(&self) -> Result<Trusted, RootsError> {
-        let path = match self {
+    pub(super) async fn load(&self, disk: &Disk) -> Result<Trusted, RootsError> {
+        match self {
             Self::System => {
-                let roots = rustls_native_certs::load_native_certs().certs;
+                let load = || rustls_native_certs::load_native_certs().certs;
+                let roots = disk.run(Path::new(SYSTEM_ROOTS), load).await?;
                 if roots.is_empty() {
                     return Err(RootsError::NoSystemRoots);
                 }
-                return Ok(Trusted { roots, place: "the system's roots".to_owned() });
+                Ok(Trusted { roots, place: "the system's roots".to_owned() })
             }
-            Self::File(path) => path,
-            Self::FirstOf(paths) => paths
-                .iter()
-                .find(|path| exists(path))
-                .ok_or_else(|| RootsError::NoFile { paths: paths.clone() })?,
-        };
-        let text = file::read(path, limits::FILE_BYTES)
-            .map_err(|source| RootsError::Unreadable { path: path.clone(), source })?;
-        let roots =
-            pem::certificates(&text).map_err(|source| RootsError::NotPem { path: path.clone(), source })?;
-        Ok(Trusted { roots, place: path.display().to_string() })
+            Self::File(path) => parse(path, disk.read(path, limits::FILE_BYTES).await?),
+            Self::FirstOf(paths) => {
+                for path in paths {
+                    let file = path.clone();
+                    let read = move || exists(&file).then(|| file::read(&file, limits::FILE_BYTES));
+                    if let Some(text) = disk.run(path, read).await? {
+                        return parse(path, text);
+                    }
+                }
+                Err(RootsError::NoFile { paths: paths.clone() })
+            }
+        }
     }
+}
+
+fn parse(path: &Path, text: io::Result<Zeroizing<Vec<u8>>>) -> Result<Trusted, RootsError> {
+    let path = || path.to_owned();
+    let text = text.map_err(|source| RootsError::Unreadable { path: path(), source })?;
+    let roots = pem::certificates(&text).map_err(|source| RootsError::NotPem { path: path(), source })?;
+    Ok(Trusted { roots, place: path().display().to_string() })
 }
 
 /// The target of a link may be replaced at this moment (the kubelet does so): a second look finds it.
@@ -130,11 +145,11 @@ impl ResolvesClientCert for Presenter {
 mod tests {
     use super::*;
 
-    #[test]
-    fn missing_roots_are_named() {
+    #[tokio::test]
+    async fn missing_roots_are_named() {
         let missing = PathBuf::from("/nowhere/root-cert.pem");
         for roots in [Roots::File(missing.clone()), Roots::FirstOf(vec![missing])] {
-            let error = roots.load().unwrap_err().to_string();
+            let error = roots.load(&Disk::default()).await.unwrap_err().to_string();
             assert!(error.contains("/nowhere/root-cert.pem"), "{error}");
         }
     }

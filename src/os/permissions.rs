@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 
+use crate::fs::pending::PendingOperations;
+
 const OTHERS_READ: u32 = 0o004;
 /// For a socket, the right to connect.
 const OTHERS_WRITE: u32 = 0o002;
@@ -43,9 +45,10 @@ pub struct Socket {
 }
 
 /// What a person should know about the modes of these paths: one message each.
-pub fn concerns(inventory: &Inventory, is_in_pod: bool) -> Vec<String> {
+pub fn concerns(inventory: &Inventory, is_in_pod: bool, pending: &PendingOperations) -> Vec<String> {
     let mut concerns = Vec::new();
     for Socket { path, what, remedy } in &inventory.sockets {
+        let _operation = pending.begin(path);
         if is_open(path, OTHERS_WRITE, is_in_pod) {
             concerns.push(format!("every local user can connect to {}, {what}: {remedy}", path.display()));
         }
@@ -53,6 +56,7 @@ pub fn concerns(inventory: &Inventory, is_in_pod: bool) -> Vec<String> {
     // One directory may be on the path to several: it is reported once.
     let mut reported = BTreeSet::new();
     for (directory, what) in &inventory.directories {
+        let _operation = pending.begin(directory);
         let open = writable_ancestor(directory, is_in_pod);
         let Some(open) = open.filter(|open| reported.insert(open.clone())) else { continue };
         let above =
@@ -64,6 +68,7 @@ pub fn concerns(inventory: &Inventory, is_in_pod: bool) -> Vec<String> {
         ));
     }
     for (file, what) in &inventory.secrets {
+        let _operation = pending.begin(file);
         if is_open(file, OTHERS_READ, is_in_pod) {
             concerns.push(format!(
                 "every local user can read {}, {what}: remove that right (chmod o-r)",
@@ -72,6 +77,7 @@ pub fn concerns(inventory: &Inventory, is_in_pod: bool) -> Vec<String> {
         }
     }
     for (directory, mode) in &inventory.exported_keys {
+        let _operation = pending.begin(directory);
         if mode & OTHERS_READ != 0 && is_reachable(directory) {
             concerns.push(format!(
                 "every local user can read the key in {}: choose another --output-key-mode, or close the directory to other \

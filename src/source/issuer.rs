@@ -36,6 +36,7 @@ use self::trust::Trust;
 use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
 use crate::ca::failover::Failover;
+use crate::fs::disk::Disk;
 use crate::metrics::Metrics;
 use crate::pki::key::{KeyFormat, KeyType};
 use crate::secret::SecretName;
@@ -60,6 +61,16 @@ pub struct IssuerSettings {
     pub state: Option<StateDir>,
 }
 
+/// What issuers share with the rest of the agent. Clones share the same.
+#[derive(Clone, Debug)]
+pub struct IssuerContext {
+    pub clock: Clock,
+    pub metrics: Metrics,
+    /// The issuers that share a CA share it.
+    pub queue: IssuanceQueue,
+    pub disk: Disk,
+}
+
 /// Keeps one workload's key pair and trust bundle fresh. One call at a time, however many streams there are. Dropping
 /// it, or the future of [`Issuer::run`], wipes the workload's keys.
 #[derive(Debug)]
@@ -81,24 +92,25 @@ pub struct Issuer {
     renewals: Renewals,
     queue: IssuanceQueue,
     clock: Clock,
+    disk: Disk,
     metrics: Metrics,
     components: Components,
 }
 
 impl Issuer {
-    /// An issuer that publishes `workload`'s secrets to `cache`. The issuers that share a CA share the `queue`.
+    /// An issuer that publishes `workload`'s secrets to `cache`.
     pub fn new(
         cas: Failover,
         settings: IssuerSettings,
         cache: &Cache,
         workload: Workload,
-        clock: Clock,
-        metrics: Metrics,
-        queue: IssuanceQueue,
+        context: IssuerContext,
     ) -> Self {
+        let IssuerContext { clock, metrics, queue, disk } = context;
         let publisher = |name| cache.publisher(Key { workload, name }, Origin::CA);
         let key_pair = publisher(SecretName::Workload);
-        let state = settings.state.clone().map(|dir| StateWriter::new(dir, cache.components(workload)));
+        let state = settings.state.clone();
+        let state = state.map(|dir| StateWriter::new(dir, cache.components(workload), disk.clone()));
         Self {
             cas,
             renewals: key_pair.renewals(),
@@ -113,6 +125,7 @@ impl Issuer {
             settings,
             queue,
             clock,
+            disk,
             metrics,
             components: cache.components(workload),
         }

@@ -126,7 +126,7 @@ async fn the_embedded_ca_and_attache_ca_share_a_directory() {
     let chain = call(&address, &[bearer(&token("web", "istio-ca", 60))], a_csr(), 60).await.unwrap();
     let clock = attache::base::clock::Clock::system();
     let ca = attache::ca::embedded::DevelopmentCa::open(&directory.path().join("ca"), clock).unwrap();
-    let embedded = attache::ca::embedded::Embedded(ca);
+    let embedded = attache::ca::embedded::Embedded::from(ca);
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let request = SigningRequest {
         csr: csr::request(&key, None).unwrap(),

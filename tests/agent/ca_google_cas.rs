@@ -10,7 +10,9 @@ use attache::auth::token::{self, Service, TokenSource};
 use attache::base::clock::Clock;
 use attache::ca::google_cas::{GoogleCas, GoogleCasSettings};
 use attache::ca::{CertificateAuthority as _, SigningRequest};
+use attache::fs::disk::Disk;
 use attache::net::endpoint::Endpoint;
+use attache::net::grpc::Connections;
 use attache::net::tls::Roots;
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{certificate::Certificate, csr};
@@ -203,9 +205,9 @@ fn client(cas: &FakeGoogleCas, metadata: &TokenService, directory: &Path) -> Goo
     GoogleCas::new(
         endpoint,
         settings,
-        TokenSource::new(token, Clock::system()),
+        TokenSource::new(token, Clock::system(), Disk::default()),
         Vec::new(),
-        Duration::from_secs(10),
+        Connections::new(Duration::from_secs(10), Disk::default()),
     )
 }
 

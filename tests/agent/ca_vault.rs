@@ -8,6 +8,7 @@ use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
 use attache::ca::vault::{Access, Vault, VaultSettings};
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
+use attache::fs::disk::Disk;
 use attache::net::endpoint::Endpoint;
 use attache::net::tls::Roots;
 use attache::pki::csr;
@@ -212,7 +213,7 @@ fn client(vault: &FakeVault, directory: &Path) -> (Arc<Vault>, Clock) {
         },
         roots: None,
     };
-    (Arc::new(Vault::new(endpoint, settings, &[], clock.clone())), clock)
+    (Arc::new(Vault::new(endpoint, settings, &[], clock.clone(), Disk::default())), clock)
 }
 
 fn a_request() -> SigningRequest {

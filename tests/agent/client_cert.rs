@@ -12,6 +12,7 @@ use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
 use attache::ca::citadel::Citadel;
 use attache::ca::{CaError, CertificateAuthority as _, SigningRequest};
+use attache::fs::disk::Disk;
 use attache::net::endpoint::{Endpoint, Protocol};
 use attache::net::grpc::Connections;
 use attache::net::tls::Roots;
@@ -404,15 +405,20 @@ async fn attache_ca_refuses_an_expired_certificate() {
     let clock = Clock::starting_at(SystemTime::now() - Duration::from_secs(2 * 3600));
     let citadel = Citadel {
         endpoint: endpoint(&ca, directory),
-        token: TokenSource::new(TokenFile::new(directory.join("no-token")).into(), clock.clone()),
+        token: TokenSource::new(
+            TokenFile::new(directory.join("no-token")).into(),
+            clock.clone(),
+            Disk::default(),
+        ),
         client_cert: Some(ClientCertDir::new(client)),
         repeats: Mutex::default(),
         refused: Mutex::default(),
         cluster_id: MetadataValue::from_static("Kubernetes"),
         headers: Vec::new(),
         cert_signer: None,
-        connections: Connections::new(Duration::from_secs(10)),
+        connections: Connections::new(Duration::from_secs(10), Disk::default()),
         clock,
+        disk: Disk::default(),
     };
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let csr = csr::request(&key, None).unwrap();
@@ -428,8 +434,9 @@ async fn attache_ca_refuses_an_expired_certificate() {
 
 /// One call with a client certificate and, if there is one, a token.
 async fn call(endpoint: &Endpoint, client: PathBuf, token: Option<&str>) -> Result<Certificate, Status> {
-    let certificate = ClientCertDir::new(client).read(&Clock::system()).await.unwrap();
-    let connected = endpoint.connect(Some(&certificate.pair), Protocol::Http2).await.unwrap();
+    let certificate = ClientCertDir::new(client).read(&Clock::system(), &Disk::default()).await.unwrap();
+    let connected =
+        endpoint.connect(Some(&certificate.pair), Protocol::Http2, &Disk::default()).await.unwrap();
     assert!(connected.has_presented);
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let csr = csr::to_pem(&csr::request(&key, None).unwrap());

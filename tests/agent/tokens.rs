@@ -10,6 +10,7 @@ use attache::auth::token_file::TokenFile;
 use attache::base::clock::Clock;
 use attache::ca::citadel::Citadel;
 use attache::ca::{CertificateAuthority as _, Class, SigningRequest};
+use attache::fs::disk::Disk;
 use attache::net::endpoint::Endpoint;
 use attache::net::grpc::Connections;
 use attache::net::tls::Roots;
@@ -45,7 +46,7 @@ fn source(service: &TokenService, directory: &Path) -> (Arc<TokenSource>, Clock)
     #[expect(clippy::disallowed_methods, reason = "tokens of now")]
     let clock = Clock::starting_at(SystemTime::now());
     let settings = settings(exchange(service, directory, "http", Roots::System), Duration::from_secs(30));
-    (Arc::new(TokenSource::new(settings, clock.clone())), clock)
+    (Arc::new(TokenSource::new(settings, clock.clone(), Disk::default())), clock)
 }
 
 #[tokio::test]
@@ -156,7 +157,8 @@ async fn a_slow_token_service_is_distinguished_from_a_slow_ca() {
     let directory = tempfile::tempdir().unwrap();
     let service = TokenService::start().await;
     let exchange = exchange(&service, directory.path(), "http", Roots::System);
-    let source = TokenSource::new(settings(exchange, Duration::from_millis(300)), Clock::system());
+    let source =
+        TokenSource::new(settings(exchange, Duration::from_millis(300)), Clock::system(), Disk::default());
     for mood in [Mood::Hang, Mood::Slow] {
         service.set(mood);
         let error = source.token().await.unwrap_err();
@@ -180,7 +182,8 @@ async fn a_token_service_is_authenticated_by_its_tls_certificate() {
     ];
     for (root, words) in cases {
         let exchange = exchange(&service, directory, "https", Roots::File(root));
-        let source = TokenSource::new(settings(exchange, Duration::from_secs(30)), Clock::system());
+        let source =
+            TokenSource::new(settings(exchange, Duration::from_secs(30)), Clock::system(), Disk::default());
         match (source.token().await, words) {
             (Ok(_), None) => {}
             (Err(error), Some(words)) => assert!(error.to_string().contains(words), "{error}"),
@@ -199,15 +202,16 @@ fn citadel(ca: &FakeCa, token: TokenSettings) -> Citadel {
     let address = format!("http://{}", ca.address).parse().unwrap();
     Citadel {
         endpoint: Endpoint { address, roots: Roots::System, server_name: None },
-        token: TokenSource::new(token, Clock::system()),
+        token: TokenSource::new(token, Clock::system(), Disk::default()),
         client_cert: None,
         repeats: Mutex::default(),
         refused: Mutex::default(),
         cluster_id: MetadataValue::from_static("Kubernetes"),
         headers: Vec::new(),
         cert_signer: None,
-        connections: Connections::new(Duration::from_secs(10)),
+        connections: Connections::new(Duration::from_secs(10), Disk::default()),
         clock: Clock::system(),
+        disk: Disk::default(),
     }
 }
 

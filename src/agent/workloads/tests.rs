@@ -36,7 +36,7 @@ fn plan(account: &str, ca: &Path) -> Plan {
         crl: CrlFile { path: "/nowhere/crl.pem".into(), is_named: false },
         cas: Failover::new(vec![Member::new(
             "embedded",
-            Embedded(DevelopmentCa::open(ca, Clock::system()).unwrap()),
+            Embedded::from(DevelopmentCa::open(ca, Clock::system()).unwrap()),
         )]),
         issuer: IssuerSettings {
             identity: IdentitySource::Fixed(identity),

@@ -7,6 +7,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 
 use super::*;
 use crate::base::spiffe_id::SpiffeId;
+use crate::fs::disk::Disk;
 use crate::pki::key::{KeyType, SigningKey};
 use crate::pki::pem;
 
@@ -62,7 +63,7 @@ impl Desk {
     }
 
     async fn refusal(&self, clock: &Clock) -> String {
-        self.client.read(clock).await.unwrap_err().to_string()
+        self.client.read(clock, &Disk::default()).await.unwrap_err().to_string()
     }
 }
 
@@ -88,7 +89,7 @@ async fn a_certificate_that_is_not_presented_is_named() {
         assert!(refusal.contains(desk.client.path().to_str().unwrap()), "{refusal}");
     }
     desk.put(&chain, &key);
-    assert_eq!(desk.client.read(&clock).await.unwrap().pair.chain().len(), 2);
+    assert_eq!(desk.client.read(&clock, &Disk::default()).await.unwrap().pair.chain().len(), 2);
     std::fs::remove_file(desk.client.path().join(KEY_FILE)).unwrap();
     assert!(desk.refusal(&clock).await.contains("key.pem does not"));
 }
@@ -99,7 +100,7 @@ async fn a_certificate_is_presented_only_while_it_is_valid() {
     let (chain, key) = desk.texts();
     desk.put(&chain, &key);
     let clock = Clock::starting_at(Clock::system().now());
-    assert!(desk.client.read(&clock).await.is_ok());
+    assert!(desk.client.read(&clock, &Disk::default()).await.is_ok());
     clock.set_by(3_601_000);
     assert!(desk.refusal(&clock).await.contains("expired at"));
     clock.set_by(-7_200_000);
@@ -111,8 +112,8 @@ async fn the_read_waits_for_the_other_half_of_a_change() {
     let desk = Desk::new();
     let (old, new) = (desk.texts(), desk.texts());
     desk.put(&new.0, &old.1);
-    let clock = Clock::system();
-    let (read, ()) = tokio::join!(desk.client.read(&clock), async {
+    let (clock, disk) = (Clock::system(), Disk::default());
+    let (read, ()) = tokio::join!(desk.client.read(&clock, &disk), async {
         tokio::time::sleep(3 * PAUSE).await;
         desk.put(&new.0, &new.1);
     });
@@ -153,7 +154,7 @@ fn half_of_a_swap_is_never_read() {
             index
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let read = || runtime.block_on(desk.client.read(&clock)).map(drop);
+        let read = || runtime.block_on(desk.client.read(&clock, &Disk::default())).map(drop);
         let reads: Vec<_> = (0..500).map(|_| read()).collect();
         stop.store(true, Ordering::Relaxed);
         let swaps = swapper.join().unwrap();
@@ -168,7 +169,7 @@ async fn messages_name_the_identity_and_hold_no_key() {
     let desk = Desk::new();
     let (chain, key) = desk.texts();
     desk.put(&chain, &key);
-    let certificate = desk.client.read(&Clock::system()).await.unwrap();
+    let certificate = desk.client.read(&Clock::system(), &Disk::default()).await.unwrap();
     let words = format!("{certificate}; {certificate:?}");
     assert!(words.contains(identity().as_str()) && words.contains("valid until"), "{words}");
     for line in std::str::from_utf8(&key).unwrap().lines() {

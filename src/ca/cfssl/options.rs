@@ -9,6 +9,7 @@ use crate::ca::provider::{
     self, CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, Headers, IdentityDefault, ProviderArgs,
     ProviderFile, ProviderKind, SharedOptions, TokenUse,
 };
+use crate::fs::disk::Disk;
 use crate::net::address::Address;
 use crate::net::endpoint::{Endpoint, Protocol};
 use crate::net::rest;
@@ -100,7 +101,7 @@ impl ConfiguredProvider for CfsslProvider {
         CfsslArgs::KIND
     }
 
-    fn client(&self, _clock: &Clock) -> Result<Member, ClientError> {
+    fn client(&self, _clock: &Clock, disk: &Disk) -> Result<Member, ClientError> {
         let client = Cfssl {
             endpoint: self.endpoint.clone(),
             profile: self.profile.clone(),
@@ -108,6 +109,7 @@ impl ConfiguredProvider for CfsslProvider {
             auth_key: self.auth_key.clone(),
             bundle: self.bundle.clone(),
             headers: rest::headers(&self.headers),
+            disk: disk.clone(),
         };
         Ok(Member::new(&self.name(), client))
     }

@@ -16,6 +16,7 @@ fn cfssl(auth_key: Option<PathBuf>) -> Cfssl {
         auth_key,
         bundle: None,
         headers: HeaderMap::new(),
+        disk: Disk::default(),
     }
 }
 
@@ -30,9 +31,9 @@ fn key_file(directory: &Path, content: &str) -> PathBuf {
     path
 }
 
-#[test]
-fn a_request_names_the_identity_and_never_an_empty_list() {
-    let (path, body) = cfssl(None).request(&request(Some("spiffe://td/web"))).unwrap();
+#[tokio::test]
+async fn a_request_names_the_identity_and_never_an_empty_list() {
+    let (path, body) = cfssl(None).request(&request(Some("spiffe://td/web"))).await.unwrap();
     let expected = json!({
         "label": "",
         "profile": "mesh",
@@ -40,19 +41,19 @@ fn a_request_names_the_identity_and_never_an_empty_list() {
         "hosts": ["spiffe://td/web"],
     });
     assert_eq!((path, Value::Object(body)), ("sign", expected));
-    let (_, body) = cfssl(None).request(&request(None)).unwrap();
+    let (_, body) = cfssl(None).request(&request(None)).await.unwrap();
     assert!(!body.contains_key("hosts"), "{body:?}");
 }
 
-#[test]
-fn with_a_key_the_request_is_authenticated() {
+#[tokio::test]
+async fn with_a_key_the_request_is_authenticated() {
     let directory = tempfile::tempdir().unwrap();
     let path = key_file(directory.path(), "0b0b0b0b0b0b0B0B0b0b0b0b0b0b0b0b0b0b0b0b\n");
     // RFC 4231, test case 1.
-    let key = hmac::Key::new(hmac::HMAC_SHA256, &read_key(&path).unwrap());
+    let key = hmac::Key::new(hmac::HMAC_SHA256, &read_key(&path, &Disk::default()).await.unwrap());
     let token = STANDARD.encode(hmac::sign(&key, b"Hi There"));
     assert_eq!(token, "sDRMYdjbOFNcqK/OrwvxK4gdwgDJgz2nJuk3bC4yz/c=");
-    let (path, body) = cfssl(Some(path)).request(&request(Some("spiffe://td/web"))).unwrap();
+    let (path, body) = cfssl(Some(path)).request(&request(Some("spiffe://td/web"))).await.unwrap();
     assert_eq!((path, body.len()), ("authsign", 2));
     let bytes = |name: &str| STANDARD.decode(body[name].as_str().unwrap()).unwrap();
     assert_eq!(bytes("token"), hmac::sign(&key, &bytes("request")).as_ref());
@@ -60,17 +61,18 @@ fn with_a_key_the_request_is_authenticated() {
     assert_eq!(inner["hosts"], json!(["spiffe://td/web"]));
 }
 
-#[test]
-fn a_bad_key_file_is_named_without_its_content() {
+#[tokio::test]
+async fn a_bad_key_file_is_named_without_its_content() {
+    let disk = Disk::default();
     let directory = tempfile::tempdir().unwrap();
     for (content, words) in
         [("", "empty"), (" \n", "empty"), ("abc", "even number"), ("s3cret", "hexadecimal")]
     {
-        let error = read_key(&key_file(directory.path(), content)).unwrap_err().to_string();
+        let error = read_key(&key_file(directory.path(), content), &disk).await.unwrap_err().to_string();
         assert!(error.contains(words) && error.contains("--cfssl-auth-key-file"), "{error}");
         assert!(!error.contains("s3cret"), "{error}");
     }
-    let error = read_key(Path::new("/nowhere")).unwrap_err();
+    let error = read_key(Path::new("/nowhere"), &disk).await.unwrap_err();
     assert!(error.to_string().contains("/nowhere") && error.class() == Class::Transient, "{error}");
 }
 

@@ -15,6 +15,7 @@ use crate::ca::provider::{
     CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, Headers, IdentityDefault, MetadataToken,
     ProviderArgs, ProviderKind, SharedOptions, TokenUse,
 };
+use crate::fs::disk::Disk;
 use crate::net::endpoint::{Endpoint, Protocol};
 use crate::net::grpc::Connections;
 use crate::options::{Level, Reader};
@@ -96,18 +97,19 @@ impl ConfiguredProvider for CitadelProvider {
         CitadelArgs::KIND
     }
 
-    fn client(&self, clock: &Clock) -> Result<Member, ClientError> {
+    fn client(&self, clock: &Clock, disk: &Disk) -> Result<Member, ClientError> {
         let client = Citadel {
             endpoint: self.endpoint.clone(),
-            token: TokenSource::new(self.token.clone(), clock.clone()),
+            token: TokenSource::new(self.token.clone(), clock.clone(), disk.clone()),
             client_cert: self.client_cert.clone(),
             repeats: Mutex::default(),
             refused: Mutex::default(),
             cluster_id: self.cluster_id.clone(),
             headers: self.headers.clone(),
             cert_signer: self.cert_signer.clone(),
-            connections: Connections::new(self.timeout),
+            connections: Connections::new(self.timeout, disk.clone()),
             clock: clock.clone(),
+            disk: disk.clone(),
         };
         Ok(Member::new(&self.name(), client))
     }

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{DevelopmentCa, Embedded, KEY_FILE};
+use super::{DevelopmentCa, Embedded, KEY_FILE, root_file};
 use crate::base::clock::Clock;
 use crate::ca::failover::Member;
 use crate::ca::provider::{
     ClientError, ConfiguredProvider, IdentityDefault, ProviderArgs, ProviderKind, SharedOptions, TokenUse,
 };
+use crate::fs::disk::Disk;
 use crate::options::Reader;
 
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -51,14 +52,14 @@ impl ConfiguredProvider for EmbeddedProvider {
         EmbeddedArgs::KIND
     }
 
-    fn client(&self, clock: &Clock) -> Result<Member, ClientError> {
-        let ca = DevelopmentCa::open(&self.directory, clock.clone());
+    fn client(&self, clock: &Clock, disk: &Disk) -> Result<Member, ClientError> {
+        let ca = Embedded::open(&self.directory, clock, disk);
         let ca = ca.map_err(|error| ClientError(error.to_string()))?;
         tracing::warn!(
-            root = %ca.root_file().display(),
+            root = %root_file(&self.directory).display(),
             "the embedded CA is for development: any user who can read its directory can issue any identity"
         );
-        Ok(Member::new(&self.name(), Embedded(ca)))
+        Ok(Member::new(&self.name(), ca))
     }
 
     fn directory(&self) -> Option<&Path> {

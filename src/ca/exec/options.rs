@@ -8,6 +8,7 @@ use crate::ca::failover::Member;
 use crate::ca::provider::{
     ClientError, ConfiguredProvider, IdentityDefault, ProviderArgs, ProviderKind, SharedOptions, TokenUse,
 };
+use crate::fs::disk::Disk;
 use crate::options::Reader;
 use crate::os::command::ShellCommand;
 
@@ -61,7 +62,7 @@ impl ConfiguredProvider for ExecProvider {
         ExecArgs::KIND
     }
 
-    fn client(&self, _clock: &Clock) -> Result<Member, ClientError> {
+    fn client(&self, _clock: &Clock, _disk: &Disk) -> Result<Member, ClientError> {
         Ok(Member::new(&self.name(), Exec::new(self.sign.clone(), self.roots.clone())))
     }
 

@@ -11,8 +11,10 @@ use crate::ca::provider::{
     CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, Headers, IdentityDefault, MetadataToken,
     ProviderArgs, ProviderKind, SharedOptions, TokenUse,
 };
+use crate::fs::disk::Disk;
 use crate::net::address::Address;
 use crate::net::endpoint::{Endpoint, Protocol};
+use crate::net::grpc::Connections;
 use crate::options::{Level, Reader};
 
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -97,10 +99,16 @@ impl ConfiguredProvider for GoogleCasProvider {
         GoogleCasArgs::KIND
     }
 
-    fn client(&self, clock: &Clock) -> Result<Member, ClientError> {
+    fn client(&self, clock: &Clock, disk: &Disk) -> Result<Member, ClientError> {
         let (endpoint, settings) = (self.endpoint.clone(), self.settings.clone());
-        let token = TokenSource::new(self.token.clone(), clock.clone());
-        let client = GoogleCas::new(endpoint, settings, token, self.headers.clone(), self.timeout);
+        let token = TokenSource::new(self.token.clone(), clock.clone(), disk.clone());
+        let client = GoogleCas::new(
+            endpoint,
+            settings,
+            token,
+            self.headers.clone(),
+            Connections::new(self.timeout, disk.clone()),
+        );
         Ok(Member::new(&self.name(), client))
     }
 

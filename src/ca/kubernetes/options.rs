@@ -11,6 +11,7 @@ use crate::ca::provider::{
     CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, IdentityDefault, ProviderArgs, ProviderFile,
     ProviderKind, SharedOptions, TokenUse,
 };
+use crate::fs::disk::Disk;
 use crate::net::address::Address;
 use crate::net::endpoint::{Endpoint, Protocol};
 use crate::options::Reader;
@@ -113,7 +114,7 @@ impl ConfiguredProvider for KubernetesProvider {
         KubernetesArgs::KIND
     }
 
-    fn client(&self, clock: &Clock) -> Result<Member, ClientError> {
+    fn client(&self, clock: &Clock, disk: &Disk) -> Result<Member, ClientError> {
         let client = Kubernetes {
             endpoint: self.endpoint.clone(),
             token: self.token.clone(),
@@ -121,6 +122,7 @@ impl ConfiguredProvider for KubernetesProvider {
             roots: self.roots.clone(),
             key_type: self.key_type,
             clock: clock.clone(),
+            disk: disk.clone(),
             requests: Mutex::default(),
         };
         Ok(Member::new(&self.name(), client))

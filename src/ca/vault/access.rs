@@ -13,6 +13,7 @@ use crate::auth::token::TokenSource;
 use crate::auth::token_file::{Token, TokenFile};
 use crate::base::clock::Clock;
 use crate::ca::{CaError, InvalidResponse};
+use crate::fs::disk::Disk;
 
 /// The source of the token for calls.
 #[derive(Debug)]
@@ -60,13 +61,13 @@ pub(super) struct Login {
 }
 
 impl VaultAuth {
-    pub(super) fn new(access: Access, clock: Clock) -> Self {
+    pub(super) fn new(access: Access, clock: Clock, disk: Disk) -> Self {
         match access {
             Access::Token(file) => Self::Token(file),
             Access::Login { mount, role, jwt } => Self::Login(Login {
                 mount,
                 role,
-                jwt: TokenSource::new(jwt, clock.clone()),
+                jwt: TokenSource::new(jwt, clock.clone(), disk),
                 clock,
                 session: Mutex::default(),
                 turn: Semaphore::new(1),
@@ -81,7 +82,7 @@ impl VaultAuth {
         refused: Option<&VaultToken>,
     ) -> Result<VaultToken, CaError> {
         match self {
-            Self::Token(file) => Ok(VaultToken::Read(file.read()?)),
+            Self::Token(file) => Ok(VaultToken::Read(file.read(&server.disk).await?)),
             Self::Login(login) => login.token(server, refused).await,
         }
     }
@@ -95,15 +96,19 @@ impl VaultAuth {
     }
 
     /// The error for a workload without a known identity.
-    pub(super) fn no_identity(&self) -> CaError {
+    pub(super) async fn no_identity(&self, disk: &Disk) -> CaError {
         const REMEDY: &str = "set --spiffe-id, or --namespace and --service-account";
         let reason = match self {
             Self::Token(_) => "no option sets this workload's",
-            Self::Login(login) => match login.jwt.file().map(TokenFile::read) {
-                // Without the JWT the identity is unknown, too.
-                Some(Err(missing)) => return missing.into(),
-                _ => "the token names no service account",
-            },
+            Self::Login(login) => {
+                if let Some(file) = login.jwt.file()
+                    && let Err(missing) = file.read(disk).await
+                {
+                    // Without the JWT the identity is unknown, too.
+                    return missing.into();
+                }
+                "the token names no service account"
+            }
         };
         CaError::Local(format!("requests to Vault need an identity, and {reason}: {REMEDY}"))
     }

@@ -11,6 +11,7 @@ use crate::ca::provider::{
     self, CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, Headers, IdentityDefault, MetadataToken,
     ProviderArgs, ProviderFile, ProviderKind, SharedOptions, TokenUse,
 };
+use crate::fs::disk::Disk;
 use crate::net::address::Address;
 use crate::net::endpoint::{Endpoint, Protocol};
 use crate::options::{Reader, Setting};
@@ -158,9 +159,12 @@ impl ConfiguredProvider for VaultProvider {
         VaultArgs::KIND
     }
 
-    fn client(&self, clock: &Clock) -> Result<Member, ClientError> {
+    fn client(&self, clock: &Clock, disk: &Disk) -> Result<Member, ClientError> {
         let (endpoint, settings) = (self.endpoint.clone(), self.settings.clone());
-        Ok(Member::new(&self.name(), Vault::new(endpoint, settings, &self.headers, clock.clone())))
+        Ok(Member::new(
+            &self.name(),
+            Vault::new(endpoint, settings, &self.headers, clock.clone(), disk.clone()),
+        ))
     }
 
     fn endpoint(&self) -> Option<(&Endpoint, Protocol)> {

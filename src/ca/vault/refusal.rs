@@ -127,6 +127,7 @@ mod tests {
 
     use super::*;
     use crate::base::clock::Clock;
+    use crate::fs::disk::Disk;
 
     #[test]
     fn each_refusal_comes_with_a_remedy() {
@@ -134,7 +135,7 @@ mod tests {
         let sign = VaultRequest::Sign { path: "pki/sign/web", token: None };
         let with_file = VaultRequest::Sign { path: "pki/sign/web", token: Some(&file) };
         let now = UNIX_EPOCH + Duration::from_secs(9);
-        let jwt = TokenSource::new(file.clone().into(), Clock::starting_at(now));
+        let jwt = TokenSource::new(file.clone().into(), Clock::starting_at(now), Disk::default());
         let login = VaultRequest::Login { path: "auth/kubernetes/login", role: "web", jwt: &jwt };
         let uri = "URI Subject Alternative Names were provided via CSR which are not valid for this role";
         let expiry = "cannot satisfy request, as TTL would result in notAfter of X that is beyond the expiration of the CA certificate at Y";

@@ -43,7 +43,15 @@ impl Stage {
         let directory = place.path().join("out");
         let settings = OutputSettings { directory, key_mode: 0o600, cert_mode: 0o644, hook };
         let watcher = Watcher::new();
-        let output = Output::new(settings, &cache, WORKLOAD, &watcher, clock.clone(), metrics.clone());
+        let output = Output::new(
+            settings,
+            &cache,
+            WORKLOAD,
+            &watcher,
+            Disk::default(),
+            clock.clone(),
+            metrics.clone(),
+        );
         let output = tokio::spawn(output.run(stop.clone()));
         Self { place, ca, pair, roots, clock, metrics, stop, output }
     }

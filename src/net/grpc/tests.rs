@@ -50,7 +50,7 @@ async fn pass(time: Duration) {
 #[tokio::test]
 async fn a_connection_stays_open_only_while_calls_are_close_together() {
     let endpoint = server().await;
-    let connections = Connections::new(Duration::from_secs(10));
+    let connections = Connections::new(Duration::from_secs(10), Disk::default());
     let channel = async || connections.channel(&endpoint, None).await.unwrap();
     let is_idle = || connections.idle.lock().unwrap().is_some();
 

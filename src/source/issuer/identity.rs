@@ -4,6 +4,7 @@ use crate::auth::client_cert::ClientCertDir;
 use crate::auth::token_file::TokenFile;
 use crate::base::clock::Clock;
 use crate::base::spiffe_id::{ServiceAccount, SpiffeId};
+use crate::fs::disk::Disk;
 
 /// Where the workload's SPIFFE ID comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub enum IdentitySource {
 
 impl IdentitySource {
     /// The identity as far as it is known now: none without a credential, or where the credential does not contain it.
-    pub async fn resolve(&self, clock: &Clock) -> Option<SpiffeId> {
+    pub async fn resolve(&self, clock: &Clock, disk: &Disk) -> Option<SpiffeId> {
         match self {
             Self::Fixed(identity) => Some(identity.clone()),
             Self::Unknown => None,
@@ -39,13 +40,13 @@ impl IdentitySource {
                     SpiffeId::for_service_account(domain, &account).ok()
                 };
                 let certificate = match client_cert {
-                    Some(dir) => dir.read(clock).await.ok(),
+                    Some(dir) => dir.read(clock, disk).await.ok(),
                     None => None,
                 };
                 if let Some(own) = certificate.and_then(|certificate| certificate.pair.spiffe_id()) {
                     return Some(with_configured(own.trust_domain(), own.service_account()).unwrap_or(own));
                 }
-                let own = file.read().ok().and_then(|token| token.service_account());
+                let own = file.read(disk).await.ok().and_then(|token| token.service_account());
                 with_configured(trust_domain, own)
             }
         }

@@ -15,19 +15,23 @@ impl Issuer {
     pub async fn restore(&mut self) {
         let Some(writer) = &self.state else { return };
         let file = writer.dir().file();
-        let state = match writer.dir().read() {
-            Ok(Some(state)) => state,
-            Ok(None) => return,
-            Err(error) => {
-                tracing::warn!(
-                    file = %file.display(),
-                    reason = %error,
-                    "state of an earlier run not used; the next certificate replaces it"
-                );
-                return;
-            }
+        let not_used = |reason: &dyn std::fmt::Display| {
+            tracing::warn!(
+                file = %file.display(),
+                %reason,
+                "state of an earlier run not used; the next certificate replaces it"
+            );
         };
-        let identity = self.settings.identity.resolve(&self.clock).await;
+        let dir = writer.dir().clone();
+        // The first certificate does not wait for a disk that does not answer.
+        let disk = self.disk.at_the_edges();
+        let state = match disk.run(writer.dir().path(), move || dir.read()).await {
+            Ok(Ok(Some(state))) => state,
+            Ok(Ok(None)) => return,
+            Ok(Err(error)) => return not_used(&error),
+            Err(error) => return not_used(&error),
+        };
+        let identity = self.settings.identity.resolve(&self.clock, &disk).await;
         match self.restored(state, identity.as_ref()) {
             Ok(moment) => tracing::info!(
                 file = %file.display(),

@@ -133,7 +133,7 @@ impl Issuer {
     }
 
     async fn issue(&mut self, ca: &Member) -> Result<(KeyPair, TrustBundle), CaError> {
-        let identity = self.settings.identity.resolve(&self.clock).await;
+        let identity = self.settings.identity.resolve(&self.clock, &self.disk).await;
         let Unfinished { key, request } = match self.unfinished.remove(&ca.name) {
             // Another one would need another approval.
             Some(same) if identity.is_none() || same.request.identity == identity => same,

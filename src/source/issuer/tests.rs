@@ -25,6 +25,7 @@ use crate::base::spiffe_id::SpiffeId;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
 use crate::ca::failover::Member;
 use crate::ca::{CaError, CertificateAuthority, IssuedChain, Pending, SigningRequest};
+use crate::fs::disk::Disk;
 use crate::metrics::ByOutcome;
 use crate::pki::key::SigningKey;
 use crate::pki::{csr, pem};
@@ -131,7 +132,8 @@ impl Office {
     fn issuer(&self, cas: Vec<Member>, settings: IssuerSettings) -> Issuer {
         let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
         let queue = IssuanceQueue::default();
-        Issuer::new(Failover::new(cas), settings, &self.cache, Workload::FIRST, clock, metrics, queue)
+        let context = IssuerContext { clock, metrics, queue, disk: Disk::default() };
+        Issuer::new(Failover::new(cas), settings, &self.cache, Workload::FIRST, context)
     }
 
     fn run(&self, ca: impl CertificateAuthority + 'static, settings: IssuerSettings) {
@@ -692,7 +694,7 @@ async fn configured_parts_of_the_identity_take_precedence_over_the_tokens() {
             namespace: namespace.map(str::to_owned),
             service_account: service_account.map(str::to_owned),
         };
-        identity.resolve(&Clock::system()).await.map(|identity| identity.to_string())
+        identity.resolve(&Clock::system(), &Disk::default()).await.map(|identity| identity.to_string())
     };
     let configured = Some("spiffe://td/ns/here/sa/me".to_owned());
     assert_eq!(resolve(None, None).await, None, "no token");
@@ -729,7 +731,7 @@ async fn a_token_that_appears_later_is_used_at_the_next_retry() {
         service_account: None,
     };
     let ca = DevelopmentCa::open(office.dir.path(), office.clock.clone()).unwrap();
-    office.run(Embedded(ca), IssuerSettings { identity, ..settings() });
+    office.run(Embedded::from(ca), IssuerSettings { identity, ..settings() });
     let failed = office.served(|entry| entry.failure().is_some()).await;
     assert!(failed.failure().unwrap().contains("needs an identity") && failed.good.is_none());
     tokio::time::sleep(10 * MINUTE).await;

@@ -23,7 +23,8 @@ impl House {
         let (clock, metrics) = (self.office.clock.clone(), self.office.metrics.clone());
         let (cache, queue) = (&self.office.cache, self.queue.clone());
         let workload = cache.add_workload(&format!("w{number}"));
-        tokio::spawn(Issuer::new(cas, settings, cache, workload, clock, metrics, queue).run())
+        let context = IssuerContext { clock, metrics, queue, disk: Disk::default() };
+        tokio::spawn(Issuer::new(cas, settings, cache, workload, context).run())
     }
 
     async fn call(&mut self, expected: u16) -> Call {

@@ -41,15 +41,9 @@ async fn restart(
     let (sender, calls) = mpsc::unbounded_channel();
     let (cache, clock) = (Cache::with_workload("").0, office.clock.clone());
     let cas = Failover::new(vec![Member::new(name, ChannelCa(sender))]);
-    let mut issuer = Issuer::new(
-        cas,
-        settings,
-        &cache,
-        Workload::FIRST,
-        clock,
-        Metrics::default(),
-        IssuanceQueue::default(),
-    );
+    let (metrics, queue) = (Metrics::default(), IssuanceQueue::default());
+    let context = IssuerContext { clock, metrics, queue, disk: Disk::default() };
+    let mut issuer = Issuer::new(cas, settings, &cache, Workload::FIRST, context);
     issuer.restore().await;
     tokio::spawn(issuer.run());
     (cache, calls)
