@@ -100,7 +100,7 @@ impl Disk {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Unresponsive> {
         let turn = self.turn(path);
-        // Waited for once; later callers need not wait until they know the same.
+        // An earlier caller has waited for it in vain: the others fail at once.
         if let Some(begun) = turn.begun().filter(|begun| begun.elapsed() >= self.patience) {
             return Err(self.silent(path, begun));
         }

@@ -92,10 +92,21 @@ async fn exits_in_time(agent: &mut Agent) {
     assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
 }
 
-/// With each of `changes`, whose files are in `dead`, the agent starts, serves, recovers as `recovered` waits for, and exits.
-async fn lives_beside(house: &House, changes: &[(&str, PathBuf)], recovered: impl AsyncFnOnce(&mut Agent)) {
+/// With `changes` of its options, whose files are in `dead`, the agent starts, serves, recovers as `recovered` waits for,
+/// and exits. Of calls to the CA that fail meanwhile it names the `culprit`.
+async fn lives_beside(
+    house: &House,
+    changes: &[(&str, PathBuf)],
+    culprit: Option<&Path>,
+    recovered: impl AsyncFnOnce(&mut Agent),
+) {
     let (mut agent, mut disk) = house.start(&house.options(changes));
     house.serves_beside_it(&mut agent).await;
+    if let Some(path) = culprit {
+        let (_, line) = agent.process.wait_log("no new certificate").await;
+        let words = format!("the file system of {} does not answer since", path.display());
+        assert!(line.contains(&words), "{line}");
+    }
     disk.revive().await;
     recovered(&mut agent).await;
     agent.process.wait_log(ANSWERS).await;
@@ -116,13 +127,7 @@ async fn a_token_file_that_hangs_stops_nothing_else() {
     let house = House::new().await;
     let file = house.path("dead/token");
     write_token(&file, &token("web", "istio-ca", 3600));
-    lives_beside(&house, &[("--token-file", file.clone())], async |agent| {
-        let (_, line) = agent.process.wait_log("no new certificate").await;
-        let words = format!("the file system of {} does not answer since", file.display());
-        assert!(line.contains(&words), "{line}");
-        is_ready(agent).await;
-    })
-    .await;
+    lives_beside(&house, &[("--token-file", file.clone())], Some(&file), is_ready).await;
 }
 
 #[tokio::test]
@@ -130,21 +135,22 @@ async fn roots_that_hang_stop_nothing_else() {
     let house = House::new().await;
     let file = house.path("dead/root.pem");
     std::fs::copy(house.path("ca/root-cert.pem"), &file).unwrap();
-    lives_beside(&house, &[("--ca-root", file)], is_ready).await;
+    lives_beside(&house, &[("--ca-root", file.clone())], Some(&file), is_ready).await;
 }
 
 #[tokio::test]
 async fn a_client_certificate_that_hangs_stops_nothing_else() {
     let house = House::new().await;
-    Mounted::new(&house.path("ca"), "web").write(&house.path("dead"));
-    let changes = [("--ca-client-cert-dir", house.path("dead")), ("--token-file", house.path("no-token"))];
-    lives_beside(&house, &changes, is_ready).await;
+    let dead = house.path("dead");
+    Mounted::new(&house.path("ca"), "web").write(&dead);
+    let changes = [("--ca-client-cert-dir", dead.clone()), ("--token-file", house.path("no-token"))];
+    lives_beside(&house, &changes, Some(&dead), is_ready).await;
 }
 
 #[tokio::test]
 async fn a_state_directory_that_hangs_delays_no_certificate() {
     let house = House::new().await;
-    lives_beside(&house, &[("--state-dir", house.path("dead"))], async |agent| {
+    lives_beside(&house, &[("--state-dir", house.path("dead"))], None, async |agent| {
         is_ready(agent).await;
         let file = house.path("dead/attache.state");
         wait_until("the state is written", || file.exists()).await;
@@ -155,7 +161,7 @@ async fn a_state_directory_that_hangs_delays_no_certificate() {
 #[tokio::test]
 async fn an_output_directory_that_hangs_is_written_once_it_answers() {
     let house = House::new().await;
-    lives_beside(&house, &[("--output-dir", house.path("dead"))], async |agent| {
+    lives_beside(&house, &[("--output-dir", house.path("dead"))], None, async |agent| {
         let file = house.path("dead/key.pem");
         wait_until("the files are written", || file.exists()).await;
         is_ready(agent).await;
@@ -167,7 +173,7 @@ async fn an_output_directory_that_hangs_is_written_once_it_answers() {
 async fn a_ready_file_that_hangs_is_written_once_it_answers() {
     let house = House::new().await;
     let file = house.path("dead/ready");
-    lives_beside(&house, &[("--ready-file", file.clone())], async |_| {
+    lives_beside(&house, &[("--ready-file", file.clone())], None, async |_| {
         wait_until("the ready file is written", || file.exists()).await;
     })
     .await;

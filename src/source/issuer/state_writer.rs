@@ -1,12 +1,14 @@
 //! Writes the state beside the issuer's own work: a disk that hangs delays no renewal.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 use zeroize::Zeroizing;
 
-use super::state::{StateDir, StateError};
+use super::state::StateDir;
+use crate::base::backoff::Backoff;
 use crate::base::failure_log::FailureLog;
 use crate::fs::disk::Disk;
 use crate::store::health::Components;
@@ -14,10 +16,12 @@ use crate::store::health::Components;
 /// How long a disk may take before the issuer goes on.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// After a failed write.
+const BACKOFF: Backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(60) };
+
 #[derive(Debug)]
 pub(super) struct StateWriter {
     job: Job,
-    /// Writes until there is nothing newer.
     running: Option<AbortOnDropHandle<()>>,
 }
 
@@ -28,7 +32,10 @@ struct Job {
     disk: Disk,
     /// The newest content that is not written yet.
     content: Content,
-    failures: Arc<Mutex<FailureLog>>,
+    /// There is a newer one.
+    changed: Arc<Notify>,
+    /// A write has ended.
+    tried: Arc<Notify>,
     /// Whether the last write succeeded.
     components: Components,
 }
@@ -38,16 +45,20 @@ struct Job {
 struct Content(Arc<Mutex<Option<Zeroizing<Vec<u8>>>>>);
 
 impl Content {
+    fn lock(&self) -> MutexGuard<'_, Option<Zeroizing<Vec<u8>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn set(&self, content: Zeroizing<Vec<u8>>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(content);
+        *self.lock() = Some(content);
     }
 
     fn is_some(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.lock().is_some()
     }
 
     fn take(&self) -> Option<Zeroizing<Vec<u8>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.lock().take()
     }
 }
 
@@ -61,57 +72,68 @@ impl std::fmt::Debug for Content {
 impl StateWriter {
     pub(super) fn new(dir: StateDir, components: Components, disk: Disk) -> Self {
         components.report_state(Ok(()));
-        let (content, failures) = (Content::default(), Arc::default());
-        Self { job: Job { dir, disk, content, failures, components }, running: None }
+        let (content, changed, tried) = (Content::default(), Arc::default(), Arc::default());
+        Self { job: Job { dir, disk, content, changed, tried, components }, running: None }
     }
 
     pub(super) fn dir(&self) -> &StateDir {
         &self.job.dir
     }
 
-    /// Writes `content`; if the disk hangs, once it answers again. A failure is logged.
+    /// Writes `content`; if that can't be done soon, once it can. A failure is logged.
     pub(super) async fn write(&mut self, content: Zeroizing<Vec<u8>>) {
+        let tried = self.job.tried.notified();
         self.job.content.set(content);
-        let wait = async {
-            while self.job.content.is_some() {
-                let job = || AbortOnDropHandle::new(tokio::spawn(self.job.clone().run()));
-                let _ = self.running.get_or_insert_with(job).await;
-                self.running = None;
-            }
-        };
-        let _ = tokio::time::timeout(PATIENCE, wait).await;
+        self.job.changed.notify_one();
+        self.running.get_or_insert_with(|| AbortOnDropHandle::new(tokio::spawn(self.job.clone().run())));
+        let _ = tokio::time::timeout(PATIENCE, tried).await;
     }
 }
 
 impl Job {
     async fn run(self) {
-        while self.content.is_some() {
-            let (dir, content) = (self.dir.clone(), self.content.clone());
-            let mut write = self.disk.spawn(self.dir.path(), move || dir.write(|| content.take()));
-            let outcome = match tokio::time::timeout(PATIENCE, &mut write).await {
-                Ok(outcome) => outcome,
-                Err(_) => {
-                    let path = self.dir.path().display();
-                    self.report(Err(format!(
-                        "{path}: the disk has not answered within {PATIENCE:?}; repair it, or choose another --state-dir"
-                    )));
-                    write.await
+        let (mut log, mut failures) = (FailureLog::default(), 0_u32);
+        loop {
+            while !self.content.is_some() {
+                self.changed.notified().await;
+            }
+            let outcome = self.write(&mut log).await;
+            failures = if outcome.is_ok() { 0 } else { failures.saturating_add(1) };
+            self.report(&mut log, outcome);
+            self.tried.notify_waiters();
+            if failures > 0 {
+                tokio::select! {
+                    () = tokio::time::sleep(BACKOFF.delay(failures, fastrand::f64())) => {}
+                    () = self.changed.notified() => {}
                 }
-            };
-            self.report(match outcome {
-                Ok(written) => written.map_err(|error: StateError| error.to_string()),
-                Err(error) => Err(error.to_string()),
-            });
+            }
         }
     }
 
-    fn report(&self, outcome: Result<(), String>) {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+    async fn write(&self, log: &mut FailureLog) -> Result<(), String> {
+        let (dir, content) = (self.dir.clone(), self.content.clone());
+        let mut write = self.disk.spawn(self.dir.path(), move || dir.write(|| content.take()));
+        let written = match tokio::time::timeout(PATIENCE, &mut write).await {
+            Ok(written) => written,
+            Err(_) => {
+                let path = self.dir.path().display();
+                let reason = format!(
+                    "{path}: the disk has not answered within {PATIENCE:?}; repair it, or choose another --state-dir"
+                );
+                self.report(log, Err(reason));
+                write.await
+            }
+        };
+        let written = written.map_err(|error| error.to_string())?;
+        written.map_err(|error| error.to_string())
+    }
+
+    fn report(&self, log: &mut FailureLog, outcome: Result<(), String>) {
         match &outcome {
-            Ok(()) if failures.recovered() => {
+            Ok(()) if log.recovered() => {
                 tracing::info!(file = %self.dir.file().display(), "state saved again");
             }
-            Err(reason) if failures.is_new(reason) => tracing::warn!(
+            Err(reason) if log.is_new(reason) => tracing::warn!(
                 reason,
                 "state not saved: after a restart there is no certificate until the CA has signed one"
             ),
@@ -183,7 +205,9 @@ mod tests {
         let file = writer.dir().file();
         assert!(!file.exists());
         drop(answer);
-        writer.running.take().unwrap().await.unwrap();
+        while !file.exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         assert_eq!(std::fs::read(&file).unwrap(), b"newest");
     }
 
