@@ -24,7 +24,7 @@ use crate::base::limits;
 use crate::ca::providers;
 use crate::config::Config;
 use crate::export::ready_file::ReadyFile;
-use crate::fs::disk::Disk;
+use crate::fs::disk::{self, Disk};
 use crate::fs::generation::Place;
 use crate::ops::admin::Admin;
 use crate::ops::page::Page;
@@ -204,15 +204,15 @@ async fn start_workload(
     Ok(Reporter { cache, workload: running.workload, history, pending, about, clock })
 }
 
-/// Logs what every local user could read or replace, as soon as the disks have answered.
+/// Logs what every local user could read or replace. Does not wait for a disk that does not answer soon.
 fn log_permissions(shared: &Shared, config: Config, sds: PathBuf, admin: Option<PathBuf>, is_in_pod: bool) {
     let pending = shared.pending.clone();
-    drop(tokio::task::spawn_blocking(move || {
+    disk::attempt(2 * disk::AT_THE_EDGES, move || {
         let inventory = inventory(&config, &sds, admin.as_deref());
         for concern in permissions::concerns(&inventory, is_in_pod, &pending) {
             tracing::warn!("{concern}");
         }
-    }));
+    });
 }
 
 /// Confines the process to `directories` and those that the options name, which are created first.

@@ -16,7 +16,7 @@ const CERT_DIR: &str = "/etc/certs";
 const ISTIO_CRL: &str = "/var/run/secrets/istio/crl/ca-crl.pem";
 
 /// How long a disk may take to answer before the agent starts without.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The options for mounted files. Which directories are searched also depends on what the agent writes.
 pub(super) struct FileOptions {

@@ -23,7 +23,7 @@ use crate::base::limits;
 /// How long a read may take where its caller has no deadline.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long the start and the exit of the agent wait for a disk.
-const AT_THE_EDGES: Duration = Duration::from_millis(500);
+pub const AT_THE_EDGES: Duration = Duration::from_millis(500);
 
 /// Why file work has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
