@@ -29,18 +29,18 @@ use crate::ops::admin::Admin;
 use crate::ops::page::Page;
 use crate::ops::report::{About, Reporter};
 use crate::ops::status::Status;
-use crate::ops::telemetry::LogLevel;
+use crate::ops::telemetry::Log;
 use crate::os::hardening::{self, ConfineError};
 use crate::os::systemd::Started;
 use crate::os::{command, permissions};
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::serve::listener::Listener;
-use crate::serve::peer::Peers;
+use crate::serve::peer::{AdminPeers, Peers};
 use crate::store::Cache;
 use crate::store::health::{self, Health, HealthWatcher};
 
 /// Runs the agent until SIGTERM or SIGINT, with the sockets and the service manager that it was started with.
-pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Result<()> {
+pub async fn run(config: Config, log: Log, given: Started) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut signals = Signals::new()?;
     prepare_process(&config);
@@ -62,21 +62,24 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
         // The output is missing from the start, not only after its first report.
         shared.cache.components(running.workload).report_output(|_| {});
     }
-    serve_status(&mut workloads, &shared, &server, status);
+    serve_status(&mut workloads, &shared, &server, status, &log);
     if config.landlock {
         // Before there are other threads.
         let sockets = [Some(&sds), admin.as_ref()].into_iter().flatten();
         let own =
             sockets.filter_map(Listener::own_directory).chain(ready_file.as_ref().map(ReadyFile::directory));
         confine(&config, own.map(Path::to_owned).collect())?;
+        log.release();
     }
+    workloads.spawn(&shared.stop, log.clone().summarize());
 
     let allowed = config.allowed.clone();
     let reporter = start_workload(&mut workloads, &shared, &running, config, &sds, addresses).await?;
     serve_page(&mut workloads, &shared, &server, page, &reporter);
     let admin_file = admin.and_then(|listener| {
         let (socket, file) = listener.into_parts();
-        workloads.spawn(&shared.stop, server.clone().admin(socket, Admin { reporter, log }));
+        let peers = AdminPeers::new(shared.metrics.clone(), shared.cache.components(running.workload));
+        workloads.spawn(&shared.stop, server.clone().admin(socket, peers, Admin { reporter, log }));
         file
     });
     let peers = Peers::new(allowed, shared.metrics.clone(), shared.cache.components(running.workload));
@@ -115,11 +118,17 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
 }
 
 /// Serves probes and metrics, where there is an address for them.
-fn serve_status(workloads: &mut Workloads, shared: &Shared, server: &Server, listener: Option<TcpListener>) {
+fn serve_status(
+    workloads: &mut Workloads,
+    shared: &Shared,
+    server: &Server,
+    listener: Option<TcpListener>,
+    log: &Log,
+) {
     let Some(listener) = listener else { return };
     let Shared { cache, metrics, clock, watcher, stop, .. } = shared.clone();
-    let status = Status::new(cache, metrics, clock, watcher, stop);
-    let serve = move |io| status.clone().serve(io);
+    let status = Status::new(cache, metrics, clock, watcher, stop, log.clone(), sockets::is_local(&listener));
+    let serve = move |io, place| status.clone().serve(io, place);
     workloads.spawn(&shared.stop, server.clone().http("the status address", listener, serve));
 }
 
@@ -132,10 +141,9 @@ fn serve_page(
     reporter: &Reporter,
 ) {
     let Some(listener) = listener else { return };
-    let is_local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
-    let page = Page { reporter: reporter.clone(), is_local };
+    let page = Page { reporter: reporter.clone(), is_local: sockets::is_local(&listener) };
     let stop = shared.stop.clone();
-    let serve = move |io| page.clone().serve(io, stop.clone());
+    let serve = move |io, place| page.clone().serve(io, place, stop.clone());
     workloads.spawn(&shared.stop, server.clone().http("the admin address", listener, serve));
 }
 

@@ -22,7 +22,7 @@ use prometheus_client::encoding::{
     DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, EncodeMetric, LabelSetEncoder, MetricEncoder,
 };
 use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
@@ -179,7 +179,7 @@ impl Metrics {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Process { started: agent.started }));
         let own = registry.sub_registry_with_prefix("attache");
-        own.register_collector(Box::new(Counted { metrics: self.clone(), watched: agent.watched }));
+        own.register_collector(Box::new(Counted { metrics: self.clone(), agent }));
         own.register_collector(Box::new(secrets));
         let mut out = String::new();
         // Writing to a String does not fail.
@@ -195,18 +195,20 @@ pub struct Agent {
     pub now: SystemTime,
     /// How it notices that files change.
     pub watched: WatchCount,
+    /// Lines that are missing from the log, by reason.
+    pub log_lines_dropped: [(&'static str, u64); 2],
 }
 
 /// The counters. Each metric is described even before its first sample.
 #[derive(Debug)]
 struct Counted {
     metrics: Metrics,
-    watched: WatchCount,
+    agent: Agent,
 }
 
 impl Collector for Counted {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let Self { metrics, watched } = self;
+        let Self { metrics, agent: Agent { watched, log_lines_dropped, .. } } = self;
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         let metrics: &[(&str, &str, &dyn EncodeMetric)] = &[
             ("build", "Version of the agent", &build),
@@ -242,6 +244,11 @@ impl Collector for Counted {
         let mut family = encoder.encode_descriptor("watched_folders", help, None, MetricType::Gauge)?;
         for (mode, directories) in [("inotify", watched.inotify), ("polling", watched.polling)] {
             ConstGauge::new(whole(directories)).encode(family.encode_family(&[("mode", mode)])?)?;
+        }
+        let help = "Log lines that were not written, by reason";
+        let mut family = encoder.encode_descriptor("log_lines_dropped", help, None, MetricType::Counter)?;
+        for (reason, lines) in log_lines_dropped {
+            ConstCounter::new(*lines).encode(family.encode_family(&[("reason", *reason)])?)?;
         }
         Ok(())
     }

@@ -92,7 +92,12 @@ async fn identity(responses: &mut Streaming<DiscoveryResponse>) -> String {
 }
 
 fn metrics(shared: &Shared) -> String {
-    let agent = Agent { started: UNIX_EPOCH, now: shared.clock.now(), watched: shared.watcher.count() };
+    let agent = Agent {
+        started: UNIX_EPOCH,
+        now: shared.clock.now(),
+        watched: shared.watcher.count(),
+        log_lines_dropped: [("", 0); 2],
+    };
     shared.metrics.encode(&shared.cache, agent, Format::accepted(""))
 }
 

@@ -65,7 +65,8 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
             mount.forgets(name).await;
             mount.watches(before).await;
             let now = mount.clock.now();
-            let agent = Agent { started: now, now, watched: mount.watcher.count() };
+            let agent =
+                Agent { started: now, now, watched: mount.watcher.count(), log_lines_dropped: [("", 0); 2] };
             let text = mount.metrics.encode(&mount.cache, agent, Format::Prometheus);
             assert!(!text.contains(name.name.as_str()), "{text}");
         }
