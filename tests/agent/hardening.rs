@@ -17,9 +17,9 @@ use crate::support::wait::wait_until;
 /// The values of `label` in the kernel's status of each thread of the agent.
 fn threads(agent: &Agent, label: &str) -> Vec<String> {
     let tasks = format!("/proc/{}/task", agent.process.pid().as_raw_nonzero());
-    let statuses = fs::read_dir(tasks)
-        .unwrap()
-        .map(|task| fs::read_to_string(task.unwrap().path().join("status")).unwrap());
+    let tasks = fs::read_dir(tasks).unwrap();
+    // A thread may end meanwhile.
+    let statuses = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("status")).ok());
     let value = |status: String| {
         let value = status.lines().find_map(|line| line.strip_prefix(label)).unwrap();
         value.trim().to_owned()
