@@ -6,6 +6,7 @@ mod sockets;
 pub mod workloads;
 
 use std::convert::Infallible;
+use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::ca::providers;
 use crate::config::Config;
+use crate::export::output::directory;
 use crate::export::ready_file::ReadyFile;
 use crate::fs::generation::Place;
 use crate::ops::admin::Admin;
@@ -206,13 +208,13 @@ async fn start_workload(
 /// Confines the process to `directories` and those that the options name, which are created first.
 fn confine(config: &Config, mut directories: Vec<PathBuf>) -> Result<(), ConfineError> {
     if let Some(state) = &config.workload.state {
-        directories.push(hardening::create_directory(state.path(), 0o700)?);
+        directories.push(hardening::create_directory(state.path(), |_| state.create())?);
     }
     if let Some(output) = &config.output {
-        directories.push(hardening::create_directory(&output.directory, 0o777)?);
+        directories.push(hardening::create_directory(&output.directory, directory::create)?);
     }
     for directory in config.providers.iter().filter_map(|provider| provider.directory()) {
-        directories.push(hardening::create_directory(directory, 0o777)?);
+        directories.push(hardening::create_directory(directory, |path| fs::create_dir_all(path))?);
     }
     directories.sort();
     directories.dedup();
