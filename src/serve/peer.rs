@@ -105,8 +105,8 @@ impl Peers {
     }
 }
 
-/// Admits to the admin socket whom mode 0600 admits: the agent's own user and root. The mode of a socket that the service
-/// manager opened is a setting of that one.
+/// Admits the agent's own user and root to the admin socket, as mode 0600 does. The mode of a socket that the service manager
+/// opened is that one's setting.
 #[derive(Debug)]
 pub struct AdminPeers {
     own_uid: u32,
