@@ -6,6 +6,7 @@ mod sockets;
 pub mod workloads;
 
 use std::convert::Infallible;
+use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::ca::providers;
 use crate::config::Config;
+use crate::export::output::directory;
 use crate::export::ready_file::ReadyFile;
 use crate::fs::disk::{self, Disk};
 use crate::fs::generation::Place;
@@ -30,18 +32,18 @@ use crate::ops::admin::Admin;
 use crate::ops::page::Page;
 use crate::ops::report::{About, Reporter};
 use crate::ops::status::Status;
-use crate::ops::telemetry::LogLevel;
+use crate::ops::telemetry::Log;
 use crate::os::hardening::{self, ConfineError};
 use crate::os::systemd::Started;
 use crate::os::{command, permissions};
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::serve::listener::Listener;
-use crate::serve::peer::Peers;
+use crate::serve::peer::{AdminPeers, Peers};
 use crate::store::Cache;
 use crate::store::health::{self, Health, HealthWatcher};
 
 /// Runs the agent until SIGTERM or SIGINT, with the sockets and the service manager that it was started with.
-pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Result<()> {
+pub async fn run(config: Config, log: Log, given: Started) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut signals = Signals::new()?;
     prepare_process(&config);
@@ -59,7 +61,7 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
         // The output is missing from the start, not only after its first report.
         shared.cache.components(running.workload).report_output(|_| {});
     }
-    serve_status(&mut workloads, &shared, &server, status);
+    serve_status(&mut workloads, &shared, &server, status, &log);
     workloads.spawn(&shared.stop, shared.pending.clone().report(shared.clock.clone()));
     if config.landlock {
         // Before there are other threads.
@@ -67,7 +69,9 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
         let own =
             sockets.filter_map(Listener::own_directory).chain(ready_file.as_ref().map(ReadyFile::directory));
         confine(&config, own.map(Path::to_owned).collect(), &shared.disk)?;
+        log.release();
     }
+    workloads.spawn(&shared.stop, log.clone().summarize());
     let admin_path = admin.as_ref().map(|admin| admin.path().to_owned());
     log_permissions(&shared, config.clone(), sds.path().to_owned(), admin_path, given.is_in_pod);
 
@@ -76,7 +80,8 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
     serve_page(&mut workloads, &shared, &server, page, &reporter);
     let admin_file = admin.and_then(|listener| {
         let (socket, file) = listener.into_parts();
-        workloads.spawn(&shared.stop, server.clone().admin(socket, Admin { reporter, log }));
+        let peers = AdminPeers::new(shared.metrics.clone(), shared.cache.components(running.workload));
+        workloads.spawn(&shared.stop, server.clone().admin(socket, peers, Admin { reporter, log }));
         file
     });
     let peers = Peers::new(allowed, shared.metrics.clone(), shared.cache.components(running.workload));
@@ -123,11 +128,18 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
 }
 
 /// Serves probes and metrics, where there is an address for them.
-fn serve_status(workloads: &mut Workloads, shared: &Shared, server: &Server, listener: Option<TcpListener>) {
+fn serve_status(
+    workloads: &mut Workloads,
+    shared: &Shared,
+    server: &Server,
+    listener: Option<TcpListener>,
+    log: &Log,
+) {
     let Some(listener) = listener else { return };
     let Shared { cache, metrics, clock, watcher, pending, stop, .. } = shared.clone();
-    let status = Status::new(cache, metrics, clock, watcher, pending, stop);
-    let serve = move |io| status.clone().serve(io);
+    let is_local = sockets::is_local(&listener);
+    let status = Status::new(cache, metrics, clock, watcher, pending, stop, log.clone(), is_local);
+    let serve = move |io, place| status.clone().serve(io, place);
     workloads.spawn(&shared.stop, server.clone().http("the status address", listener, serve));
 }
 
@@ -140,10 +152,9 @@ fn serve_page(
     reporter: &Reporter,
 ) {
     let Some(listener) = listener else { return };
-    let is_local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
-    let page = Page { reporter: reporter.clone(), is_local };
+    let page = Page { reporter: reporter.clone(), is_local: sockets::is_local(&listener) };
     let stop = shared.stop.clone();
-    let serve = move |io| page.clone().serve(io, stop.clone());
+    let serve = move |io, place| page.clone().serve(io, place, stop.clone());
     workloads.spawn(&shared.stop, server.clone().http("the admin address", listener, serve));
 }
 
@@ -217,12 +228,20 @@ fn log_permissions(shared: &Shared, config: Config, sds: PathBuf, admin: Option<
 
 /// Confines the process to `directories` and those that the options name, which are created first.
 fn confine(config: &Config, mut directories: Vec<PathBuf>, disk: &Disk) -> Result<(), ConfineError> {
-    let state = config.workload.state.iter().map(|state| (state.path(), 0o700));
-    let output = config.output.iter().map(|output| (output.directory.as_path(), 0o777));
-    let cas = config.providers.iter().filter_map(|provider| Some((provider.directory()?, 0o777)));
-    for (directory, mode) in state.chain(output).chain(cas) {
-        let path = directory.to_owned();
-        match disk.attempt(directory, move || hardening::create_directory(&path, mode)) {
+    type Create = Box<dyn FnOnce(&Path) -> std::io::Result<()> + Send>;
+    let mut needed: Vec<(PathBuf, Create)> = Vec::new();
+    if let Some(state) = config.workload.state.clone() {
+        needed.push((state.path().to_owned(), Box::new(move |_| state.create())));
+    }
+    if let Some(output) = &config.output {
+        needed.push((output.directory.clone(), Box::new(directory::create)));
+    }
+    for directory in config.providers.iter().filter_map(|provider| provider.directory()) {
+        needed.push((directory.to_owned(), Box::new(|path| fs::create_dir_all(path))));
+    }
+    for (directory, create) in needed {
+        let path = directory.clone();
+        match disk.attempt(&directory, move || hardening::create_directory(&path, create)) {
             Some(created) => directories.push(created?),
             None => tracing::warn!(
                 directory = %directory.display(),

@@ -4,13 +4,11 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::Context as _;
 use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -18,12 +16,13 @@ use crate::base::limits;
 use crate::config::{ADMIN_SOCKET, AdminSocket, Config};
 use crate::export::ready_file::ReadyFile;
 use crate::fs::disk::Disk;
+use crate::net::http1::{Connections, Place};
 use crate::net::http2;
 use crate::ops::admin::Admin;
 use crate::os::systemd::PassedSocket;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::serve::listener::Listener;
-use crate::serve::peer::Peers;
+use crate::serve::peer::{AdminPeers, Peers};
 use crate::serve::sds::SecretDiscovery;
 
 /// Everything that another process may hold already.
@@ -94,6 +93,11 @@ pub(super) fn address_of(listener: &Option<TcpListener>) -> Option<SocketAddr> {
     listener.as_ref()?.local_addr().ok()
 }
 
+/// Whether only this machine can connect.
+pub(super) fn is_local(listener: &TcpListener) -> bool {
+    listener.local_addr().is_ok_and(|address| address.ip().is_loopback())
+}
+
 /// Returns when the client has sent something or closed the connection. What it sent stays to be read.
 async fn first_byte(io: &UnixStream) -> io::Result<()> {
     let look = || {
@@ -137,8 +141,15 @@ impl Server {
     }
 
     /// Serves the admin socket.
-    pub(super) async fn admin(self, socket: UnixListener, admin: Admin) {
-        let serve = |io| drop(self.calls.spawn(admin.clone().serve(io, self.stop.clone())));
+    pub(super) async fn admin(self, socket: UnixListener, peers: AdminPeers, admin: Admin) {
+        let connections = Connections::new(limits::STATUS_CONNECTIONS);
+        let serve = |io| {
+            if peers.admits(&io)
+                && let Some(place) = connections.admit()
+            {
+                self.calls.spawn(admin.clone().serve(io, place, self.stop.clone()));
+            }
+        };
         http2::accept("the admin socket", |cx| socket.poll_accept(cx), serve, &self.stop).await;
     }
 
@@ -147,19 +158,14 @@ impl Server {
         self,
         what: &'static str,
         listener: TcpListener,
-        serve: impl Fn(TcpStream) -> F,
+        serve: impl Fn(TcpStream, Place) -> F,
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
-        let places = Arc::new(Semaphore::new(limits::STATUS_CONNECTIONS));
-        // A connection beyond the limit is closed, so that probes can't take the descriptors that Envoy needs.
+        let connections = Connections::new(limits::STATUS_CONNECTIONS);
         let serve = |io| {
-            if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
-                let served = serve(io);
-                self.calls.spawn(async move {
-                    served.await;
-                    drop(place);
-                });
+            if let Some(place) = connections.admit() {
+                self.calls.spawn(serve(io, place));
             }
         };
         http2::accept(what, |cx| listener.poll_accept(cx), serve, &self.stop).await;

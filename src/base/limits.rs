@@ -38,6 +38,8 @@ pub const REFUSED_PEERS_LOGGED: usize = 100;
 pub const EVENTS: usize = 200;
 /// Concurrent connections to the status address, and as many to the admin socket.
 pub const STATUS_CONNECTIONS: usize = 64;
+/// Bytes of log lines that wait for standard error to take them.
+pub const LOG_BUFFER_BYTES: usize = 1 << 20;
 /// Bytes of the longest path of a Unix socket (`sun_path` less its final NUL).
 pub const SOCKET_PATH_BYTES: usize = 107;
 

@@ -4,6 +4,7 @@ pub mod backoff;
 pub mod clock;
 pub mod failure_log;
 pub mod limits;
+pub mod log_limit;
 pub mod retry;
 pub mod spiffe_id;
 pub mod text;

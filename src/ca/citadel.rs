@@ -9,7 +9,7 @@ use rustls::pki_types::CertificateDer;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request, Status};
 
-use super::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, SigningRequest};
+use super::{CaError, CertificateAuthority, ClientAuth, InvalidResponse, IssuedChain, SigningRequest};
 use crate::auth::client_cert::{ClientCertDir, ClientCertificate, NoClientCert};
 use crate::auth::token::{Bearer, TokenSource};
 use crate::auth::token_file::Token;
@@ -169,8 +169,9 @@ impl Citadel {
     async fn channel(&self, certificate: Option<&ClientCertificate>) -> Result<Channel, CaError> {
         let pair = certificate.map(|certificate| &certificate.pair);
         let channel = self.connections.channel(&self.endpoint, pair).await;
+        let client = ClientAuth::Certificate(certificate);
         channel.map_err(|error| {
-            self.remember_refusal(CaError::from_transport(error, &self.endpoint, certificate), certificate)
+            self.remember_refusal(CaError::from_transport(error, &self.endpoint, client), certificate)
         })
     }
 
@@ -231,8 +232,8 @@ impl Citadel {
     /// The meaning of a failed call. istiod says no more than "request authenticate failure", so the likely causes are
     /// added here.
     fn failure(&self, channel: &Channel, status: &Status, credential: &Credential) -> CaError {
-        let error =
-            CaError::from_transport(channel.explain(status), &self.endpoint, credential.certificate());
+        let client = ClientAuth::Certificate(credential.certificate());
+        let error = CaError::from_transport(channel.explain(status), &self.endpoint, client);
         match (error, credential) {
             (CaError::Refused { address, code, retry_after, .. }, _) => {
                 let message = self.refusal(status, credential);

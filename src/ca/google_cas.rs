@@ -15,7 +15,9 @@ use rustls::pki_types::CertificateDer;
 use tokio::time::Instant;
 use tonic::{Code, Request, Status};
 
-use super::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, Pending, SigningRequest};
+use super::{
+    CaError, CertificateAuthority, ClientAuth, InvalidResponse, IssuedChain, Pending, SigningRequest,
+};
 use crate::auth::token::{Bearer, TokenSource};
 use crate::base::limits;
 use crate::net::Header;
@@ -139,7 +141,8 @@ impl CertificateAuthority for GoogleCas {
         let mut bearer = self.token.token().await?;
         loop {
             let channel = self.connections.channel(&self.endpoint, None).await;
-            let channel = channel.map_err(|error| CaError::from_transport(error, &self.endpoint, None))?;
+            let channel = channel
+                .map_err(|error| CaError::from_transport(error, &self.endpoint, ClientAuth::Unsupported))?;
             let mut client = Client::with_origin(channel.service(), origin.clone())
                 .max_decoding_message_size(limits::ANSWER_BYTES);
             let (method, status) = match self.sign_with(&mut client, request, &id, &bearer).await {
@@ -292,7 +295,7 @@ impl GoogleCas {
 
     /// The meaning of a failed call of `method`.
     fn failure(&self, channel: &Channel, method: &str, status: &Status, bearer: &Bearer) -> CaError {
-        match CaError::from_transport(channel.explain(status), &self.endpoint, None) {
+        match CaError::from_transport(channel.explain(status), &self.endpoint, ClientAuth::Unsupported) {
             CaError::Refused { address, code, retry_after, .. } => {
                 let message = self.refusal(method, status, bearer);
                 CaError::Refused { address, code, message, retry_after }

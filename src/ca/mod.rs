@@ -19,7 +19,7 @@ use std::time::Duration;
 
 pub use self::error::CaError;
 pub use self::response::{InvalidResponse, IssuedChain};
-pub use self::transport::connect;
+pub use self::transport::{ClientAuth, connect};
 pub use crate::base::retry::Class;
 use crate::base::spiffe_id::SpiffeId;
 

@@ -16,47 +16,76 @@ const OPTIONS: &ConnectionOptions = &ConnectionOptions {
     client_cert: "name its directory with --ca-client-cert-dir",
 };
 
-/// Connects to a CA without calling it. A CA that asks for a client certificate gets `certificate`.
+/// Of the providers that present no client certificate.
+const OPTIONS_WITHOUT_CERTIFICATE: &ConnectionOptions = &ConnectionOptions {
+    client_cert: "this provider presents none (only citadel does): let the server, or the proxy before it, accept calls without one",
+    ..*OPTIONS
+};
+
+/// The client certificate of calls to a CA.
+#[derive(Clone, Copy, Debug)]
+pub enum ClientAuth<'a> {
+    /// The provider never presents one.
+    Unsupported,
+    /// The one that is presented if the server requests it; none if none is configured or usable.
+    Certificate(Option<&'a ClientCertificate>),
+}
+
+impl<'a> ClientAuth<'a> {
+    fn certificate(self) -> Option<&'a ClientCertificate> {
+        match self {
+            Self::Unsupported => None,
+            Self::Certificate(certificate) => certificate,
+        }
+    }
+
+    fn options(self) -> &'static ConnectionOptions {
+        match self {
+            Self::Unsupported => OPTIONS_WITHOUT_CERTIFICATE,
+            Self::Certificate(_) => OPTIONS,
+        }
+    }
+}
+
+/// Connects to a CA without calling it.
 pub async fn connect(
     endpoint: &Endpoint,
-    certificate: Option<&ClientCertificate>,
+    client: ClientAuth<'_>,
     protocol: Protocol,
     disk: &Disk,
 ) -> Result<Connected, CaError> {
-    let pair = certificate.map(|certificate| &certificate.pair);
+    let pair = client.certificate().map(|certificate| &certificate.pair);
     let connected = endpoint.connect(pair, protocol, disk).await;
-    connected.map_err(|error| CaError::from_transport(error, endpoint, certificate))
+    connected.map_err(|error| CaError::from_transport(error, endpoint, client))
 }
 
-/// Makes one call over HTTP/1.1. The caller sets the deadline.
+/// Makes one call over HTTP/1.1, without a client certificate. The caller sets the deadline.
 pub(super) async fn call(endpoint: &Endpoint, call: Call<'_>, disk: &Disk) -> Result<Reply, CaError> {
-    rest::call(endpoint, call, disk).await.map_err(|error| CaError::from_transport(error, endpoint, None))
+    let reply = rest::call(endpoint, call, disk).await;
+    reply.map_err(|error| CaError::from_transport(error, endpoint, ClientAuth::Unsupported))
 }
 
 impl CaError {
-    /// The failure of a call to the CA at `endpoint`, to which `certificate` was or would have been presented.
-    pub(super) fn from_transport(
-        error: TransportError,
-        endpoint: &Endpoint,
-        certificate: Option<&ClientCertificate>,
-    ) -> Self {
+    /// The failure of a call to the CA at `endpoint`.
+    pub(super) fn from_transport(error: TransportError, endpoint: &Endpoint, client: ClientAuth<'_>) -> Self {
+        let options = client.options();
         let address = endpoint.address.to_string();
         match error {
             TransportError::Unreachable(source) => Self::Unreachable { address, source },
             TransportError::Broken(source) => Self::Broken { address, source },
             TransportError::Handshake(ref source) => {
-                let remedy = error.remedy(OPTIONS).unwrap_or_default();
+                let remedy = error.remedy(options).unwrap_or_default();
                 let reason = format!("{source} in the TLS handshake; {remedy}");
                 Self::Broken { address, source: io::Error::new(source.kind(), reason) }
             }
-            TransportError::Tls(error) => match (error, certificate) {
+            TransportError::Tls(error) => match (error, client.certificate()) {
                 (TlsError::ClientCertRefused { reason }, Some(certificate)) => {
                     Self::ClientCertificate { address, certificate: certificate.to_string(), reason }
                 }
-                (error, _) => Self::Tls { address, reason: error.explain(OPTIONS) },
+                (error, _) => Self::Tls { address, reason: error.explain(options) },
             },
             TransportError::Roots(RootsError::Unresponsive(error)) => error.into(),
-            TransportError::Roots(error) => Self::Roots(error.explain(OPTIONS)),
+            TransportError::Roots(error) => Self::Roots(error.explain(options)),
             TransportError::Request(reason) => Self::Local(reason),
             TransportError::TooLong { limit } => {
                 InvalidResponse::Unreadable(format!("it is longer than {limit} bytes")).into()
@@ -65,7 +94,7 @@ impl CaError {
             TransportError::NotGrpc { status, content_type, retry_after } => {
                 let message = format!(
                     "this is not gRPC ({content_type}): does a proxy answer for it, or is {} another server's?",
-                    OPTIONS.address
+                    options.address
                 );
                 Self::Status { address, status, message, retry_after }
             }
@@ -73,5 +102,24 @@ impl CaError {
                 Self::Refused { address, code, message, retry_after }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::error::TlsError;
+
+    #[test]
+    fn only_a_provider_that_presents_a_client_certificate_names_the_option_for_it() {
+        let remedy = |client: ClientAuth<'_>| {
+            TransportError::from(TlsError::ClientCertRequired).explain(client.options())
+        };
+        let (citadel, others) = (remedy(ClientAuth::Certificate(None)), remedy(ClientAuth::Unsupported));
+        assert!(citadel.contains("--ca-client-cert-dir"), "{citadel}");
+        assert!(
+            !others.contains("--ca-client-cert-dir") && others.contains("accept calls without one"),
+            "{others}"
+        );
     }
 }

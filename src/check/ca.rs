@@ -6,7 +6,7 @@ use super::{Findings, Severity, check_writable};
 use crate::auth::token::{self, TokenSource};
 use crate::auth::token_file::Token;
 use crate::base::limits;
-use crate::ca::{self, providers};
+use crate::ca::{self, ClientAuth, providers};
 use crate::config::{Config, Provider};
 use crate::fs::file;
 use crate::metrics::Metrics;
@@ -109,7 +109,12 @@ impl Findings {
             None => None,
         };
         let address = endpoint.address.to_string();
-        let connect = ca::connect(endpoint, certificate.as_ref(), protocol, &self.disk);
+        let client = if provider.kind().takes_client_cert {
+            ClientAuth::Certificate(certificate.as_ref())
+        } else {
+            ClientAuth::Unsupported
+        };
+        let connect = ca::connect(endpoint, client, protocol, &self.disk);
         match timeout(config.workload.timeout, connect).await {
             Ok(Ok(_)) if endpoint.address.plaintext => {
                 self.note(Severity::Ok, "CA", format!("{address} accepts connections, in plain text"));

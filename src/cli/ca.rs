@@ -91,8 +91,10 @@ const MAX_SERVER_CERTIFICATE_AGE: Duration = Duration::from_secs(10 * 24 * 3600)
 /// Serves until SIGTERM or SIGINT.
 pub(super) fn run(args: &CaArgs) -> anyhow::Result<()> {
     let filter = Targets::new().with_default(args.log_level);
-    telemetry::init(&telemetry::LogConfig { filter, json: false });
-    super::block_on(serve(args.clone()))
+    let log = telemetry::init(&telemetry::LogConfig { filter, json: false });
+    let outcome = super::block_on(serve(args.clone()));
+    log.close(None);
+    outcome
 }
 
 async fn serve(args: CaArgs) -> anyhow::Result<()> {

@@ -23,6 +23,7 @@ use std::io;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -102,7 +103,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let is_config_error = error.is::<ConfigErrors>();
     let is_usage_error = is_config_error || error.is::<StartError>();
     let hint = if is_config_error { "\nSee attache --help, or attache COMMAND --help." } else { "" };
-    note(&format!("{}{hint}", with_causes(&error)));
+    last_note(format!("{}{hint}", with_causes(&error)));
     ExitCode::from(if is_usage_error { USAGE_ERROR } else { FAILED })
 }
 
@@ -178,6 +179,19 @@ fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
 /// Prints a message to standard error.
 fn note(message: &str) {
     let _ = writeln!(io::stderr(), "attache: {message}");
+}
+
+/// Prints a message to standard error, unless that is blocked: the command must end nevertheless.
+fn last_note(message: String) {
+    let (done, printed) = std::sync::mpsc::channel::<()>();
+    let print = std::thread::Builder::new().spawn(move || {
+        note(&message);
+        drop(done);
+    });
+    if print.is_ok() {
+        // It is disconnected once the message is printed.
+        let _ = printed.recv_timeout(Duration::from_millis(500));
+    }
 }
 
 /// `word` in green if it is good and in red if not, where `colours` are on.

@@ -12,8 +12,13 @@ pub(super) fn run(args: &RunArgs, unknown: Vec<String>) -> anyhow::Result<()> {
     let started = Started { is_in_pod: is_in_pod(&environment), ..Started::new(&environment)? };
     let config = config(args, unknown, &environment)?;
     let log = telemetry::init(&config.log);
+    if config.landlock {
+        log.hold();
+    }
     // In a box: the whole agent is in this future, which would be copied on the stack.
-    super::block_on(Box::pin(agent::run(config, log, started)))
+    let outcome = super::block_on(Box::pin(agent::run(config, log.clone(), started)));
+    log.close(None);
+    outcome
 }
 
 /// This process's environment. A variable that can't be read is added to `errors`.

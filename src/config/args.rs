@@ -118,7 +118,7 @@ pub struct RunArgs {
     /// Renew with this share of the lifetime left [default: 0.5] [SECRET_GRACE_PERIOD_RATIO]
     #[arg(long, value_name = "0..1", help_heading = "Certificate")]
     pub grace_ratio: Option<String>,
-    /// Spread the renewal over ± this share of the lifetime [default: 0.01] [SECRET_GRACE_PERIOD_RATIO_JITTER]
+    /// Spread the renewal over ± this share of the lifetime [default: 0.1] [SECRET_GRACE_PERIOD_RATIO_JITTER]
     #[arg(long, value_name = "0..1", help_heading = "Certificate")]
     pub grace_jitter: Option<String>,
 

@@ -39,6 +39,9 @@ impl CertificateOptions {
     }
 }
 
+/// Istio's 0.01 has agents that started together renew together.
+const JITTER: f64 = 0.1;
+
 fn grace(r: &mut Reader<'_>, ratio: Setting<f64>, jitter: Setting<f64>) -> Grace {
     let from = jitter.from.clone();
     let ratio = ratio.or(0.5);
@@ -52,7 +55,7 @@ fn grace(r: &mut Reader<'_>, ratio: Setting<f64>, jitter: Setting<f64>) -> Grace
             Grace { ratio, jitter: 0.0 }
         }
         Some(jitter) => Grace { ratio, jitter },
-        None => Grace { ratio, jitter: 0.01_f64.min(ratio / 2.0).min((1.0 - ratio) / 2.0) },
+        None => Grace { ratio, jitter: JITTER.min(ratio / 2.0).min((1.0 - ratio) / 2.0) },
     }
 }
 
@@ -64,6 +67,6 @@ fn parse_ratio(text: &str) -> Result<f64, String> {
 fn parse_jitter(text: &str) -> Result<f64, String> {
     let jitter = text.parse().ok().filter(|jitter| (0.0..1.0).contains(jitter));
     jitter.ok_or_else(|| {
-        format!("{text:?} is not from 0 to below 1; 0.01 spreads renewals by ±1 % of the lifetime")
+        format!("{text:?} is not from 0 to below 1; 0.1 spreads renewals by ±10 % of the lifetime")
     })
 }

@@ -258,6 +258,22 @@ fn identities_follow_from_options_and_provider() {
 }
 
 #[test]
+fn renewals_of_a_fleet_are_spread_unless_an_option_or_istios_variable_says_otherwise() {
+    let jitter = |line: &str, environment: &[(&str, &str)]| {
+        config(&format!("--ca none {line}"), environment).unwrap().workload.grace.jitter
+    };
+    let istios = [("SECRET_GRACE_PERIOD_RATIO_JITTER", "0.01")];
+    assert_eq!(jitter("", &[]), 0.1);
+    assert_eq!(jitter("", &istios), 0.01);
+    assert_eq!(jitter("--grace-jitter 0.2", &istios), 0.2);
+    // Never so much that a certificate is renewed after it has expired, or as soon as it is issued.
+    for (ratio, expected) in [("0.5", 0.1), ("0.2", 0.1), ("0.1", 0.05), ("0.9", 0.05), ("0.99", 0.005)] {
+        let jitter = jitter(&format!("--grace-ratio {ratio}"), &[]);
+        assert!((jitter - expected).abs() < 1e-9, "{ratio}: {jitter}");
+    }
+}
+
+#[test]
 fn key_types_follow_from_flags_and_istios_variables() {
     use KeyFormat::{Pkcs8, Traditional};
     use KeyType::{EcdsaP256, EcdsaP384, Ed25519, Rsa2048, Rsa3072, Rsa4096};

@@ -27,7 +27,7 @@ use crate::metrics::{ByResult, Metrics};
 use crate::pki::pem;
 use crate::secret::{Secret, SecretName, Version};
 use crate::store::health::{Components, OutputHealth};
-use crate::store::{Cache, Entry, Good, Key, Workload};
+use crate::store::{Cache, Entry, Good, Key, Origin, Workload};
 
 /// How often the files are inspected where inotify is unavailable.
 const POLL: Duration = Duration::from_secs(60);
@@ -78,6 +78,22 @@ impl Set {
         [self.pair.resource.version.clone(), roots]
     }
 
+    /// Whether the two belong together. A CA's roots come before its certificate, and with `--drop-old-roots` the ones served
+    /// meanwhile are none that the old certificate chains to. Files may pair the roots of one CA with a certificate of
+    /// another.
+    fn is_one_generation(&self) -> bool {
+        let is_issued = |good: &Good| good.origin == Origin::CA;
+        match (&self.pair.secret, &self.roots.secret) {
+            (Secret::KeyPair(pair), Secret::TrustBundle(roots))
+                if is_issued(&self.pair) && is_issued(&self.roots) =>
+            {
+                // The moment at which it was valid: whether it still is does not matter here.
+                roots.verify(pair, self.pair.received).is_ok()
+            }
+            _ => true,
+        }
+    }
+
     fn not_after(&self) -> SystemTime {
         self.pair.secret.not_after().min(self.roots.secret.not_after())
     }
@@ -117,6 +133,7 @@ impl Output {
             progress.failed.take_if(|(_, retry_at)| is_due(*retry_at));
             if let Some(set) = self.current_set()
                 && progress.needs_write(&set)
+                && set.is_one_generation()
             {
                 self.write(set, &mut progress).await;
             }
@@ -147,7 +164,6 @@ impl Output {
     /// The set to write: none while the key pair or the roots are missing or expired.
     fn current_set(&mut self) -> Option<Set> {
         let now = self.clock.now();
-        // Sources publish both without a pause in between, so this never sees one without the other.
         let [pair, roots] = [&mut self.pair, &mut self.roots].map(|entry| {
             let entry = entry.borrow_and_update();
             entry.good.clone().filter(|_| entry.valid_at(now).is_ok())

@@ -24,7 +24,7 @@ use prometheus_client::encoding::{
     DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, EncodeMetric, LabelSetEncoder, MetricEncoder,
 };
 use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
@@ -198,6 +198,8 @@ pub struct Agent {
     /// How it notices that files change.
     pub watched: WatchCount,
     pub hanging: HangingPaths,
+    /// Lines that are missing from the log, by reason.
+    pub log_lines_dropped: [(&'static str, u64); 2],
 }
 
 /// The paths whose file systems do not answer.
@@ -224,7 +226,7 @@ struct Counted {
 
 impl Collector for Counted {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let Self { metrics, agent: Agent { watched, hanging, .. } } = self;
+        let Self { metrics, agent: Agent { watched, hanging, log_lines_dropped, .. } } = self;
         let hanging_paths = ConstGauge::new(whole(hanging.count));
         let hanging_since = Known(hanging.since.map(seconds));
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
@@ -264,6 +266,11 @@ impl Collector for Counted {
         let mut family = encoder.encode_descriptor("watched_folders", help, None, MetricType::Gauge)?;
         for (mode, directories) in [("inotify", watched.inotify), ("polling", watched.polling)] {
             ConstGauge::new(whole(directories)).encode(family.encode_family(&[("mode", mode)])?)?;
+        }
+        let help = "Log lines that were not written, by reason";
+        let mut family = encoder.encode_descriptor("log_lines_dropped", help, None, MetricType::Counter)?;
+        for (reason, lines) in log_lines_dropped {
+            ConstCounter::new(*lines).encode(family.encode_family(&[("reason", *reason)])?)?;
         }
         Ok(())
     }

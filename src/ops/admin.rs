@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::net::http1::{self, Answer};
+use crate::net::http1::{self, Answer, CONNECTION_TIME, Place};
 use crate::ops::report::Reporter;
-use crate::ops::telemetry::LogLevel;
+use crate::ops::telemetry::Log;
 use crate::secret::SecretName;
 use crate::store::{Key, NotRenewed};
 
@@ -29,13 +29,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Admin {
     /// Its workload is the one that is renewed.
     pub reporter: Reporter,
-    pub log: LogLevel,
+    pub log: Log,
 }
 
 impl Admin {
-    /// Serves one connection until the client closes it or the agent drains.
-    pub async fn serve(self, io: UnixStream, stop: CancellationToken) {
-        http1::serve(io, |request| self.answer(request), stop).await;
+    /// Serves one connection.
+    pub async fn serve(self, io: UnixStream, place: Place, stop: CancellationToken) {
+        http1::serve(io, |request| self.answer(request), place, PATIENCE + CONNECTION_TIME, stop).await;
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Answer {

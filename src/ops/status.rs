@@ -12,7 +12,9 @@ use crate::base::clock::Clock;
 use crate::fs::pending::PendingOperations;
 use crate::fs::watch::Watcher;
 use crate::metrics::{Agent, Format, HangingPaths, Metrics};
-use crate::net::http1::{self, Answer, text};
+use crate::net::http1::{self, Answer, CONNECTION_TIME, Place, text};
+use crate::ops::host;
+use crate::ops::telemetry::{Log, MissingLines};
 use crate::store::Cache;
 
 /// Answers probes. Clones answer the same.
@@ -24,6 +26,9 @@ pub struct Status {
     started: SystemTime,
     watcher: Watcher,
     pending: PendingOperations,
+    log: Log,
+    /// It listens on loopback, and refuses requests for other host names (DNS rebinding).
+    is_local: bool,
     /// A draining agent is not ready.
     draining: CancellationToken,
 }
@@ -36,17 +41,24 @@ impl Status {
         watcher: Watcher,
         pending: PendingOperations,
         draining: CancellationToken,
+        log: Log,
+        is_local: bool,
     ) -> Self {
-        Self { cache, metrics, started: clock.now(), clock, watcher, pending, draining }
+        Self { cache, metrics, started: clock.now(), clock, watcher, pending, log, is_local, draining }
     }
 
-    /// Serves one connection until the client closes it or the agent drains.
-    pub async fn serve(self, io: TcpStream) {
+    /// Serves one connection.
+    pub async fn serve(self, io: TcpStream, place: Place) {
         let answer = |request| std::future::ready(self.answer(&request));
-        http1::serve(io, answer, self.draining.clone()).await;
+        http1::serve(io, answer, place, CONNECTION_TIME, self.draining.clone()).await;
     }
 
     fn answer(&self, request: &Request<Incoming>) -> Answer {
+        if self.is_local && !host::is_no_website(request) {
+            let message = "this address is for this machine only: ask for localhost or an IP address; for requests by other \
+                           names set --status-address to an address that is not loopback\n";
+            return text(StatusCode::FORBIDDEN, message);
+        }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return text(StatusCode::METHOD_NOT_ALLOWED, "this address serves GET only\n");
         }
@@ -63,7 +75,9 @@ impl Status {
         let format = Format::accepted(accept.unwrap_or_default());
         let (now, watched) = (self.clock.now(), self.watcher.count());
         let hanging = HangingPaths::of(&self.pending.hanging(), &self.clock);
-        let agent = Agent { started: self.started, now, watched, hanging };
+        let MissingLines { blocked, suppressed } = self.log.missing_lines();
+        let log_lines_dropped = [("blocked", blocked), ("suppressed", suppressed)];
+        let agent = Agent { started: self.started, now, watched, hanging, log_lines_dropped };
         let body = self.metrics.encode(&self.cache, agent, format);
         http1::answer(StatusCode::OK, format.content_type(), body)
     }

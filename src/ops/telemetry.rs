@@ -1,11 +1,23 @@
 //! The log: lines on standard error, for people or as JSON.
 
+mod limit;
+
+use std::io;
+use std::panic::PanicHookInfo;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tracing_subscriber::Layer as _;
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::{FilterExt as _, Targets};
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
+
+use self::limit::PeerLimits;
+use crate::os::stderr::LogOutput;
+
+/// How long the agent waits at its end for a standard error that is blocked.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Level and format of the log.
 #[derive(Clone, Debug)]
@@ -16,11 +28,13 @@ pub struct LogConfig {
     pub json: bool,
 }
 
-/// The log level, which can be changed while the agent runs. Clones are the same level.
+/// The log: its level, which can be changed while the agent runs, and its output. Clones are the same log.
 #[derive(Clone)]
-pub struct LogLevel {
+pub struct Log {
     current: Arc<Mutex<Targets>>,
     reload: Arc<dyn Fn(Targets) -> Result<(), reload::Error> + Send + Sync>,
+    limits: PeerLimits,
+    output: LogOutput,
 }
 
 /// Levels by target, as `--log-level` takes them.
@@ -34,11 +48,13 @@ pub fn parse_filter(text: &str) -> Result<Targets, String> {
 }
 
 /// Sends every event from here on to standard error. Only the first call has an effect.
-pub fn init(config: &LogConfig) -> LogLevel {
-    let format = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+pub fn init(config: &LogConfig) -> Log {
+    let (output, limits) = (LogOutput::stderr(), PeerLimits::default());
+    let format = tracing_subscriber::fmt::layer().with_writer(output.clone()).with_target(false);
     let registry = tracing_subscriber::registry();
     let current = Arc::new(Mutex::new(config.filter.clone()));
     let (filter, handle) = reload::Layer::new(config.filter.clone());
+    let filter = filter.and(limits.clone());
     let (installed, reload): (_, Arc<dyn Fn(Targets) -> _ + Send + Sync>) = if config.json {
         let layer = format.json().flatten_event(true).with_filter(filter);
         let installed = tracing::subscriber::set_global_default(registry.with(layer));
@@ -50,10 +66,15 @@ pub fn init(config: &LogConfig) -> LogLevel {
         (installed, Arc::new(move |filter| handle.reload(filter)))
     };
     drop(installed);
-    LogLevel { current, reload }
+    let log = Log { current, reload, limits, output };
+    std::panic::set_hook(Box::new({
+        let log = log.clone();
+        move |panic| log.panicked(panic)
+    }));
+    log
 }
 
-impl LogLevel {
+impl Log {
     /// The current level, as `--log-level` takes it.
     pub fn get(&self) -> String {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).to_string()
@@ -66,10 +87,75 @@ impl LogLevel {
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = filter;
         Ok(())
     }
+
+    /// Keeps all lines back until [`Self::release`], because the thread that writes them would keep rights that the
+    /// process is about to give up.
+    pub fn hold(&self) {
+        self.output.hold();
+    }
+
+    pub fn release(&self) {
+        self.output.release();
+    }
+
+    /// Logs how many lines were suppressed, whenever some were. Does not return.
+    pub async fn summarize(self) {
+        self.limits.summarize().await;
+    }
+
+    /// Lines that are missing from the log: those that standard error did not take, and those that were suppressed because
+    /// a client causes too many of them.
+    pub fn missing_lines(&self) -> MissingLines {
+        MissingLines { blocked: self.output.dropped(), suppressed: self.limits.suppressed() }
+    }
+
+    /// Has the last lines written, as far as that is possible in a moment. `last` is one more.
+    pub fn close(&self, last: Option<&str>) {
+        if let Some(last) = last {
+            self.output.push(format!("{last}\n").as_bytes());
+        }
+        self.output.flush(LAST_WORDS);
+    }
+
+    fn panicked(&self, panic: &PanicHookInfo<'_>) {
+        let thread = std::thread::current();
+        let message = format!("thread '{}' {panic}", thread.name().unwrap_or("without a name"));
+        self.close(Some(&message));
+    }
 }
 
-impl std::fmt::Debug for LogLevel {
+/// How many lines are missing from the log, and why.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MissingLines {
+    pub blocked: u64,
+    pub suppressed: u64,
+}
+
+impl std::fmt::Debug for Log {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LogLevel({})", self.get())
+        write!(f, "Log({})", self.get())
+    }
+}
+
+impl<'a> MakeWriter<'a> for LogOutput {
+    type Writer = Lines<'a>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        Lines(self)
+    }
+}
+
+/// Takes whole lines: each event is written at once.
+#[derive(Debug)]
+pub struct Lines<'a>(&'a LogOutput);
+
+impl io::Write for Lines<'_> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

@@ -1,9 +1,7 @@
 //! Rights that the process gives up. Rights belong to a thread and to the threads it starts, so all of this runs at the start,
 //! while there is only one.
 
-use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use landlock::{
@@ -83,9 +81,12 @@ pub fn confine(directories: &[PathBuf]) -> Result<(), ConfineError> {
     Ok(())
 }
 
-/// Creates `directory` with `mode` (less the umask) unless it exists, and returns its path. Once confined, the process can't.
-pub fn create_directory(directory: &Path, mode: u32) -> Result<PathBuf, ConfineError> {
-    let created = DirBuilder::new().recursive(true).mode(mode).create(directory);
+/// Has `create` make `directory` unless it exists, and returns its path. Once confined, the process can't.
+pub fn create_directory(
+    directory: &Path,
+    create: impl FnOnce(&Path) -> io::Result<()>,
+) -> Result<PathBuf, ConfineError> {
+    let created = if directory.is_dir() { Ok(()) } else { create(directory) };
     created
         .map(|()| directory.to_owned())
         .map_err(|source| ConfineError::Create { directory: directory.to_owned(), source })

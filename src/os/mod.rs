@@ -3,4 +3,5 @@
 pub mod command;
 pub mod hardening;
 pub mod permissions;
+pub mod stderr;
 pub mod systemd;

@@ -105,6 +105,42 @@ impl Peers {
     }
 }
 
+/// Admits the agent's own user and root to the admin socket, as mode 0600 does. The mode of a socket that the service manager
+/// opened is that one's setting.
+#[derive(Debug)]
+pub struct AdminPeers {
+    own_uid: u32,
+    metrics: Metrics,
+    components: Components,
+}
+
+impl AdminPeers {
+    pub fn new(metrics: Metrics, components: Components) -> Self {
+        Self { own_uid: getuid().as_raw(), metrics, components }
+    }
+
+    /// Whether the process behind `io` is admitted. A refusal is logged and counted.
+    pub fn admits(&self, io: &UnixStream) -> bool {
+        let peer = match io.peer_cred() {
+            Ok(peer) => peer,
+            Err(error) => {
+                tracing::debug!(%error, "peer credentials unavailable");
+                return false;
+            }
+        };
+        let (uid, pid) = (peer.uid(), peer.pid().unwrap_or_default());
+        let is_admitted = uid == 0 || uid == self.own_uid;
+        if !is_admitted {
+            let reason = "only the agent's own user and root may use it";
+            self.metrics.refuse("peer");
+            self.components
+                .report_refusal(&format_args!("connection of user {uid} to the admin socket: {reason}"));
+            tracing::warn!(uid, pid, "admin connection refused: {reason}; run the command as one of them");
+        }
+        is_admitted
+    }
+}
+
 impl Allowed {
     fn includes(&self, uid: u32, gid: u32) -> bool {
         let admits_all = self.uids.is_empty() && self.gids.is_empty();
@@ -160,6 +196,20 @@ mod tests {
             assert_eq!(peers.admit(&here).is_some(), is_admitted, "{case}");
             assert_eq!(refusals(&peers, "peer"), u64::from(!is_admitted), "{case}");
             assert_eq!(peers.lock().logged.contains(&(uid, gid, "peer")), !is_admitted, "{case}");
+        }
+    }
+
+    #[tokio::test]
+    async fn only_root_and_the_agents_own_user_are_admitted_to_the_admin_socket() {
+        let (here, _there) = UnixStream::pair().unwrap();
+        let uid = getuid().as_raw();
+        for (own_uid, is_admitted) in [(uid, true), (uid + 1, uid == 0)] {
+            let peers = peers(Allowed::default(), 0, 1);
+            let Inner { metrics, components, .. } = &*peers.0;
+            let admin = AdminPeers { own_uid, metrics: metrics.clone(), components: components.clone() };
+            assert_eq!(admin.admits(&here), is_admitted);
+            assert_eq!(refusals(&peers, "peer"), u64::from(!is_admitted));
+            assert_eq!(components.reports().refusal.is_some(), !is_admitted);
         }
     }
 

@@ -4,6 +4,7 @@ use std::fs::{self, Permissions};
 use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
+use std::process::Stdio;
 
 use landlock::{AccessFs, CompatLevel, Compatible as _, Ruleset, RulesetAttr as _};
 use tokio::process::Command;
@@ -17,9 +18,9 @@ use crate::support::wait::wait_until;
 /// The values of `label` in the kernel's status of each thread of the agent.
 fn threads(agent: &Agent, label: &str) -> Vec<String> {
     let tasks = format!("/proc/{}/task", agent.process.pid().as_raw_nonzero());
-    let statuses = fs::read_dir(tasks)
-        .unwrap()
-        .map(|task| fs::read_to_string(task.unwrap().path().join("status")).unwrap());
+    let tasks = fs::read_dir(tasks).unwrap();
+    // A thread may end meanwhile.
+    let statuses = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("status")).ok());
     let value = |status: String| {
         let value = status.lines().find_map(|line| line.strip_prefix(label)).unwrap();
         value.trim().to_owned()
@@ -93,6 +94,35 @@ async fn a_confined_agent_does_its_work_and_writes_nowhere_else() {
     agent.process.signal(rustix::process::Signal::TERM);
     assert_eq!(agent.process.ended().await.code(), Some(0));
     assert!(!ready_file.exists() && !socket.exists());
+}
+
+#[tokio::test]
+async fn a_confined_agents_output_directory_is_open_to_readers_whatever_the_umask() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
+    let out = directory.path().join("out");
+    let state = directory.path().join("state");
+    for (name, more) in [("confined", &["--landlock"][..]), ("free", &[])] {
+        let mut options = ca.client(directory.path());
+        options.extend(["--output-dir", out.to_str().unwrap()].map(str::to_owned));
+        options.extend(["--state-dir", state.to_str().unwrap()].map(str::to_owned));
+        options.extend(more.iter().map(|it| (*it).to_owned()));
+        let with_umask = |agent: Command| {
+            let mut command = Command::new("sh");
+            command.args(["-c", "umask 077 && exec \"$@\"", "sh"]).arg(agent.as_std().get_program());
+            command.args(agent.as_std().get_args()).env_clear().kill_on_drop(true).stdin(Stdio::null());
+            command
+        };
+        let mut agent = Agent::start_as(directory.path(), name, &strs(&options), with_umask);
+        agent.process.wait_log("output files written").await;
+        wait_until("the state is written", || state.join("attache.state").exists()).await;
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&out), mode(&state)), (0o755, 0o700), "{name}");
+        assert_eq!(mode(&out.join("root-cert.pem")), 0o644, "{name}");
+        agent.process.kill().await;
+        fs::remove_dir_all(&out).unwrap();
+        fs::remove_dir_all(&state).unwrap();
+    }
 }
 
 #[tokio::test]

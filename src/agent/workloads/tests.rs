@@ -92,8 +92,13 @@ async fn identity(responses: &mut Streaming<DiscoveryResponse>) -> String {
 }
 
 fn metrics(shared: &Shared) -> String {
-    let (now, watched) = (shared.clock.now(), shared.watcher.count());
-    let agent = Agent { started: UNIX_EPOCH, now, watched, hanging: HangingPaths::default() };
+    let agent = Agent {
+        started: UNIX_EPOCH,
+        now: shared.clock.now(),
+        watched: shared.watcher.count(),
+        hanging: HangingPaths::default(),
+        log_lines_dropped: [("", 0); 2],
+    };
     shared.metrics.encode(&shared.cache, agent, Format::accepted(""))
 }
 

@@ -194,10 +194,7 @@ impl OutputDirectory {
                 Err(foreign("a dangling link"))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.change("creating", &self.path, || {
-                    fs::create_dir_all(&self.path)?;
-                    fs::set_permissions(&self.path, Permissions::from_mode(0o755))
-                })
+                self.change("creating", &self.path, || create(&self.path))
             }
             Err(source) => {
                 Err(OutputDirectoryError::Failed { operation: "opening", path: self.path.clone(), source })
@@ -262,6 +259,12 @@ impl OutputDirectory {
         let work = || self.fault.step().and_then(|()| work());
         work().map_err(|source| OutputDirectoryError::Failed { operation, path: path.to_owned(), source })
     }
+}
+
+/// Creates an output directory: every user may list it, whatever the umask.
+pub fn create(path: &Path) -> io::Result<()> {
+    fs::create_dir_all(path)?;
+    fs::set_permissions(path, Permissions::from_mode(0o755))
 }
 
 /// Removes the file, link or directory at `path`, if it exists.

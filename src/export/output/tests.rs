@@ -63,7 +63,8 @@ impl Stage {
         let leaf = self.ca.issue(&request, &identity, HOUR).unwrap();
         let key = key.to_private_key();
         let text = String::from_utf8(key.to_pem().to_vec()).unwrap();
-        (Secret::KeyPair(KeyPair::new(vec![leaf], key).unwrap()), text)
+        let [intermediate, _] = self.ca.chain();
+        (Secret::KeyPair(KeyPair::new(vec![leaf, intermediate.clone()], key).unwrap()), text)
     }
 
     fn publish_roots(&self) {
@@ -112,6 +113,28 @@ impl Stage {
         self.stop.cancel();
         timeout(LIMIT, self.output).await.unwrap().unwrap();
     }
+}
+
+/// A second CA, and how it takes over from the first as with `--drop-old-roots`.
+#[tokio::test]
+async fn roots_that_the_certificate_does_not_chain_to_wait_for_the_next_certificate() {
+    let mut stage = Stage::new(None);
+    stage.publish_roots();
+    let key = stage.publish_pair();
+    stage.wait_key(&key).await;
+    let root = stage.read(ROOT_FILE);
+    stage.ca = DevelopmentCa::open(&stage.place.path().join("ca-2"), stage.clock.clone()).unwrap();
+    stage.publish_roots();
+    // The output sees the new roots, and would begin to write them.
+    for _ in 0..3 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((stage.read(ROOT_FILE), stage.writes("ok")), (root.clone(), 1));
+    let key = stage.publish_pair();
+    stage.wait_key(&key).await;
+    assert_eq!(stage.writes("ok"), 2, "one swap for both");
+    assert_ne!(stage.read(ROOT_FILE), root);
+    stage.end().await;
 }
 
 fn is_empty(path: &Path) -> bool {

@@ -86,6 +86,11 @@ impl StateDir {
         self.path.join(STATE_FILE)
     }
 
+    /// Creates the directory unless it exists. Only the agent's user may enter it.
+    pub fn create(&self) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)
+    }
+
     /// What was written last; none where nothing ever was.
     pub(super) fn read(&self) -> Result<Option<SavedState>, StateError> {
         match file::read(&self.file(), limits::FILE_BYTES) {
@@ -107,11 +112,7 @@ impl StateDir {
             let path = path.to_owned();
             move |source| StateError::Unwritable { doing, path, source }
         };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.path)
-            .map_err(failed("creating", &self.path))?;
+        self.create().map_err(failed("creating", &self.path))?;
         match fs::remove_file(&new) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(failed("removing", &new)(error));
