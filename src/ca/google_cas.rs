@@ -3,6 +3,8 @@
 //! A request has an id that is derived from its CSR. While its outcome is unknown, the same request is repeated, and the
 //! service recognizes it: a lost answer does not cost a second certificate.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod options;
 
 use std::str::FromStr;

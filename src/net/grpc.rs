@@ -1,5 +1,8 @@
 //! gRPC as a client: connections that are kept while calls follow each other closely, and the meaning of failed calls.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+
 use std::error::Error;
 use std::future::Future;
 use std::pin::Pin;

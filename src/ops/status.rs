@@ -43,7 +43,7 @@ impl Status {
         http1::serve(io, answer, self.draining.clone()).await;
     }
 
-    fn answer(&self, request: &Request<Incoming>) -> Answer {
+    pub(super) fn answer(&self, request: &Request<Incoming>) -> Answer {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return text(StatusCode::METHOD_NOT_ALLOWED, "this address serves GET only\n");
         }

@@ -54,6 +54,14 @@ pub fn init(config: &LogConfig) -> LogLevel {
 }
 
 impl LogLevel {
+    /// A level of no log.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn detached() -> Self {
+        let reload = |_| Ok(());
+        let current = Targets::new().with_default(tracing::level_filters::LevelFilter::INFO);
+        Self { current: Arc::new(Mutex::new(current)), reload: Arc::new(reload) }
+    }
+
     /// The current level, as `--log-level` takes it.
     pub fn get(&self) -> String {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).to_string()

@@ -1,5 +1,7 @@
 //! Parsed certificate revocation lists (CRLs), and which issuer each belongs to.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod strict;
 
 use std::fmt;

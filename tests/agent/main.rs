@@ -31,7 +31,6 @@ mod docs;
 mod envoy_sds;
 mod failover;
 mod files;
-mod foreign_bytes;
 mod get;
 mod hardening;
 mod inotify;
