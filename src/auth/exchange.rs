@@ -126,7 +126,7 @@ impl Exchange {
         form
     }
 
-    fn refused(&self, reply: &Reply, subject: &Token, now: SystemTime) -> Failure {
+    pub(super) fn refused(&self, reply: &Reply, subject: &Token, now: SystemTime) -> Failure {
         let body: Option<Value> = serde_json::from_slice(&reply.body).ok();
         let text = |path: &str| body.as_ref().and_then(|body| body.pointer(path)).and_then(Value::as_str);
         let error = text("/error").unwrap_or_default();

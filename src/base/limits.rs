@@ -12,6 +12,8 @@ pub const NAMES_ON_DEMAND: usize = 20_000;
 pub const PATH_BYTES: usize = 4095;
 /// Characters of a client's text (node ID, NACK reason) that are logged.
 pub const FOREIGN_TEXT: usize = 400;
+/// Characters of a name in a certificate that are shown: those of the longest SPIFFE ID.
+pub const NAME_TEXT: usize = 2048;
 /// Bytes of one mounted file.
 pub const FILE_BYTES: u64 = 1 << 20;
 /// Certificates in one file. Operating systems trust about 150 roots; each one has to be parsed and its signature checked.

@@ -3,6 +3,10 @@
 pub mod backoff;
 pub mod clock;
 pub mod failure_log;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod limits;
 pub mod log_limit;
 pub mod retry;

@@ -1,6 +1,6 @@
 //! Text for messages and logs: lists and foreign strings, kept short.
 
-use super::limits::FOREIGN_TEXT;
+use super::limits::{FOREIGN_TEXT, NAME_TEXT};
 
 /// List items that one message shows.
 const SHOWN: usize = 5;
@@ -21,11 +21,31 @@ pub fn sanitize_for_log(text: &str) -> String {
     text.chars().take(FOREIGN_TEXT).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
+/// A name from a certificate, on one line: control characters are replaced, and what is longer than [`NAME_TEXT`] is cut.
+pub fn one_line(text: &str) -> String {
+    let mut chars = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c });
+    let mut line: String = chars.by_ref().take(NAME_TEXT).collect();
+    if chars.next().is_some() {
+        line.pop();
+        line.push('\u{2026}');
+    }
+    line
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
     fn long_lists_are_cut() {
         assert_eq!(super::listed([1, 2, 3, 4, 5], "; "), "1; 2; 3; 4; 5");
         assert_eq!(super::listed(1..=2300, "; "), "1; 2; 3; 4; 5; and 2295 more");
+    }
+
+    #[test]
+    fn a_name_is_cut_to_one_line() {
+        assert_eq!(super::one_line("a\nb\u{1b}c"), "a\u{fffd}b\u{fffd}c");
+        let longest = "\u{e9}".repeat(super::NAME_TEXT);
+        assert_eq!(super::one_line(&longest), longest);
+        let cut = super::one_line(&format!("{longest}x"));
+        assert!(cut.chars().count() == super::NAME_TEXT && cut.ends_with('\u{2026}'), "{cut}");
     }
 }

@@ -1,5 +1,7 @@
 //! cfssl's signing API (`cfssl serve`, `multirootca`).
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod options;
 
 use std::path::PathBuf;
@@ -18,7 +20,7 @@ use crate::base::limits;
 use crate::base::text;
 use crate::fs::disk::Disk;
 use crate::net::endpoint::Endpoint;
-use crate::net::rest::Call;
+use crate::net::rest::{Call, Reply};
 use crate::pki::{csr, pem};
 
 /// cfssl's default port, with and without TLS.
@@ -127,6 +129,11 @@ impl Cfssl {
             body: Some(Zeroizing::new(Value::Object(body).to_string().into_bytes())),
         };
         let reply = call(&self.endpoint, request, &self.disk).await?;
+        self.answered(path, &reply)
+    }
+
+    /// The certificates in an answer.
+    fn answered(&self, path: &str, reply: &Reply) -> Result<Vec<CertificateDer<'static>>, CaError> {
         let envelope = serde_json::from_slice::<Value>(&reply.body).ok();
         let success = envelope.as_ref().and_then(|envelope| envelope.get("success")).and_then(Value::as_bool);
         if let (Some(envelope), Some(false)) = (&envelope, success) {

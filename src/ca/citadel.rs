@@ -1,5 +1,7 @@
 //! Istio's CA protocol (`istio.v1.auth.IstioCertificateService`): Citadel, istiod, istio-csr, `attache ca`.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod options;
 
 use std::sync::Mutex;
@@ -24,8 +26,8 @@ use crate::net::endpoint::Endpoint;
 use crate::net::grpc::{Channel, Connections};
 use crate::pki::{csr, pem};
 use crate::proto::google::protobuf::{Struct, Value, value::Kind};
-use crate::proto::istio::v1::auth::IstioCertificateRequest;
 use crate::proto::istio::v1::auth::istio_certificate_service_client::IstioCertificateServiceClient;
+use crate::proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
 
 /// The usual audience of tokens for Istio's CA.
 pub const AUDIENCE: &str = "istio-ca";
@@ -114,11 +116,7 @@ impl CertificateAuthority for Citadel {
             }
         };
         self.connections.keep(channel);
-        let chain = answered.into_inner().cert_chain;
-        let groups = chain.iter().map(|text| pem::certificates(text.as_bytes()));
-        let groups = groups.collect::<Result<Vec<_>, _>>();
-        let groups = groups.map_err(|error| InvalidResponse::Unreadable(error.to_string()))?;
-        Ok(IssuedChain::from_groups(groups)?)
+        Ok(issued(&answered.into_inner())?)
     }
 }
 
@@ -265,6 +263,13 @@ impl Citadel {
         };
         format!("{message} ({with}; the cluster id is {cluster:?})")
     }
+}
+
+/// The chain in an answer.
+fn issued(answer: &IstioCertificateResponse) -> Result<IssuedChain, InvalidResponse> {
+    let groups = answer.cert_chain.iter().map(|text| pem::certificates(text.as_bytes()));
+    let groups = groups.collect::<Result<Vec<_>, _>>();
+    IssuedChain::from_groups(groups.map_err(|error| InvalidResponse::Unreadable(error.to_string()))?)
 }
 
 /// Names a signer in the format of Istio's agent.

@@ -3,6 +3,8 @@
 //! A request has an id that is derived from its CSR. While its outcome is unknown, the same request is repeated, and the
 //! service recognizes it: a lost answer does not cost a second certificate.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod options;
 
 use std::str::FromStr;
@@ -223,17 +225,7 @@ impl GoogleCas {
         let call = self.call(message, "ca_pool", bearer)?;
         let fetched = client.fetch_ca_certs(call).await;
         let fetched = fetched.map_err(|status| Failure::Call("FetchCaCerts", status))?.into_inner();
-        let mut roots: Vec<CertificateDer<'static>> = Vec::new();
-        for text in fetched.ca_certs.iter().flat_map(|chain| &chain.certificates) {
-            for der in certificates(text, "ca_certs")? {
-                // Each certificate comes with its intermediates; most of the pool's are not in its chain.
-                if Facts::parse(&der).map_err(InvalidResponse::from)?.is_self_issued && !roots.contains(&der)
-                {
-                    roots.push(der);
-                }
-            }
-        }
-        if roots.is_empty() { Err(InvalidResponse::NoRoot.into()) } else { Ok(roots) }
+        Ok(pool_roots(&fetched)?)
     }
 
     async fn create(
@@ -269,11 +261,7 @@ impl GoogleCas {
         let code = created.as_ref().map_or_else(Status::code, |_| Code::Ok);
         self.open().take_if(|open| is_settled(code, open.tries));
         let created = created.map_err(|status| Failure::Call("CreateCertificate", status))?.into_inner();
-        let mut chain = certificates(&created.pem_certificate, "pem_certificate")?;
-        for text in &created.pem_certificate_chain {
-            chain.extend(certificates(text, "pem_certificate_chain")?);
-        }
-        Ok(chain)
+        Ok(issued(&created)?)
     }
 
     /// A call whose field `field` names the pool.
@@ -355,6 +343,40 @@ fn is_settled(code: Code, tries: u32) -> bool {
         Code::Unauthenticated | Code::PermissionDenied | Code::ResourceExhausted => tries == 1,
         _ => true,
     }
+}
+
+/// The roots in an answer of FetchCaCerts.
+fn pool_roots(fetched: &api::FetchCaCertsResponse) -> Result<Vec<CertificateDer<'static>>, InvalidResponse> {
+    let mut all: Vec<CertificateDer<'static>> = Vec::new();
+    for text in fetched.ca_certs.iter().flat_map(|chain| &chain.certificates) {
+        for der in certificates(text, "ca_certs")? {
+            if !all.contains(&der) {
+                all.push(der);
+            }
+        }
+        // The signature of each one is checked.
+        if all.len() > limits::CERTIFICATES {
+            let max = limits::CERTIFICATES;
+            return Err(InvalidResponse::Unreadable(format!("ca_certs: more than {max} certificates")));
+        }
+    }
+    let mut roots = Vec::new();
+    for der in all {
+        // Each certificate comes with its intermediates; most of the pool's are not in its chain.
+        if Facts::parse(&der)?.is_self_issued {
+            roots.push(der);
+        }
+    }
+    if roots.is_empty() { Err(InvalidResponse::NoRoot) } else { Ok(roots) }
+}
+
+/// The chain in an answer of CreateCertificate.
+fn issued(created: &api::Certificate) -> Result<Vec<CertificateDer<'static>>, InvalidResponse> {
+    let mut chain = certificates(&created.pem_certificate, "pem_certificate")?;
+    for text in &created.pem_certificate_chain {
+        chain.extend(certificates(text, "pem_certificate_chain")?);
+    }
+    Ok(chain)
 }
 
 fn certificates(text: &str, field: &str) -> Result<Vec<CertificateDer<'static>>, InvalidResponse> {

@@ -4,6 +4,8 @@
 //! That can take hours. A call that ends earlier leaves its request there, and the next call with the same CSR resumes it.
 //! The request's name is derived from the CSR, so none is ever made twice, even if an answer was lost.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod options;
 
 use std::path::PathBuf;

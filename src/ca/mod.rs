@@ -10,6 +10,8 @@ pub mod google_cas;
 pub mod kubernetes;
 pub mod exec;
 pub mod failover;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod provider;
 pub mod providers;
 pub mod vault;

@@ -1,6 +1,8 @@
 //! HashiCorp Vault, and OpenBao, which has the same API: the PKI engine signs with one of its roles.
 
 mod access;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod refusal;
 pub mod options;
 

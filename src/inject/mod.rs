@@ -16,6 +16,8 @@ mod istio;
 mod checks;
 mod plan;
 mod verify;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 
 use self::plan::Plan;
 pub use self::problem::Problem;

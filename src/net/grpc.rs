@@ -1,5 +1,8 @@
 //! gRPC as a client: connections that are kept while calls follow each other closely, and the meaning of failed calls.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+
 use std::error::Error;
 use std::future::Future;
 use std::pin::Pin;
@@ -8,6 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine as _, alphabet};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
@@ -39,6 +44,8 @@ const PINGS: u32 = 3;
 
 /// The header, or trailer, with the outcome of a call.
 const GRPC_STATUS: &str = "grpc-status";
+/// The header, or trailer, with details of a failed call, in base64.
+const GRPC_DETAILS: &str = "grpc-status-details-bin";
 
 /// Holds the idle connection for the next call, if there is one.
 #[derive(Debug)]
@@ -253,6 +260,18 @@ impl NotGrpc {
     }
 }
 
+/// Removes details that are not base64, at which tonic panics.
+fn remove_damaged_details(headers: &mut HeaderMap) {
+    const PADDING: DecodePaddingMode = DecodePaddingMode::Indifferent;
+    const BASE64: GeneralPurpose = GeneralPurpose::new(
+        &alphabet::STANDARD,
+        GeneralPurposeConfig::new().with_decode_padding_mode(PADDING),
+    );
+    if headers.get(GRPC_DETAILS).is_some_and(|details| BASE64.decode(details).is_err()) {
+        headers.remove(GRPC_DETAILS);
+    }
+}
+
 /// Why a call has no gRPC answer.
 #[derive(Debug, thiserror::Error)]
 enum CallError {
@@ -283,7 +302,8 @@ impl Service<http::Request<Body>> for Calls {
         let is_refused = Arc::clone(&self.is_refused);
         let answered = self.connection.call(request);
         Box::pin(async move {
-            let answer: http::Response<Incoming> = answered.await.map_err(CallError::from)?;
+            let mut answer: http::Response<Incoming> = answered.await.map_err(CallError::from)?;
+            remove_damaged_details(answer.headers_mut());
             if let Some(answer) = NotGrpc::new(answer.status(), answer.headers()) {
                 return Err(CallError::NotGrpc(answer).into());
             }
@@ -294,7 +314,8 @@ impl Service<http::Request<Body>> for Calls {
             };
             note(answer.headers());
             Ok(answer.map(|body| {
-                Body::new(body.map_frame(move |frame| {
+                Body::new(body.map_frame(move |mut frame| {
+                    frame.trailers_mut().into_iter().for_each(remove_damaged_details);
                     frame.trailers_ref().into_iter().for_each(&note);
                     frame
                 }))

@@ -9,6 +9,8 @@ pub mod http1;
 pub mod http2;
 pub mod rest;
 pub mod grpc;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 
 use http::{HeaderName, HeaderValue};
 

@@ -15,8 +15,9 @@ use zeroize::{Zeroize as _, Zeroizing};
 use crate::base::limits;
 use crate::fs::disk::Disk;
 use crate::net::Header;
-use crate::net::endpoint::{Connected, Endpoint, Protocol};
+use crate::net::endpoint::{Connected, Endpoint, Io, Protocol};
 use crate::net::error::{TlsError, TransportError, retry_after, with_causes};
+use crate::net::tls::Alert;
 
 /// One call.
 #[derive(Debug)]
@@ -44,11 +45,19 @@ pub struct Reply {
 /// Makes one call to `endpoint`. The caller sets the deadline.
 pub async fn call(endpoint: &Endpoint, call: Call<'_>, disk: &Disk) -> Result<Reply, TransportError> {
     let Connected { io, alert, .. } = endpoint.connect(None, Protocol::Http1, disk).await?;
+    exchange(io, request(endpoint, call)?, &alert).await
+}
+
+/// Sends `request` on a new connection, and reads the answer.
+pub(super) async fn exchange(
+    io: impl Io,
+    request: Request<Full<Bytes>>,
+    alert: &Alert,
+) -> Result<Reply, TransportError> {
     let broken = |error: &(dyn Error + 'static)| match alert.received() {
         Some(alert) => TlsError::of_alert(alert, false).into(),
         None => TransportError::broken(with_causes(error)),
     };
-    let request = request(endpoint, call)?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(io)).await;
     let (mut sender, connection) = handshake.map_err(|error| broken(&error))?;
     let driver = async {

@@ -38,7 +38,7 @@ impl Admin {
         http1::serve(io, |request| self.answer(request), place, PATIENCE + CONNECTION_TIME, stop).await;
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
+    pub(super) async fn answer(&self, request: Request<Incoming>) -> Answer {
         let (status, body) = self.call(&request).await;
         http1::json(status, &body)
     }

@@ -1,6 +1,8 @@
 //! What people and probes see.
 
 pub mod admin;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod host;
 pub mod page;
 pub mod report;

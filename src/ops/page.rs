@@ -36,7 +36,7 @@ impl Page {
         http1::serve(io, answer, place, CONNECTION_TIME, stop).await;
     }
 
-    fn answer<B>(&self, request: &Request<B>) -> Answer {
+    pub(super) fn answer<B>(&self, request: &Request<B>) -> Answer {
         let mut answer = self.call(request);
         let headers = [
             (header::CONTENT_SECURITY_POLICY, POLICY),

@@ -53,7 +53,7 @@ impl Status {
         http1::serve(io, answer, place, CONNECTION_TIME, self.draining.clone()).await;
     }
 
-    fn answer(&self, request: &Request<Incoming>) -> Answer {
+    pub(super) fn answer(&self, request: &Request<Incoming>) -> Answer {
         if self.is_local && !host::is_no_website(request) {
             let message = "this address is for this machine only: ask for localhost or an IP address; for requests by other \
                            names set --status-address to an address that is not loopback\n";

@@ -75,6 +75,15 @@ pub fn init(config: &LogConfig) -> Log {
 }
 
 impl Log {
+    /// The log of an agent that logs nothing.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn detached() -> Self {
+        let reload = |_| Ok(());
+        let current = Targets::new().with_default(tracing::level_filters::LevelFilter::INFO);
+        let (output, limits) = (LogOutput::stderr(), PeerLimits::default());
+        Self { current: Arc::new(Mutex::new(current)), reload: Arc::new(reload), limits, output }
+    }
+
     /// The current level, as `--log-level` takes it.
     pub fn get(&self) -> String {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).to_string()

@@ -1,6 +1,8 @@
 //! Options on their three levels: the flag, `ATTACHE_<FLAG>`, and the variable that Istio's agent reads. The highest
 //! level that sets an option wins, and every mistake goes into one report. No I/O: the environment is an input.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod reader;
 
 use std::collections::BTreeMap;

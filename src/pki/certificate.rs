@@ -11,13 +11,13 @@ use x509_parser::prelude::FromDer;
 use x509_parser::public_key::PublicKey;
 
 use crate::base::spiffe_id::SpiffeId;
+use crate::base::text::one_line;
 
 /// The fields of a certificate that checks and messages use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// On one line.
+    /// On one line, and cut if it is long; so are all texts here.
     pub subject: String,
-    /// On one line.
     pub issuer: String,
     /// Lower-case hexadecimal.
     pub serial: String,
@@ -56,8 +56,8 @@ impl Certificate {
             return Err(NotACertificate(format!("{} trailing bytes", rest.len())));
         }
         let mut facts = Self {
-            subject: parsed.subject().to_string(),
-            issuer: parsed.issuer().to_string(),
+            subject: one_line(&parsed.subject().to_string()),
+            issuer: one_line(&parsed.issuer().to_string()),
             serial: hexadecimal(parsed.raw_serial()),
             not_before: moment(parsed.validity().not_before.timestamp()),
             not_after: moment(parsed.validity().not_after.timestamp()),
@@ -81,8 +81,8 @@ impl Certificate {
         let names = parsed.subject_alternative_name().map_err(|error| NotACertificate(error.to_string()))?;
         for name in names.iter().flat_map(|names| &names.value.general_names) {
             match name {
-                GeneralName::URI(uri) => facts.uris.push((*uri).to_owned()),
-                GeneralName::DNSName(name) => facts.dns_names.push((*name).to_owned()),
+                GeneralName::URI(uri) => facts.uris.push(one_line(uri)),
+                GeneralName::DNSName(name) => facts.dns_names.push(one_line(name)),
                 GeneralName::IPAddress(bytes) => facts.ip_addresses.extend(ip_address(bytes)),
                 _ => {}
             }
@@ -98,7 +98,7 @@ impl Certificate {
         }
     }
 
-    /// Its subject alternative names, or its subject if it has none.
+    /// Its subject alternative names, or its subject if it has none, cut if there are many.
     pub fn names(&self) -> String {
         let names: Vec<_> = self
             .uris
@@ -107,7 +107,7 @@ impl Certificate {
             .cloned()
             .chain(self.ip_addresses.iter().map(ToString::to_string))
             .collect();
-        if names.is_empty() { self.subject.clone() } else { names.join(", ") }
+        if names.is_empty() { self.subject.clone() } else { one_line(&names.join(", ")) }
     }
 }
 
@@ -125,7 +125,7 @@ pub fn folded(name: &str) -> String {
 /// A DER integer in the form in which Envoy and OpenSSL print serial numbers: without leading zero bytes.
 pub(super) fn hexadecimal(integer: &[u8]) -> String {
     let start = integer.iter().position(|byte| *byte != 0).unwrap_or_default();
-    integer.iter().skip(start).map(|byte| format!("{byte:02x}")).collect()
+    one_line(&integer.iter().skip(start).map(|byte| format!("{byte:02x}")).collect::<String>())
 }
 
 pub(super) fn moment(timestamp: i64) -> SystemTime {
@@ -144,6 +144,46 @@ fn key_type(certificate: &X509Certificate<'_>) -> String {
         Ok(PublicKey::RSA(rsa)) => format!("RSA {}", rsa.key_size()),
         Ok(PublicKey::EC(point)) => format!("ECDSA P-{}", point.key_size()),
         _ if key.algorithm.algorithm.to_id_string() == "1.3.101.112" => "Ed25519".to_owned(),
-        _ => key.algorithm.algorithm.to_id_string(),
+        _ => one_line(&key.algorithm.algorithm.to_id_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, SanType};
+
+    use super::*;
+    use crate::pki::key::{KeyType, SigningKey};
+
+    fn parsed(change: impl Fn(&mut CertificateParams)) -> Certificate {
+        let mut params = CertificateParams::default();
+        change(&mut params);
+        let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+        Certificate::parse(params.self_signed(&key).unwrap().der()).unwrap()
+    }
+
+    #[test]
+    fn a_name_of_several_lines_is_one_line_of_a_message() {
+        let forged = "web\n2026-01-01T00:00:00Z  INFO certificate renewed\u{1b}[2J";
+        let certificate = parsed(|params| {
+            params.distinguished_name.push(DnType::CommonName, forged);
+            params.subject_alt_names = vec![SanType::DnsName(forged.try_into().unwrap())];
+        });
+        for text in [&certificate.subject, &certificate.issuer, &certificate.names()] {
+            assert!(text.contains("web\u{fffd}2026") && !text.contains(char::is_control), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn long_and_many_names_are_cut() {
+        let certificate = parsed(|params| {
+            params.distinguished_name.push(DnType::CommonName, "x".repeat(100_000));
+            let name = |number| SanType::DnsName(format!("{number}.example").try_into().unwrap());
+            params.subject_alt_names = (0..2_000).map(name).collect();
+        });
+        assert_eq!(certificate.dns_names.len(), 2_000);
+        for text in [&certificate.subject, &certificate.issuer, &certificate.names()] {
+            assert!(text.len() < 3_000 && text.ends_with('\u{2026}'), "{} bytes: {text}", text.len());
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! Parsed certificate revocation lists (CRLs), and which issuer each belongs to.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod strict;
 
 use std::fmt;
@@ -17,6 +19,7 @@ use x509_parser::x509::{AlgorithmIdentifier, SubjectPublicKeyInfo, X509Version};
 use super::certificate::{Certificate, hexadecimal, moment};
 use super::pem::{self, looks_like_der};
 use crate::base::limits;
+use crate::base::text::one_line;
 
 /// A complete CRL in a form that Envoy reads. Its signature is not checked yet.
 #[derive(Clone, PartialEq, Eq)]
@@ -107,7 +110,7 @@ impl Crl {
             return Err("one of its entries has a critical extension".to_owned());
         }
         let mut crl = Self {
-            issuer: parsed.issuer().to_string(),
+            issuer: one_line(&parsed.issuer().to_string()),
             this_update: moment(parsed.last_update().timestamp()),
             next_update: parsed.next_update().map(|at| moment(at.timestamp())),
             revoked: parsed.iter_revoked_certificates().count(),
@@ -128,7 +131,7 @@ impl Crl {
                 other => {
                     let is_partial = matches!(other, ParsedExtension::IssuingDistributionPoint(_));
                     if is_partial || extension.critical || extension.oid == OID_X509_EXT_DELTA_CRL_INDICATOR {
-                        let id = extension.oid.to_id_string();
+                        let id = one_line(&extension.oid.to_id_string());
                         return Err(format!("it is not complete (extension {id}); Envoy needs a full CRL"));
                     }
                 }

@@ -3,5 +3,7 @@
 pub mod certificate;
 pub mod crl;
 pub mod csr;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod key;
 pub mod pem;

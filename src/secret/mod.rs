@@ -1,5 +1,7 @@
 //! Secrets, their names and their encoding. A secret is checked when it is created, so it can always be served.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod key_pair;
 mod name;
 mod revocation;

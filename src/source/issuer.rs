@@ -9,6 +9,8 @@
 //! | `restore` | the certificate of an earlier run |
 //! | `identity`, `retry`, `trust`, `state`, `state_writer`, `queue` | what these rest on |
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod identity;
 mod publish;
 mod queue;

@@ -32,7 +32,6 @@ mod docs;
 mod envoy_sds;
 mod failover;
 mod files;
-mod foreign_bytes;
 mod get;
 mod hardening;
 mod inotify;

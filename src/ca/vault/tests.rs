@@ -87,38 +87,3 @@ fn paths_and_roles_that_vault_accepts() {
     }
     assert_eq!("web.v2".parse::<RoleName>().unwrap().to_string(), "web.v2");
 }
-
-#[test]
-fn no_answer_causes_a_panic() {
-    let root =
-        CertifiedIssuer::self_signed(params("root", true), SigningKey::generate(KeyType::EcdsaP256).unwrap());
-    let root = text(root.unwrap().as_ref().der());
-    let good = json!({
-        "data": { "certificate": root, "issuing_ca": root, "ca_chain": [root, root] },
-        "auth": { "client_token": "hvs.x", "lease_duration": 3600, "renewable": true },
-        "errors": ["one", "two"],
-        "warnings": ["three"],
-    });
-    let good = good.to_string().into_bytes();
-    let mut random = fastrand::Rng::with_seed(7);
-    let mut read = 0;
-    for _ in 0..5000 {
-        let mut bytes = good.clone();
-        for _ in 0..random.usize(1..4) {
-            let at = random.usize(..bytes.len());
-            match random.u8(..3) {
-                0 => bytes.truncate(at + 1),
-                1 => bytes.insert(at, random.u8(..)),
-                _ => bytes[at] = random.u8(..),
-            }
-        }
-        let request = VaultRequest::Renewal;
-        refusal::explain(StatusCode::FORBIDDEN, &bytes, &request, &Token::new("hvs.x"));
-        let Ok(mut reply) = serde_json::from_slice::<Value>(&bytes) else { continue };
-        read += 1;
-        let _ = texts(reply.get("warnings"));
-        let _ = sorted(reply.pointer_mut("/data").map(Value::take).unwrap_or_default());
-        let _ = access::Session::new(reply, std::time::UNIX_EPOCH);
-    }
-    assert!(read > 100, "only {read} are JSON");
-}

@@ -1,5 +1,7 @@
 use std::convert::Infallible;
 
+use bytes::Bytes;
+use http_body_util::Full;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
@@ -7,12 +9,14 @@ use tonic::metadata::MetadataMap;
 use super::*;
 use crate::net::tls::Roots;
 use crate::proto::google::protobuf::{self, Any};
+use crate::proto::istio::v1::auth::IstioCertificateRequest;
+use crate::proto::istio::v1::auth::istio_certificate_service_client::IstioCertificateServiceClient;
 
-/// Refuses every call.
+/// Answers every call the same.
 #[derive(Clone)]
-struct Refusing;
+struct Answering(fn() -> http::Response<Body>);
 
-impl Service<http::Request<Incoming>> for Refusing {
+impl Service<http::Request<Incoming>> for Answering {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = std::future::Ready<Result<Self::Response, Infallible>>;
@@ -22,16 +26,21 @@ impl Service<http::Request<Incoming>> for Refusing {
     }
 
     fn call(&mut self, _: http::Request<Incoming>) -> Self::Future {
-        std::future::ready(Ok(Status::unimplemented("nothing is").into_http()))
+        std::future::ready(Ok(self.0()))
     }
 }
 
+/// A server that refuses every call.
 async fn server() -> Endpoint {
+    serving(|| Status::unimplemented("nothing is").into_http()).await
+}
+
+async fn serving(answer: fn() -> http::Response<Body>) -> Endpoint {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
     tokio::spawn(async move {
         while let Ok((io, _)) = listener.accept().await {
-            tokio::spawn(http2::serve(io, Refusing, CancellationToken::new()));
+            tokio::spawn(http2::serve(io, Answering(answer), CancellationToken::new()));
         }
     });
     Endpoint { address, roots: Roots::System, server_name: None }
@@ -85,6 +94,32 @@ async fn a_connection_stays_open_only_while_calls_are_close_together() {
         connections.keep(next);
     }
     assert_eq!(reused, 14, "five minutes end after the fifteenth call");
+}
+
+#[tokio::test]
+async fn a_refusal_with_damaged_details_is_read_without_them() {
+    fn in_headers() -> http::Response<Body> {
+        let mut answer = Status::unavailable("busy").into_http();
+        answer.headers_mut().insert(GRPC_DETAILS, "not base64".parse().unwrap());
+        answer
+    }
+    fn in_trailers() -> http::Response<Body> {
+        let (head, _) = in_headers().into_parts();
+        let body = Full::<Bytes>::default().with_trailers(std::future::ready(Some(Ok(head.headers))));
+        http::Response::builder().header(CONTENT_TYPE, "application/grpc").body(Body::new(body)).unwrap()
+    }
+    for answer in [in_headers, in_trailers] {
+        let endpoint = serving(answer).await;
+        let channel = Connections::new(Duration::from_secs(10), Disk::default())
+            .channel(&endpoint, None)
+            .await
+            .unwrap();
+        let origin = endpoint.address.origin().parse().unwrap();
+        let mut client = IstioCertificateServiceClient::with_origin(channel.service(), origin);
+        let status = client.create_certificate(IstioCertificateRequest::default()).await.unwrap_err();
+        let error = channel.explain(&status);
+        assert!(matches!(&error, TransportError::Refused { message, .. } if message == "busy"), "{error}");
+    }
 }
 
 #[test]

@@ -60,7 +60,7 @@ pub(super) enum StateError {
     #[error("it is not a state file of this agent: {0}")]
     Foreign(String),
     #[error("it has the format {0}, and this version of the agent knows only {VERSION}")]
-    Version(Value),
+    Version(u64),
     #[error("{doing} {path} failed: {source}; {}choose another --state-dir", file::remedy(source))]
     Unwritable { doing: &'static str, path: PathBuf, source: io::Error },
 }
@@ -173,15 +173,18 @@ pub(super) fn encode(
     content
 }
 
-fn decode(content: &[u8]) -> Result<SavedState, StateError> {
+pub(super) fn decode(content: &[u8]) -> Result<SavedState, StateError> {
     let foreign = |what: &str| StateError::Foreign(what.to_owned());
     let end =
         content.iter().position(|byte| *byte == b'\n').ok_or_else(|| foreign("it has no first line"))?;
     let (head, key) = content.split_at(end);
     let head: Value = serde_json::from_slice(head).map_err(|_| foreign("its first line is not JSON"))?;
     match head.get("version") {
-        Some(version) if version.as_u64() == Some(VERSION) => {}
-        Some(version) => return Err(StateError::Version(version.clone())),
+        Some(version) => match version.as_u64() {
+            Some(VERSION) => {}
+            Some(other) => return Err(StateError::Version(other)),
+            None => return Err(foreign("its version is not a number")),
+        },
         None => return Err(foreign("it names no version")),
     }
     let state = || {
