@@ -16,7 +16,9 @@ pub enum NotServed {
     /// No source ever publishes it.
     #[error("this agent has no source for it")]
     NoSource,
-    #[error("the limit of {max} names on demand is reached", max = limits::NAMES_ON_DEMAND)]
+    /// Now: it is served as soon as there is room.
+    #[error("no room for another name on demand: it waits until others are released (at most {max} in all, \
+             and for each connection as many as are free for others)", max = limits::NAMES_ON_DEMAND)]
     TooMany,
 }
 
@@ -77,12 +79,20 @@ impl Routes {
 
     /// Passes `key` on to the source of its kind: the workload's own one, else the one for every workload.
     pub(super) fn send(&self, key: &Key) -> Result<(), NotServed> {
-        let Some(kind) = key.name.kind() else { return Err(NotServed::NoSource) };
+        let source = self.source(key).ok_or(NotServed::NoSource)?;
+        source.send(key.clone()).map_err(|_| NotServed::NoSource)
+    }
+
+    /// Whether there is a source for `key`.
+    pub(super) fn serves(&self, key: &Key) -> bool {
+        self.source(key).is_some()
+    }
+
+    fn source(&self, key: &Key) -> Option<&mpsc::UnboundedSender<Key>> {
+        let kind = key.name.kind()?;
         let scopes = [Scope::Workload(key.workload), Scope::Every];
         let senders = scopes.iter().filter_map(|scope| self.0.get(&(kind, *scope)));
-        let mut open = senders.filter(|sender| !sender.is_closed());
-        let sender = open.next().ok_or(NotServed::NoSource)?;
-        sender.send(key.clone()).map_err(|_| NotServed::NoSource)
+        senders.into_iter().find(|sender| !sender.is_closed())
     }
 
     pub(super) fn forget(&mut self, workload: Workload) {
