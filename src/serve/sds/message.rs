@@ -36,9 +36,14 @@ impl MessageWriter {
     /// Writes a field, unless it is empty: absent is the same.
     pub fn text(&mut self, field: u8, value: &str) {
         if !value.is_empty() {
-            self.head(field, value.len());
-            self.text.put_slice(value.as_bytes());
+            self.item(field, value);
         }
+    }
+
+    /// Writes an item of a repeated field.
+    pub fn item(&mut self, field: u8, value: &str) {
+        self.head(field, value.len());
+        self.text.put_slice(value.as_bytes());
     }
 
     /// Writes a message in which field 1 is `value`.

@@ -46,7 +46,7 @@ pub struct Session {
     /// The version of all names that were sent. Kept only once there were several.
     sent: Option<Combined>,
     /// Versions that the client held before this stream, and that are the newest.
-    confirmed: Vec<(NameId, Version)>,
+    confirmed: Vec<(Arc<str>, Version)>,
     /// The number of the last list of names.
     list: u32,
     /// The nonce of the last response.
@@ -243,13 +243,16 @@ impl Session {
     }
 
     /// The versions that the client held before this stream and that are the newest: it has accepted them. Each once.
-    pub fn take_confirmed(&mut self) -> Vec<(NameId, Version)> {
+    pub fn take_confirmed(&mut self) -> Vec<(Arc<str>, Version)> {
         std::mem::take(&mut self.confirmed)
     }
 
     fn confirm(&mut self, id: NameId) {
-        let confirmed = self.at(id).and_then(Subscribed::confirm);
-        self.confirmed.extend(confirmed.map(|version| (id, version)));
+        let Some(subscribed) = self.at(id) else { return };
+        if let Some(version) = subscribed.confirm() {
+            let name = Arc::clone(&subscribed.name);
+            self.confirmed.push((name, version));
+        }
     }
 
     /// The client acknowledged the response with `nonce`. Returns its items, or nothing for a nonce that has no waiting response.

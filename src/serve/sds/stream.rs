@@ -258,8 +258,9 @@ impl<D: Dialect, I> SecretStream<D, I> {
     fn respond(&mut self) -> Option<Message> {
         let response = self.dialect.respond(&mut self.session);
         // What the client has held since an earlier stream counts like what it acknowledged.
-        for (id, version) in self.session.take_confirmed() {
-            if let Some(subscription) = self.subscription(id) {
+        for (name, version) in self.session.take_confirmed() {
+            let id = self.session.id(&name);
+            if let Some(subscription) = id.and_then(|id| self.subscription(id)) {
                 subscription.holds(version);
             }
         }

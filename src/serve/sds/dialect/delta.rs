@@ -71,7 +71,7 @@ impl Dialect for Delta {
         response.text(5, &push.nonce.to_string());
         response.wrapped_text(7, CONTROL_PLANE);
         for name in &push.removed {
-            response.text(6, name);
+            response.item(6, name);
         }
         for PushItem { name, resource, .. } in &push.items {
             response.labelled_secret(2, name, &resource.version.to_string(), resource);

@@ -194,9 +194,7 @@ impl<D: ClientDialect> Talk<D> {
 
     fn respond(&mut self) -> Sending {
         let response = self.dialect.respond(&mut self.session);
-        self.confirmed.extend(self.session.take_confirmed().into_iter().map(|(id, version)| {
-            (Arc::clone(self.session.name(id).unwrap()), version)
-        }));
+        self.confirmed.extend(self.session.take_confirmed());
         let Some((_, response)) = response else { return Sending::default() };
         let fields = D::response(response);
         assert!(self.nonces.insert(fields.nonce.clone()), "nonce {} again", fields.nonce);
