@@ -15,8 +15,8 @@ pub use self::revocation::{Gap, Revocation, Uncovered};
 pub use self::trust_bundle::{NotATrustBundle, TrustBundle, Unchained};
 pub use self::wire::{Payload, Resource, Version};
 
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "it is always in an Arc, created once per renewal")]
+/// Clones share the content.
+#[derive(Clone, Debug)]
 pub enum Secret {
     KeyPair(KeyPair),
     TrustBundle(TrustBundle),

@@ -12,7 +12,8 @@ use crate::base::text;
 use crate::pki::certificate::{Certificate, NotACertificate};
 use crate::pki::crl::Crl;
 
-/// Roots, never empty and without duplicates, and CRLs that cover them.
+/// Roots, never empty and without duplicates, and CRLs that cover them. Clones share both.
+#[derive(Clone)]
 pub struct TrustBundle {
     roots: Arc<Roots>,
     crls: Vec<Arc<Crl>>,
