@@ -108,12 +108,7 @@ pub(super) struct Server {
 
 impl Server {
     /// Serves SDS.
-    pub(super) async fn sds(
-        self,
-        socket: UnixListener,
-        peers: Peers,
-        service: SecretDiscovery,
-    ) {
+    pub(super) async fn sds(self, socket: UnixListener, peers: Peers, service: SecretDiscovery) {
         let serve = |io| {
             let Some(place) = peers.admit(&io) else { return };
             let Some(service) = service.connection() else { return };

@@ -18,7 +18,7 @@ pub const STREAM_MEMORY: usize = 10 << 10;
 /// Bytes that a name of a stream takes, without its text.
 pub const NAME_MEMORY: usize = 1 << 10;
 /// Streams on one connection. A bound on what HTTP/2 keeps of streams before they are opened or refused, not on them.
-pub const STREAMS_PER_CONNECTION: u32 = 50_000;
+pub const STREAMS_PER_CONNECTION: u32 = 30_000;
 /// Bytes of a path in such a name: the kernel's limit (`PATH_MAX` less its final NUL).
 pub const PATH_BYTES: usize = 4095;
 /// Characters of a client's text (node ID, NACK reason) that are logged.

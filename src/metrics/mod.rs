@@ -70,8 +70,17 @@ pub struct ByResult {
 }
 
 /// Every reason for a refusal.
-const REFUSALS: [&str; 8] =
-    ["peer", "connections", "no_memory", "no_node", "foreign_type", "too_many_names", "unknown_name", "no_source"];
+const REFUSALS: [&str; 9] = [
+    "peer",
+    "connections",
+    "no_memory",
+    "no_node",
+    "foreign_type",
+    "too_many_names",
+    "unknown_name",
+    "no_source",
+    "forbidden",
+];
 
 /// Every counter. Clones count together.
 #[derive(Clone, Debug)]

@@ -201,11 +201,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for FairIo<IO> {
 }
 
 impl<IO: AsyncWrite + Unpin> AsyncWrite for FairIo<IO> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(cx, bytes);
         self.bounded(written, cx)
     }
@@ -268,5 +264,62 @@ pub async fn accept<IO, A>(
                 tokio::time::sleep(PAUSE).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+    use tokio::task::JoinHandle;
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+
+    /// Serves nothing.
+    #[derive(Clone)]
+    struct Nothing;
+
+    impl Service<http::Request<Incoming>> for Nothing {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future = std::future::Pending<Result<Self::Response, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: http::Request<Incoming>) -> Self::Future {
+            std::future::pending()
+        }
+    }
+
+    /// A client for which more waits than the pipe holds.
+    async fn connect() -> (DuplexStream, JoinHandle<()>) {
+        let (mut client, server) = tokio::io::duplex(16);
+        let served = tokio::spawn(serve(server, Nothing, CancellationToken::new()));
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+        (client, served)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_read_is_disconnected() {
+        let (_client, served) = connect().await;
+        let began = Instant::now();
+        timeout(2 * UNREAD_FOR, served).await.expect("it stays connected").unwrap();
+        assert_eq!(began.elapsed().as_secs(), UNREAD_FOR.as_secs());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_slowly_or_has_read_everything_stays_connected() {
+        let (mut client, mut served) = connect().await;
+        // All that waits for it, in pieces.
+        while timeout(UNREAD_FOR, client.read(&mut [0; 8])).await.is_ok() {
+            tokio::time::sleep(UNREAD_FOR * 3 / 4).await;
+        }
+        assert!(timeout(10 * UNREAD_FOR, &mut served).await.is_err());
+        drop(client);
+        served.await.unwrap();
     }
 }

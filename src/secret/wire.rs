@@ -72,7 +72,15 @@ impl fmt::Debug for Version {
 pub struct Payload(Bytes);
 
 impl Payload {
-    pub fn encode(secret: &Secret) -> Self {
+    /// The payload of `secret` and its clones, encoded once.
+    pub fn of(secret: &Secret) -> Self {
+        match secret {
+            Secret::KeyPair(pair) => pair.payload(|| Self::encode(secret)),
+            Secret::TrustBundle(bundle) => bundle.payload(|| Self::encode(secret)),
+        }
+    }
+
+    fn encode(secret: &Secret) -> Self {
         let inline = |pem: Bytes| Some(DataSource { specifier: Some(Specifier::InlineBytes(pem)) });
         let content = match secret {
             Secret::KeyPair(pair) => tls::secret::Type::TlsCertificate(tls::TlsCertificate {
@@ -121,7 +129,7 @@ pub struct Resource {
 
 impl Resource {
     pub fn encode(name: &SecretName, secret: &Secret) -> Self {
-        Self::of(name.as_str(), Payload::encode(secret))
+        Self::of(name.as_str(), Payload::of(secret))
     }
 
     /// The resource that serves `payload` as `name`.

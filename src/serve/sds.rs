@@ -5,12 +5,12 @@ pub mod dialect;
 mod fetch;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod message;
-mod requests;
+pub mod message;
+pub mod requests;
 pub mod session;
 mod stream;
-mod turns;
-mod version;
+pub mod turns;
+pub mod version;
 
 use std::fmt;
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::{Notify, watch};
 
-use super::demand::{NotServed, Routes};
+use super::demand::{Desertion, NotServed, Routes};
 use super::entry::{Entry, Key, Origin, Snapshot};
 use super::health::Components;
 use super::publisher::Publisher;
@@ -60,6 +60,8 @@ pub(super) struct Slot {
     pub(super) revocation: Mutex<Revocation>,
     /// Notified when the last stream leaves.
     pub(super) deserted: Notify,
+    /// Tells the source the same, of a name on demand.
+    pub(super) desertion: Option<Desertion>,
     /// Notified when a stream gives a verdict or leaves.
     pub(super) verdict: Notify,
     /// Set by the source that can renew on request.
@@ -152,7 +154,8 @@ impl Cache {
         is_deserted
     }
 
-    pub(super) fn wants_room(&self) {
+    /// Something waits for room.
+    pub(super) fn want_room(&self) {
         self.0.room_wanted.notify_one();
     }
 
@@ -238,9 +241,7 @@ impl Default for Room {
 impl Slots {
     /// Makes the entry of a name on demand, and passes the demand on to its source.
     pub(super) fn demand(&mut self, key: &Key, owner: Connection) -> Result<Arc<Slot>, NotServed> {
-        if !self.has_source(key) {
-            return Err(NotServed::NoSource);
-        }
+        self.admit(key)?;
         if !self.room.take(owner) {
             return Err(NotServed::TooMany);
         }
@@ -249,20 +250,21 @@ impl Slots {
 
     /// The same for a name that has waited for room until its turn.
     pub(super) fn demand_in_turn(&mut self, key: &Key, owner: Connection) -> Result<Arc<Slot>, NotServed> {
-        if !self.has_source(key) {
-            return Err(NotServed::NoSource);
-        }
+        self.admit(key)?;
         self.room.take_anyway(owner);
         self.make_on_demand(key, owner)
     }
 
-    fn has_source(&self, key: &Key) -> bool {
-        self.workloads.contains_key(&key.workload) && key.name.is_on_demand() && self.routes.serves(key)
+    fn admit(&self, key: &Key) -> Result<(), NotServed> {
+        if !self.workloads.contains_key(&key.workload) {
+            return Err(NotServed::NoSource);
+        }
+        self.routes.admit(key)
     }
 
     fn make_on_demand(&mut self, key: &Key, owner: Connection) -> Result<Arc<Slot>, NotServed> {
-        self.routes.send(key).inspect_err(|_| self.room.give_back(owner))?;
-        let slot = Arc::new(Slot { owner, ..Slot::default() });
+        let desertion = Some(self.routes.send(key).inspect_err(|_| self.room.give_back(owner))?);
+        let slot = Arc::new(Slot { owner, desertion, ..Slot::default() });
         self.by_key.insert(key.clone(), Arc::clone(&slot));
         Ok(slot)
     }

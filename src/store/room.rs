@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::cache::{Cache, Slots};
+use super::cache::Cache;
 use super::demand::NotServed;
 use super::entry::Key;
 use super::subscription::{Subscriber, Subscription};
@@ -120,33 +120,43 @@ impl Room {
         in_turn.find(may).map(|(connection, _)| *connection)
     }
 
-    /// Whether the one with `ticket` still waits.
-    fn waits(&self, connection: Connection, ticket: u64) -> bool {
-        self.at(connection, ticket).is_some()
+    /// Waits for a place, which is taken when it is offered. Returns the ticket to [leave](Self::leave) with.
+    fn wait(&mut self, subscriber: &Subscriber, number: u32) -> u64 {
+        let (connection, ticket) = (subscriber.connection(), self.next_ticket);
+        self.next_ticket += 1;
+        let waiter = Waiter { ticket, subscriber: subscriber.clone(), number };
+        self.connections.entry(connection).or_default().waiting.push_back(waiter);
+        self.offer();
+        ticket
     }
 
-    fn at(&self, connection: Connection, ticket: u64) -> Option<usize> {
+    /// Stops waiting, or gives the offered place back.
+    fn leave(&mut self, connection: Connection, ticket: u64) {
+        match self.position(connection, ticket) {
+            None => self.give_back(connection),
+            Some(at) => {
+                if let Some(occupant) = self.connections.get_mut(&connection) {
+                    occupant.waiting.remove(at);
+                }
+                self.forget(connection);
+            }
+        }
+    }
+
+    /// Where the one with `ticket` is in line; none if it was offered a place.
+    fn position(&self, connection: Connection, ticket: u64) -> Option<usize> {
         let waiting = &self.connections.get(&connection)?.waiting;
         // Tickets only grow.
         waiting.binary_search_by_key(&ticket, |waiter| waiter.ticket).ok()
     }
 }
 
-impl Slots {
-    pub(super) fn wait(
-        &mut self,
-        cache: &Cache,
-        key: Key,
-        subscriber: &Subscriber,
-        number: u32,
-    ) -> Waiting {
-        let (connection, ticket) = (subscriber.connection(), self.room.next_ticket);
-        self.room.next_ticket += 1;
-        let waiter = Waiter { ticket, subscriber: subscriber.clone(), number };
-        self.room.connections.entry(connection).or_default().waiting.push_back(waiter);
-        self.room.offer();
-        cache.wants_room();
-        Waiting { cache: cache.clone(), key, connection, ticket }
+impl Cache {
+    /// Waits for room for the entry of `key`. `subscriber` is notified with `number` when it is its turn.
+    pub fn wait_for_room(&self, key: Key, subscriber: &Subscriber, number: u32) -> Waiting {
+        let ticket = self.lock().room.wait(subscriber, number);
+        self.want_room();
+        Waiting { cache: self.clone(), key, connection: subscriber.connection(), ticket }
     }
 }
 
@@ -169,7 +179,7 @@ impl Waiting {
             drop(slots);
             return Ok(Subscription::new(slot, subscriber, number));
         }
-        if slots.room.waits(self.connection, self.ticket) {
+        if slots.room.position(self.connection, self.ticket).is_some() {
             drop(slots);
             return Err(Unserved::Waits(self));
         }
@@ -190,15 +200,75 @@ pub enum Unserved {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let mut slots = self.cache.lock();
-        match slots.room.at(self.connection, self.ticket) {
-            None => slots.room.give_back(self.connection),
-            Some(at) => {
-                if let Some(occupant) = slots.room.connections.get_mut(&self.connection) {
-                    occupant.waiting.remove(at);
-                }
-                slots.room.forget(self.connection);
-            }
+        self.cache.lock().room.leave(self.connection, self.ticket);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    /// A stream of a connection of its own.
+    fn stream() -> Subscriber {
+        Subscriber::new(Connection::distinct())
+    }
+
+    /// The numbers of the names whose turn it is.
+    fn offered(stream: &Subscriber) -> Vec<u32> {
+        match stream.poll_changes(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(numbers) => numbers,
+            Poll::Pending => Vec::new(),
         }
+    }
+
+    #[test]
+    fn a_connection_takes_no_more_than_it_leaves_for_others() {
+        let mut room = Room::new(12);
+        let mut taken = Vec::new();
+        for _ in 0..5 {
+            let connection = Connection::distinct();
+            taken.push(std::iter::repeat_with(|| room.take(connection)).take_while(|taken| *taken).count());
+        }
+        assert_eq!(taken, [6, 3, 2, 1, 0]);
+        assert_eq!(room.taken, 12);
+    }
+
+    #[test]
+    fn connections_take_turns_and_each_is_served_in_its_order() {
+        let mut room = Room::new(4);
+        let first = [(); 4].map(|()| Connection::distinct());
+        assert!(first.iter().all(|connection| room.take(*connection)));
+        let [greedy, modest] = [stream(), stream()];
+        for number in 0..3 {
+            room.wait(&greedy, number);
+        }
+        room.wait(&modest, 7);
+        assert_eq!((offered(&greedy), offered(&modest)), (vec![], vec![]));
+        room.give_back(first[0]);
+        room.give_back(first[1]);
+        assert_eq!((offered(&greedy), offered(&modest)), (vec![0], vec![7]));
+        room.give_back(first[2]);
+        assert_eq!(offered(&greedy), [0; 0], "no more than it leaves for others");
+        room.give_back(first[3]);
+        assert_eq!((offered(&greedy), room.taken), (vec![1], 3));
+    }
+
+    #[test]
+    fn whoever_leaves_gives_its_place_to_the_next() {
+        let mut room = Room::new(2);
+        let [holder, other] = [(); 2].map(|()| Connection::distinct());
+        assert!(room.take(holder) && room.take(other));
+        let [a, b, c] = [stream(), stream(), stream()];
+        let [of_a, of_b, of_c] = [&a, &b, &c].map(|stream| room.wait(stream, 1));
+        room.leave(b.connection(), of_b);
+        room.give_back(holder);
+        assert_eq!((offered(&a), offered(&b), offered(&c)), (vec![1], vec![], vec![]));
+        room.leave(a.connection(), of_a);
+        assert_eq!(offered(&c), [1], "an offered place that is not taken is offered to the next");
+        room.leave(c.connection(), of_c);
+        room.give_back(other);
+        assert_eq!((room.taken, room.connections.len()), (0, 0));
     }
 }

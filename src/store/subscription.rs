@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use super::cache::{Cache, Slot, lock};
 use super::demand::NotServed;
 use super::entry::{Entry, Key};
-use super::room::{Connection, Waiting};
+use super::room::Connection;
 use crate::secret::Version;
 
 /// The streams of an entry.
@@ -221,11 +221,6 @@ impl Cache {
         };
         Ok(Subscription::new(slot, subscriber, number))
     }
-
-    /// Waits for room for the entry of `key`. `subscriber` is notified with `number` when it is its turn.
-    pub fn wait_for_room(&self, key: Key, subscriber: &Subscriber, number: u32) -> Waiting {
-        self.lock().wait(self, key, subscriber, number)
-    }
 }
 
 /// One stream's view of one entry, and its verdicts on it.
@@ -304,6 +299,9 @@ impl Drop for Subscription {
         }
         if observed.streams == 0 {
             self.slot.deserted.notify_one();
+            if let Some(desertion) = &self.slot.desertion {
+                desertion.report();
+            }
         }
         self.slot.verdict.notify_waiters();
     }

@@ -87,10 +87,8 @@ async fn a_reconnecting_clients_claim_counts_as_holding_the_version() {
         let secrets = report["secrets"].as_array().unwrap();
         secrets.iter().find(|secret| secret["name"] == "ROOTCA").unwrap()["holding"].clone()
     };
-    let version = on_connection(&socket, async |client| {
-        fetch(&client, &["ROOTCA"]).await.unwrap().version_info
-    })
-    .await;
+    let version =
+        on_connection(&socket, async |client| fetch(&client, &["ROOTCA"]).await.unwrap().version_info).await;
     assert_eq!(holding().await, serde_json::json!([]));
     on_connection(&socket, async |client| {
         let first = DiscoveryRequest { version_info: version.clone(), ..request(&["ROOTCA"]) };
@@ -190,7 +188,8 @@ async fn alternating(client: Client) {
         ..DeltaDiscoveryRequest::default()
     };
     requests.send(first).await.unwrap();
-    let mut responses = client.clone().delta_secrets(ReceiverStream::new(inbound)).await.unwrap().into_inner();
+    let mut responses =
+        client.clone().delta_secrets(ReceiverStream::new(inbound)).await.unwrap().into_inner();
     tokio::spawn(async move { while let Ok(Some(_)) = responses.message().await {} });
     let names = || vec!["default".to_owned()];
     for is_on in [true, false].into_iter().cycle() {
@@ -212,7 +211,8 @@ async fn streams_beyond_the_memory_of_clients_are_refused_until_there_is_room() 
     on_connection(&socket, async |client| {
         // Names of the longest kind: few streams take up all that one connection may have.
         let names = |stream: usize| {
-            let names = (0..limits::NAMES_PER_STREAM).map(|index| format!("{stream} {index} {}", "x".repeat(80)));
+            let names =
+                (0..limits::NAMES_PER_STREAM).map(|index| format!("{stream} {index} {}", "x".repeat(80)));
             with_names(names.collect())
         };
         let mut open = Vec::new();
@@ -286,7 +286,8 @@ fn call(id: u32) -> Vec<u8> {
         [&length[1..], &[kind, flags], &id.to_be_bytes(), payload].concat()
     };
     // Literal header fields without indexing; the first three names are of the static table.
-    let field = |index: u8, value: &str| [&[index, u8::try_from(value.len()).unwrap()], value.as_bytes()].concat();
+    let field =
+        |index: u8, value: &str| [&[index, u8::try_from(value.len()).unwrap()], value.as_bytes()].concat();
     let path = "/envoy.service.secret.v3.SecretDiscoveryService/FetchSecrets";
     // :method POST, :scheme http, :path, :authority.
     let headers = [vec![0x83, 0x86], field(4, path), field(1, "attache")].concat();

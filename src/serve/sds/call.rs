@@ -44,7 +44,9 @@ impl Service<http::Request<Incoming>> for Calls {
             Some("StreamSecrets") => open(peer, request.into_body()).map(ResponseBody::StateOfTheWorld),
             Some("DeltaSecrets") => open(peer, request.into_body()).map(ResponseBody::Delta),
             Some("FetchSecrets") => return Answer::Later(Box::pin(fetch(peer, request))),
-            _ => Err(Status::unimplemented("this socket serves only SDS: StreamSecrets, DeltaSecrets, FetchSecrets")),
+            _ => Err(Status::unimplemented(
+                "this socket serves only SDS: StreamSecrets, DeltaSecrets, FetchSecrets",
+            )),
         };
         Answer::Now(Some(respond(body)))
     }
@@ -116,7 +118,9 @@ impl Future for Answer {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             // Polled once only.
-            Self::Now(response) => response.take().map_or(Poll::Pending, |response| Poll::Ready(Ok(response))),
+            Self::Now(response) => {
+                response.take().map_or(Poll::Pending, |response| Poll::Ready(Ok(response)))
+            }
             Self::Later(response) => response.as_mut().poll(cx).map(Ok),
         }
     }

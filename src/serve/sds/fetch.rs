@@ -194,11 +194,7 @@ impl Fetch<'_> {
                 _ => "not available yet",
             };
             // Short enough for a header, even several times.
-            format!(
-                "no secret {:?}: {}",
-                text::sanitize_for_log(&name.text),
-                text::sanitize_for_log(reason)
-            )
+            format!("no secret {:?}: {}", text::sanitize_for_log(&name.text), text::sanitize_for_log(reason))
         };
         let mut reported: Vec<_> = self.names.iter().take(REPORTED).map(problem).collect();
         if self.names.len() > REPORTED {

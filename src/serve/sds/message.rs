@@ -254,7 +254,8 @@ mod tests {
                 &self.0
             }
         }
-        let bytes = Bytes::from_owner(Owner(payload("key").bytes().to_vec(), std::sync::Arc::clone(&dropped)));
+        let bytes =
+            Bytes::from_owner(Owner(payload("key").bytes().to_vec(), std::sync::Arc::clone(&dropped)));
         let address = bytes.as_ptr();
         let mut writer = MessageWriter::default();
         writer.secret(2, "a", &Resource::of("a", Payload::from_bytes(bytes)));

@@ -106,7 +106,9 @@ fn length(bytes: &[u8]) -> Result<Option<usize>, Status> {
     let length = u32::from_be_bytes(*length) as usize;
     if length > limits::REQUEST_BYTES {
         let max = limits::REQUEST_BYTES;
-        return Err(Status::out_of_range(format!("request too large: {length} bytes, at most {max} are allowed")));
+        return Err(Status::out_of_range(format!(
+            "request too large: {length} bytes, at most {max} are allowed"
+        )));
     }
     Ok(Some(length))
 }
@@ -171,7 +173,10 @@ mod tests {
     async fn read(parts: Vec<Vec<u8>>, budget: &Budget) -> Vec<Result<DiscoveryRequest, Status>> {
         let frames = parts.into_iter().map(|part| Ok::<_, Status>(Frame::data(part.into())));
         let body = StreamBody::new(tokio_stream::iter(frames));
-        Requests::<_, DiscoveryRequest>::new(body, budget.share(), Turns::default()).take(1_000).collect().await
+        Requests::<_, DiscoveryRequest>::new(body, budget.share(), Turns::default())
+            .take(1_000)
+            .collect()
+            .await
     }
 
     #[tokio::test]
@@ -221,7 +226,8 @@ mod tests {
         let share = budget.share();
         let mut open = Vec::new();
         let refused = loop {
-            let mut requests = Box::pin(Requests::<_, DiscoveryRequest>::new(begun(), share.clone(), Turns::default()));
+            let mut requests =
+                Box::pin(Requests::<_, DiscoveryRequest>::new(begun(), share.clone(), Turns::default()));
             match std::future::poll_fn(|cx| Poll::Ready(requests.as_mut().poll_next(cx))).await {
                 Poll::Ready(outcome) => break outcome.unwrap().unwrap_err(),
                 Poll::Pending => open.push(requests),

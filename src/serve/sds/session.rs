@@ -92,9 +92,8 @@ enum Fate {
 impl Subscribed {
     /// The version to send now, if any.
     fn due(&self) -> Option<&Resource> {
-        let is_new = |offered: &Version| {
-            self.sent.as_ref() != Some(offered) && !self.rejected.contains(offered)
-        };
+        let is_new =
+            |offered: &Version| self.sent.as_ref() != Some(offered) && !self.rejected.contains(offered);
         self.offered.as_ref().filter(|offered| self.is_requested || is_new(&offered.version))
     }
 

@@ -12,11 +12,11 @@ use tokio_stream::Stream;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
+use super::Peer;
 use super::dialect::{Dialect, Received, Verdict};
 use super::message::Message;
 use super::session::{NameId, Session};
 use super::turns::Turn;
-use super::Peer;
 use crate::base::budget::Charge;
 use crate::base::limits;
 use crate::base::text;

@@ -3,9 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    CONTROL_PLANE, Dialect, Received, Refusal, check_names, check_node, check_type, verdict,
-};
+use super::{CONTROL_PLANE, Dialect, Received, Refusal, check_names, check_node, check_type, verdict};
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use crate::secret::Version;

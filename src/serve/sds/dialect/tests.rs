@@ -230,7 +230,8 @@ impl<D: ClientDialect> Talk<D> {
             Reconnect(names, items) => {
                 let held: Vec<_> = owned(items);
                 self.accepted = combined(held.iter().map(|(name, version)| (&**name, version)));
-                let held = held.iter().map(|(name, version)| (name.to_string(), version.to_string())).collect();
+                let held =
+                    held.iter().map(|(name, version)| (name.to_string(), version.to_string())).collect();
                 self.open(names, held);
             }
             SetNames(names) => self.set_names(&self.last_nonce(), names),

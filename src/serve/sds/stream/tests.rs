@@ -13,8 +13,8 @@ use super::*;
 use crate::metrics::{ByReason, Metrics};
 use crate::pki::key::{KeyType, SigningKey};
 use crate::secret::{Secret, TrustBundle, Version};
-use crate::serve::sds::{Capacity, SecretDiscovery};
 use crate::serve::sds::dialect::client::{ClientDialect, RequestFields, ResponseFields};
+use crate::serve::sds::{Capacity, SecretDiscovery};
 use crate::store::{Cache, Key, Observed, Origin, Published, Publisher, Workload};
 
 const ROOTS: Key = Key { workload: Workload::FIRST, name: SecretName::Roots };
@@ -321,21 +321,26 @@ async fn new_streams_get_the_last_good_value_after_a_failed_renewal<D: ClientDia
 
 async fn a_restarted_client_is_sent_only_what_is_newer<D: ClientDialect>() {
     let agent = Agent::new();
-    let version = agent.renew().to_string();
+    let held = agent.renew();
+    let version = held.to_string();
     let mut client = agent.connect::<D>();
     let names = vec!["ROOTCA".to_owned()];
-    let (subscribe, held) = (names.clone(), vec![("ROOTCA".to_owned(), version.clone())]);
+    let subscribe = names.clone();
+    let claims = vec![("ROOTCA".to_owned(), version.clone())];
     client
         .send(RequestFields {
             node: RequestFields::node(),
             names,
             subscribe,
             version,
-            held,
+            held: claims,
             ..RequestFields::default()
         })
         .await;
     assert!(client.is_silent().await);
+    // The root switch need not wait for this client.
+    assert_eq!(agent.observed().acknowledged(), HashMap::from([(held, 1)]));
+    agent.roots.settled().await;
     let (response, newer) = tokio::join!(client.next(), async { agent.renew() });
     assert_eq!(response.version, newer.to_string());
     assert_eq!(agent.counts(), (1, 0, 0));

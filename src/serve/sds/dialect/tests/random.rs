@@ -50,7 +50,11 @@ impl Referee {
             return Vec::new();
         }
         self.verdicts.push((at, is_ack));
-        self.responses[at].1.iter().map(|(name, value)| (name.as_str().into(), version(name, value))).collect()
+        self.responses[at]
+            .1
+            .iter()
+            .map(|(name, value)| (name.as_str().into(), version(name, value)))
+            .collect()
     }
 
     /// The responses with `name` since it was subscribed, with its values.
