@@ -19,6 +19,9 @@ pub const STREAM_MEMORY: usize = 10 << 10;
 pub const NAME_MEMORY: usize = 1 << 10;
 /// Streams on one connection. A bound on what HTTP/2 keeps of streams before they are opened or refused, not on them.
 pub const STREAMS_PER_CONNECTION: u32 = 30_000;
+/// Bytes of the secrets that are served for file names, each content once. One connection may cause half of it. A secret
+/// takes about three times as much: encoded, as certificates, and what is known of them.
+pub const VALUE_BYTES_ON_DEMAND: usize = 64 << 20;
 /// Bytes of a path in such a name: the kernel's limit (`PATH_MAX` less its final NUL).
 pub const PATH_BYTES: usize = 4095;
 /// Characters of a client's text (node ID, NACK reason) that are logged.

@@ -12,9 +12,10 @@ use super::publisher::Publisher;
 use super::renewal::RenewalDesk;
 use super::room::{Connection, Room};
 use super::subscription::{Observed, Subscribers};
+use super::values::Values;
 use super::workload::Workload;
 use crate::base::limits;
-use crate::secret::Revocation;
+use crate::secret::{Payload, Revocation};
 
 /// All entries of all workloads. Clones are the same cache.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +38,7 @@ pub(super) struct Slots {
     next_workload: u32,
     /// Room for entries that exist because a stream asked for them.
     pub(super) room: Room,
+    pub(super) values: Values,
     pub(super) routes: Routes,
 }
 
@@ -55,7 +57,9 @@ pub(super) struct Slot {
     pub(super) subscribers: Mutex<Subscribers>,
     pub(super) observed: Mutex<Observed>,
     /// The connection that caused the entry, if it is on demand.
-    owner: Connection,
+    pub(super) owner: Connection,
+    /// What the value of a name on demand takes.
+    pub(super) value: Mutex<Option<Payload>>,
     /// The CRLs that go into trust bundles, whichever source publishes the roots. Locked while the entry is written.
     pub(super) revocation: Mutex<Revocation>,
     /// Notified when the last stream leaves.
@@ -106,6 +110,7 @@ impl Cache {
             if let Some(slot) = slots.by_key.remove(&key) {
                 slot.remove();
                 if key.name.is_on_demand() {
+                    slots.forget_value(&slot);
                     slots.room.give_back(slot.owner);
                 }
             }
@@ -149,6 +154,7 @@ impl Cache {
             && key.name.is_on_demand()
             && let Some(slot) = slots.by_key.remove(key)
         {
+            slots.forget_value(&slot);
             slots.room.give_back(slot.owner);
         }
         is_deserted

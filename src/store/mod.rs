@@ -14,6 +14,7 @@ mod publisher;
 mod renewal;
 mod room;
 mod subscription;
+mod values;
 mod workload;
 
 pub use self::bundle::CrlCoverage;

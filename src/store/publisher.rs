@@ -24,6 +24,8 @@ pub enum Published {
     Same,
     /// A source of higher rank holds the entry, or its workload was removed.
     Outranked,
+    /// Files that peers asked for take too many bytes. The source is asked for this one again when there is room.
+    NoRoom,
 }
 
 /// The right of one source to write one entry.
@@ -61,6 +63,12 @@ impl Publisher {
         let revocation = lock(&self.slot.revocation);
         let secret = secret.with_revocation(&revocation, received);
         let resource = Resource::encode(&self.key.name, &secret);
+        if self.key.name.is_on_demand()
+            && let Err(no_room) = self.cache.make_room(&self.key, &self.slot, &resource.payload)
+        {
+            self.fail(no_room.to_string());
+            return Published::NoRoom;
+        }
         let mut outcome = Published::Outranked;
         self.slot.modify(|entry| {
             if entry.holder > Some(self.origin) {

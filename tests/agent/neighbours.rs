@@ -12,6 +12,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 
 use crate::support::files::Mounted;
 use crate::support::process::{Agent, PATIENCE, output};
@@ -123,18 +124,12 @@ async fn clients_with_endless_lists_of_names_delay_nobody() {
     let directory = tempfile::tempdir().unwrap();
     let agent = agent(directory.path()).await;
     let socket = agent.socket.clone();
-    let mut hostile = tokio::task::JoinSet::new();
-    for kind in 0..6 {
-        let (socket, directory) = (socket.clone(), directory.path().to_owned());
-        hostile.spawn(async move {
-            on_connection(&socket, async |client| match kind {
-                0..3 => unknown_lists(client).await,
-                3 => on_demand_lists(client, &directory).await,
-                _ => alternating(client).await,
-            })
-            .await;
-        });
-    }
+    let stop = CancellationToken::new();
+    // On a thread of their own, so that only the agent makes this one wait.
+    let hostile = std::thread::spawn({
+        let (socket, directory, stop) = (socket.clone(), directory.path().to_owned(), stop.clone());
+        move || hostile_clients(&socket, &directory, &stop)
+    });
     on_connection(&socket, async |client| {
         let mut times = Vec::new();
         let began = Instant::now();
@@ -150,8 +145,32 @@ async fn clients_with_endless_lists_of_names_delay_nobody() {
         assert!(longest < SOON, "a stream waited {longest:?}, the median is {median:?}");
     })
     .await;
-    // None of them was cut off: they only wait for each other.
-    assert!(hostile.try_join_next().is_none(), "a hostile connection has ended");
+    stop.cancel();
+    let is_cut_off = hostile.join().unwrap();
+    assert!(!is_cut_off, "they only wait for each other");
+}
+
+/// Runs hostile clients until `stop` is cancelled. True if one was disconnected before.
+fn hostile_clients(socket: &Path, directory: &Path, stop: &CancellationToken) -> bool {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut connections = tokio::task::JoinSet::new();
+        for kind in 0..6 {
+            let (socket, directory) = (socket.to_owned(), directory.to_owned());
+            connections.spawn(async move {
+                on_connection(&socket, async |client| match kind {
+                    0..3 => unknown_lists(client).await,
+                    3 => on_demand_lists(client, &directory).await,
+                    _ => alternating(client).await,
+                })
+                .await;
+            });
+        }
+        tokio::select! {
+            () = stop.cancelled() => false,
+            _ = connections.join_next() => true,
+        }
+    })
 }
 
 type Client = SecretDiscoveryServiceClient<Connection>;
@@ -247,6 +266,25 @@ async fn streams_beyond_the_memory_of_clients_are_refused_until_there_is_room() 
             }
         };
         assert!(!tokio::time::timeout(PATIENCE, again).await.expect("there is no room").resources.is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn ten_thousand_unknown_names_cost_less_than_ten_megabytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut agent = agent(directory.path()).await;
+    let socket = agent.socket.clone();
+    on_connection(&socket, async |client| {
+        fetch(&client, &["default"]).await.unwrap();
+        let before = agent.memory();
+        let names =
+            (0..limits::NAMES_PER_STREAM).map(|index| format!("kubernetes://namespace/credential-{index}"));
+        let _stream = Stream::open_with(&client, with_names(names.collect())).await.unwrap();
+        agent.wait_metric("attache_refusals_total{reason=\"unknown_name\"}", limits::NAMES_PER_STREAM).await;
+        let grown = agent.memory().saturating_sub(before);
+        println!("{} unknown names: {grown} kB", limits::NAMES_PER_STREAM);
+        assert!(grown < 10 << 10, "{grown} kB");
     })
     .await;
 }
