@@ -98,7 +98,7 @@ pub(super) struct Desertion {
 
 impl Desertion {
     pub(super) fn report(&self) {
-        // Without a source nobody has to know.
+        // Without a source there is no receiver.
         let _ = self.sender.send(Event::Deserted(self.key.clone()));
     }
 }

@@ -129,7 +129,7 @@ impl Publisher {
             if is_good {
                 tokio::select! {
                     () = tokio::time::sleep(LINGER) => {}
-                    // A name that a stream waits for goes before one that nobody has.
+                    // A name that a stream waits for goes before a value that no stream has.
                     () = self.cache.room_wanted() => {}
                 }
             }

@@ -296,7 +296,7 @@ async fn a_client_that_reads_nothing_at_all_costs_little_memory() {
     let socket = agent.socket.clone();
     let before = agent.memory();
     let mut silent = UnixStream::connect(&socket).await.unwrap();
-    // Calls without end: their responses fill the socket, and nobody reads them.
+    // Calls without end: their responses fill the socket, and the client does not read them.
     let flood = async {
         silent.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
         let mut id: u32 = 1;

@@ -135,7 +135,7 @@ where
             }
             let frame = match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
                 Some(Ok(frame)) => frame,
-                // The client reset the stream, or the connection broke: there is nobody to answer.
+                // The client reset the stream, or the connection broke: no answer would arrive.
                 Some(Err(_)) => return Poll::Ready(None),
                 None if this.begun.is_some() => {
                     return Poll::Ready(Some(Err(Status::internal("the stream ended within a request"))));

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_that_is_kept_up_to_date_is_the_same_as_one_made_anew() {
+    fn a_version_that_is_kept_up_to_date_is_the_same_as_a_new_one() {
         let names: Vec<String> = (0..20).map(|index| format!("name {index}")).collect();
         let mut random = fastrand::Rng::with_seed(5);
         let mut kept = Combined::default();
@@ -71,8 +71,8 @@ mod tests {
                 kept.add(name, &version);
                 all.insert(name, version);
             }
-            let anew: Combined = all.iter().map(|(name, version)| (*name, version)).collect();
-            assert_eq!(kept.to_string(), anew.to_string());
+            let fresh: Combined = all.iter().map(|(name, version)| (*name, version)).collect();
+            assert_eq!(kept.to_string(), fresh.to_string());
             match all.values().collect::<Vec<_>>().as_slice() {
                 [] => assert_eq!(kept.to_string(), ""),
                 [only] => assert_eq!(kept.to_string(), only.to_string()),
