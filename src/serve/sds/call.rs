@@ -107,6 +107,10 @@ fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// The response of a call.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all calls are of the large one, which moves on at once"
+)]
 pub enum Answer {
     Now(Option<http::Response<ResponseBody>>),
     Later(Pin<Box<dyn Future<Output = http::Response<ResponseBody>> + Send>>),

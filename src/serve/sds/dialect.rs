@@ -9,13 +9,12 @@ pub use self::delta::Delta;
 pub use self::sotw::StateOfTheWorld;
 
 use super::message::{Message, MessageWriter};
-use super::session::{NameId, Push, PushItem, Session};
+use super::session::{NameId, Push, PushItem, Session, Versions};
 use crate::base::limits;
 use crate::base::text;
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::google::rpc;
-use crate::secret::Version;
 
 /// The protocol of one stream.
 pub trait Dialect: Default {
@@ -51,7 +50,7 @@ pub struct Received {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// The items of the response.
-    pub items: Vec<(Arc<str>, Version)>,
+    pub items: Versions,
     /// The client's reason, if it is a NACK.
     pub rejection: Option<String>,
 }

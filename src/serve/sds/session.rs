@@ -16,6 +16,9 @@ const REJECTED: usize = 16;
 /// How many responses may wait for an ACK or NACK. Verdicts on older responses are ignored.
 const OUTSTANDING: usize = 64;
 
+/// The names of a response, each with its version.
+pub type Versions = Vec<(Arc<str>, Version)>;
+
 /// The session's own short name of a subscribed name. It is given to another name after the name is unsubscribed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NameId(u32);
@@ -46,13 +49,13 @@ pub struct Session {
     /// The version of all names that were sent. Kept only once there were several.
     sent: Option<Combined>,
     /// Versions that the client held before this stream, and that are the newest.
-    confirmed: Vec<(Arc<str>, Version)>,
+    confirmed: Versions,
     /// The number of the last list of names.
     list: u32,
     /// The nonce of the last response.
     nonce: u64,
     /// Responses that wait for a verdict, by nonce.
-    outstanding: VecDeque<(u64, Vec<(Arc<str>, Version)>)>,
+    outstanding: VecDeque<(u64, Versions)>,
 }
 
 /// The state of one subscribed name.
@@ -242,7 +245,7 @@ impl Session {
     }
 
     /// The versions that the client held before this stream and that are the newest: it has accepted them. Each once.
-    pub fn take_confirmed(&mut self) -> Vec<(Arc<str>, Version)> {
+    pub fn take_confirmed(&mut self) -> Versions {
         std::mem::take(&mut self.confirmed)
     }
 
@@ -255,17 +258,17 @@ impl Session {
     }
 
     /// The client acknowledged the response with `nonce`. Returns its items, or nothing for a nonce that has no waiting response.
-    pub fn accept(&mut self, nonce: &str) -> Vec<(Arc<str>, Version)> {
+    pub fn accept(&mut self, nonce: &str) -> Versions {
         self.settle(nonce, Subscribed::accept)
     }
 
     /// The client rejected the response with `nonce`, and keeps what it has. Returns its items, or nothing for a nonce that has
     /// no waiting response. These versions are not sent again, unless the client requests or accepts them later.
-    pub fn reject(&mut self, nonce: &str) -> Vec<(Arc<str>, Version)> {
+    pub fn reject(&mut self, nonce: &str) -> Versions {
         self.settle(nonce, Subscribed::reject)
     }
 
-    fn settle(&mut self, nonce: &str, verdict: fn(&mut Subscribed, &Version)) -> Vec<(Arc<str>, Version)> {
+    fn settle(&mut self, nonce: &str, verdict: fn(&mut Subscribed, &Version)) -> Versions {
         let number = parse_nonce(nonce);
         let at = self.outstanding.iter().position(|(waiting, _)| Some(*waiting) == number);
         let Some((nonce, items)) = at.and_then(|at| self.outstanding.remove(at)) else { return Vec::new() };

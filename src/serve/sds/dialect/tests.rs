@@ -26,7 +26,7 @@ use super::client::{ClientDialect, RequestFields, ResponseFields, payload, value
 use super::*;
 use crate::proto::envoy::extensions::transport_sockets::tls::v3::Secret;
 use crate::proto::google::protobuf::Any;
-use crate::secret::Resource;
+use crate::secret::{Resource, Version};
 use crate::serve::sds::session::Session;
 use crate::serve::sds::version::Combined;
 
