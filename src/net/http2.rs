@@ -271,7 +271,7 @@ pub async fn accept<IO, A>(
 mod tests {
     use std::convert::Infallible;
 
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+    use tokio::io::{AsyncReadExt as _, DuplexStream};
     use tokio::task::JoinHandle;
     use tokio::time::{Instant, timeout};
 
@@ -296,16 +296,15 @@ mod tests {
     }
 
     /// A client for which more waits than the pipe holds.
-    async fn connect() -> (DuplexStream, JoinHandle<()>) {
-        let (mut client, server) = tokio::io::duplex(16);
-        let served = tokio::spawn(serve(server, Nothing, CancellationToken::new()));
-        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
-        (client, served)
+    fn connect() -> (DuplexStream, JoinHandle<()>) {
+        // The server begins with settings of more bytes.
+        let (client, server) = tokio::io::duplex(16);
+        (client, tokio::spawn(serve(server, Nothing, CancellationToken::new())))
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_does_not_read_is_disconnected() {
-        let (_client, served) = connect().await;
+        let (_client, served) = connect();
         let began = Instant::now();
         timeout(2 * UNREAD_FOR, served).await.expect("it stays connected").unwrap();
         assert_eq!(began.elapsed().as_secs(), UNREAD_FOR.as_secs());
@@ -313,7 +312,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_reads_slowly_or_has_read_everything_stays_connected() {
-        let (mut client, mut served) = connect().await;
+        let (mut client, mut served) = connect();
         // All that waits for it, in pieces.
         while timeout(UNREAD_FOR, client.read(&mut [0; 8])).await.is_ok() {
             tokio::time::sleep(UNREAD_FOR * 3 / 4).await;
