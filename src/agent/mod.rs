@@ -21,7 +21,6 @@ pub use self::signals::Signals;
 use self::sockets::{Server, Sockets};
 use self::workloads::{Plan, Running, Shared, Workloads};
 use crate::base::clock::Clock;
-use crate::base::limits;
 use crate::ca::providers;
 use crate::config::Config;
 use crate::export::output::directory;
@@ -36,7 +35,6 @@ use crate::ops::telemetry::Log;
 use crate::os::hardening::{self, ConfineError};
 use crate::os::systemd::Started;
 use crate::os::{command, permissions};
-use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::serve::listener::Listener;
 use crate::serve::peer::{AdminPeers, Peers};
 use crate::store::Cache;
@@ -85,8 +83,7 @@ pub async fn run(config: Config, log: Log, given: Started) -> anyhow::Result<()>
         file
     });
     let peers = Peers::new(allowed, shared.metrics.clone(), shared.cache.components(running.workload));
-    let service = SecretDiscoveryServiceServer::new(workloads.service(&running))
-        .max_decoding_message_size(limits::REQUEST_BYTES);
+    let service = workloads.service(&running);
     let sds_path = sds.path().to_owned();
     let (socket, sds_file) = sds.into_parts();
     let sds = Server { stop: running.ended.clone(), ..server }.sds(socket, peers, service);

@@ -128,14 +128,14 @@ fn check_key_pair_resource(pair: KeyPair) {
     check_line(&secret.to_string());
     check_hidden(&format!("{secret:?}"), &hidden);
     let resource = Resource::encode(&SecretName::Workload, &secret);
-    assert_eq!(Version::claimed(resource.version.to_string()), Some(resource.version.clone()));
+    assert_eq!(Version::claimed(&resource.version.to_string()), Some(resource.version.clone()));
     check_hidden(&format!("{resource:?}"), &hidden);
     let inline = |source: Option<DataSource>| match source.and_then(|source| source.specifier) {
         Some(Specifier::InlineBytes(bytes)) => bytes.to_vec(),
         _ => Vec::new(),
     };
-    let sent = tls::Secret::decode(resource.any.value).unwrap_or_default();
-    assert_eq!(sent.name, "default");
+    let sent = tls::Secret::decode(resource.payload.bytes().clone()).unwrap_or_default();
+    assert_eq!(sent.name, "", "each name adds itself");
     let Some(tls::secret::Type::TlsCertificate(sent)) = sent.r#type else { unreachable!("no certificate") };
     assert!(
         inline(sent.certificate_chain) == chain && inline(sent.private_key) == *key,
@@ -146,8 +146,8 @@ fn check_key_pair_resource(pair: KeyPair) {
 /// A resource name. True if the agent could serve it.
 pub fn name(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
-    if let Some(version) = Version::claimed(text.to_string()) {
-        assert_eq!(version.as_str(), text);
+    if let Some(version) = Version::claimed(&text) {
+        assert_eq!(version.to_string(), text);
     }
     let name = match text.parse::<SecretName>() {
         Ok(name) => name,

@@ -1,20 +1,27 @@
 //! A private key with its certificate chain.
 
 use std::fmt;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use rustls::pki_types::CertificateDer;
 
+use super::Payload;
 use crate::base::spiffe_id::SpiffeId;
 use crate::pki::certificate::{Certificate, NotACertificate};
 use crate::pki::key::{NotAKey, PrivateKey};
 
 /// A private key and its certificate chain: leaf first, each certificate followed by its issuer, without roots and
-/// duplicates.
-pub struct KeyPair {
+/// duplicates. Clones share everything.
+#[derive(Clone)]
+pub struct KeyPair(Arc<Parts>);
+
+struct Parts {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKey,
     leaf: Certificate,
+    /// Encoded once, for all names that serve it.
+    payload: OnceLock<Payload>,
     not_after: SystemTime,
 }
 
@@ -75,36 +82,41 @@ impl KeyPair {
                 sorted.push(der);
             }
         }
-        Ok(Self { chain: sorted, key, leaf, not_after })
+        Ok(Self(Arc::new(Parts { chain: sorted, key, leaf, payload: OnceLock::new(), not_after })))
+    }
+
+    /// Encoded by `encode` at the first call.
+    pub(super) fn payload(&self, encode: impl FnOnce() -> Payload) -> Payload {
+        self.0.payload.get_or_init(encode).clone()
     }
 
     /// Leaf first.
     pub fn chain(&self) -> &[CertificateDer<'static>] {
-        &self.chain
+        &self.0.chain
     }
 
     pub fn key(&self) -> &PrivateKey {
-        &self.key
+        &self.0.key
     }
 
     pub fn leaf(&self) -> &Certificate {
-        &self.leaf
+        &self.0.leaf
     }
 
     /// The leaf's SPIFFE ID, if it has one.
     pub fn spiffe_id(&self) -> Option<SpiffeId> {
-        self.leaf.spiffe_id()
+        self.0.leaf.spiffe_id()
     }
 
     /// When the first certificate of the chain expires.
     pub fn not_after(&self) -> SystemTime {
-        self.not_after
+        self.0.not_after
     }
 }
 
 impl fmt::Debug for KeyPair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "KeyPair({}, serial {}, key hidden)", self.leaf.names(), self.leaf.serial)
+        write!(f, "KeyPair({}, serial {}, key hidden)", self.leaf().names(), self.leaf().serial)
     }
 }
 

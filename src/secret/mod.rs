@@ -15,10 +15,10 @@ pub use self::key_pair::{KeyPair, NotAKeyPair};
 pub use self::name::{BadName, NameKind, PairName, RootsName, SecretName};
 pub use self::revocation::{Gap, Revocation, Uncovered};
 pub use self::trust_bundle::{NotATrustBundle, TrustBundle, Unchained};
-pub use self::wire::{Resource, Version};
+pub use self::wire::{Payload, Resource, Version};
 
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "it is always in an Arc, created once per renewal")]
+/// Clones share the content.
+#[derive(Clone, Debug)]
 pub enum Secret {
     KeyPair(KeyPair),
     TrustBundle(TrustBundle),

@@ -15,7 +15,7 @@ use self::set::FileSet;
 use crate::base::clock::Clock;
 use crate::fs::generation::{Place, Places};
 use crate::fs::watch::Watcher;
-use crate::metrics::{ByName, Metrics};
+use crate::metrics::Metrics;
 use crate::secret::{NameKind, SecretName};
 use crate::store::{Cache, Demand, Key, Origin, Scope, Workload};
 
@@ -108,7 +108,7 @@ impl Context {
     /// Serves a name that a stream asked for, until no stream has been subscribed for a while.
     async fn serve(self, key: Key, places: Places) {
         locations::warn_of_own(&places);
-        let (cache, metrics) = (self.cache.clone(), self.metrics.clone());
+        let cache = self.cache.clone();
         let publisher = Some(SecretPublisher::new(&cache, key.clone(), true));
         let subscribers = cache.publisher(key.clone(), Origin::FILES);
         let retired = async {
@@ -128,7 +128,6 @@ impl Context {
             () = set.run(false) => {}
             () = retired => {}
         }
-        metrics.forget(&ByName::of(&cache, &key));
         tracing::debug!(name = %key.name, "no stream left, files no longer watched");
     }
 }

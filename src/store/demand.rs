@@ -1,6 +1,7 @@
 //! Names that sources serve only when a stream asks for them, and which source serves which kind.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use tokio::sync::mpsc;
 
@@ -8,7 +9,7 @@ use super::cache::Cache;
 use super::entry::Key;
 use super::workload::Workload;
 use crate::base::limits;
-use crate::secret::NameKind;
+use crate::secret::{NameKind, SecretName};
 
 /// Why a name is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -16,8 +17,13 @@ pub enum NotServed {
     /// No source ever publishes it.
     #[error("this agent has no source for it")]
     NoSource,
-    #[error("the limit of {max} names on demand is reached", max = limits::NAMES_ON_DEMAND)]
+    /// Now: it is served as soon as there is room.
+    #[error("no room for another name on demand: it waits until others are released (at most {max} in all, \
+             and for each connection as many as are free for others)", max = limits::NAMES_ON_DEMAND)]
     TooMany,
+    /// Its source never serves it.
+    #[error("{0}")]
+    Forbidden(&'static str),
 }
 
 impl NotServed {
@@ -26,6 +32,7 @@ impl NotServed {
         match self {
             Self::NoSource => "no_source",
             Self::TooMany => "too_many_names",
+            Self::Forbidden(_) => "forbidden",
         }
     }
 }
@@ -47,42 +54,108 @@ pub enum Scope {
 /// and drops the entry with [`Cache::retire`] once it is [deserted](super::Publisher::deserted). When the source drops
 /// this, the kind no longer has a source.
 #[derive(Debug)]
-pub struct Demand(mpsc::UnboundedReceiver<Key>);
+pub struct Demand(mpsc::UnboundedReceiver<Event>);
+
+/// What a source learns of a name on demand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A stream asks for it, and it has no entry yet.
+    Wanted(Key),
+    /// The last of its streams has left.
+    Deserted(Key),
+}
 
 impl Demand {
+    /// The next name that is wanted.
     pub async fn next(&mut self) -> Option<Key> {
+        loop {
+            if let Event::Wanted(key) = self.next_event().await? {
+                return Some(key);
+            }
+        }
+    }
+
+    pub async fn next_event(&mut self) -> Option<Event> {
         self.0.recv().await
     }
 
     #[cfg(test)]
     pub(crate) fn try_next(&mut self) -> Option<Key> {
-        self.0.try_recv().ok()
+        let events = std::iter::from_fn(|| self.0.try_recv().ok());
+        events.into_iter().find_map(|event| match event {
+            Event::Wanted(key) => Some(key),
+            Event::Deserted(_) => None,
+        })
     }
 }
 
+/// Tells the source of a name that no stream is left.
+#[derive(Debug)]
+pub(super) struct Desertion {
+    key: Key,
+    sender: mpsc::UnboundedSender<Event>,
+}
+
+impl Desertion {
+    pub(super) fn report(&self) {
+        // Without a source there is no receiver.
+        let _ = self.sender.send(Event::Deserted(self.key.clone()));
+    }
+}
+
+/// Why a source never serves a name, decided from its text alone.
+pub trait Admission: Fn(&SecretName) -> Result<(), &'static str> + Send + Sync + 'static {}
+
+impl<F: Fn(&SecretName) -> Result<(), &'static str> + Send + Sync + 'static> Admission for F {}
+
 /// Where demand goes.
 #[derive(Debug, Default)]
-pub(super) struct Routes(HashMap<(NameKind, Scope), mpsc::UnboundedSender<Key>>);
+pub(super) struct Routes(HashMap<(NameKind, Scope), Route>);
+
+struct Route {
+    sender: mpsc::UnboundedSender<Event>,
+    admission: Box<dyn Admission>,
+}
+
+impl fmt::Debug for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Route").finish_non_exhaustive()
+    }
+}
 
 impl Routes {
-    fn take(&mut self, kind: NameKind, scope: Scope) -> Result<Demand, AlreadyTaken> {
-        if self.0.get(&(kind, scope)).is_some_and(|sender| !sender.is_closed()) {
+    fn take(
+        &mut self,
+        kind: NameKind,
+        scope: Scope,
+        admission: Box<dyn Admission>,
+    ) -> Result<Demand, AlreadyTaken> {
+        if self.0.get(&(kind, scope)).is_some_and(|route| !route.sender.is_closed()) {
             return Err(AlreadyTaken(kind));
         }
         // Each name is sent once while its entry lives, and the number of entries is bounded.
         let (sender, receiver) = mpsc::unbounded_channel();
-        self.0.insert((kind, scope), sender);
+        self.0.insert((kind, scope), Route { sender, admission });
         Ok(Demand(receiver))
     }
 
     /// Passes `key` on to the source of its kind: the workload's own one, else the one for every workload.
-    pub(super) fn send(&self, key: &Key) -> Result<(), NotServed> {
-        let Some(kind) = key.name.kind() else { return Err(NotServed::NoSource) };
+    pub(super) fn send(&self, key: &Key) -> Result<Desertion, NotServed> {
+        let sender = self.source(key)?.sender.clone();
+        sender.send(Event::Wanted(key.clone())).map_err(|_| NotServed::NoSource)?;
+        Ok(Desertion { key: key.clone(), sender })
+    }
+
+    /// Whether a source may serve `key`.
+    pub(super) fn admit(&self, key: &Key) -> Result<(), NotServed> {
+        (self.source(key)?.admission)(&key.name).map_err(NotServed::Forbidden)
+    }
+
+    fn source(&self, key: &Key) -> Result<&Route, NotServed> {
+        let kind = key.name.kind().ok_or(NotServed::NoSource)?;
         let scopes = [Scope::Workload(key.workload), Scope::Every];
-        let senders = scopes.iter().filter_map(|scope| self.0.get(&(kind, *scope)));
-        let mut open = senders.filter(|sender| !sender.is_closed());
-        let sender = open.next().ok_or(NotServed::NoSource)?;
-        sender.send(key.clone()).map_err(|_| NotServed::NoSource)
+        let mut routes = scopes.iter().filter_map(|scope| self.0.get(&(kind, *scope)));
+        routes.find(|route| !route.sender.is_closed()).ok_or(NotServed::NoSource)
     }
 
     pub(super) fn forget(&mut self, workload: Workload) {
@@ -93,7 +166,17 @@ impl Routes {
 impl Cache {
     /// Registers the source of the names of `kind` in `scope`. A kind has one source in a scope.
     pub fn demand(&self, kind: NameKind, scope: Scope) -> Result<Demand, AlreadyTaken> {
-        self.lock().routes.take(kind, scope)
+        self.demand_for(kind, scope, |_: &SecretName| Ok(()))
+    }
+
+    /// Like [`Cache::demand`]. A name that `admission` refuses gets no entry, and the source does not learn of it.
+    pub fn demand_for(
+        &self,
+        kind: NameKind,
+        scope: Scope,
+        admission: impl Admission,
+    ) -> Result<Demand, AlreadyTaken> {
+        self.lock().routes.take(kind, scope, Box::new(admission))
     }
 }
 

@@ -24,6 +24,8 @@ pub enum Published {
     Same,
     /// A source of higher rank holds the entry, or its workload was removed.
     Outranked,
+    /// Files that peers asked for take too many bytes. The source is asked for this one again when there is room.
+    NoRoom,
 }
 
 /// The right of one source to write one entry.
@@ -43,7 +45,7 @@ impl Publisher {
     /// Announces the key pair that is published next: roots that are published before it are served with CRLs only if
     /// the CRLs cover its chain. A pair that is outranked changes nothing.
     pub fn announce(&self, pair: &KeyPair, now: SystemTime) {
-        let is_outranked = self.slot.entry.borrow().holder > Some(self.origin);
+        let is_outranked = self.slot.entry().holder > Some(self.origin);
         if self.key.name != SecretName::Workload || is_outranked {
             return;
         }
@@ -61,6 +63,12 @@ impl Publisher {
         let revocation = lock(&self.slot.revocation);
         let secret = secret.with_revocation(&revocation, received);
         let resource = Resource::encode(&self.key.name, &secret);
+        if self.key.name.is_on_demand()
+            && let Err(no_room) = self.cache.make_room(&self.key, &self.slot, &resource.payload)
+        {
+            self.fail(no_room.to_string());
+            return Published::NoRoom;
+        }
         let mut outcome = Published::Outranked;
         self.slot.modify(|entry| {
             if entry.holder > Some(self.origin) {
@@ -101,10 +109,7 @@ impl Publisher {
             if released {
                 entry.holder = None;
             }
-            let is_new = entry.failures.get(&self.origin).map(|known| &**known) != failure.as_ref();
-            entry.failures.remove(&self.origin);
-            entry.failures.extend(failure.map(|failure| (self.origin, Arc::new(failure))));
-            is_new || released
+            entry.failures.set(self.origin, failure) || released
         });
     }
 
@@ -120,8 +125,13 @@ impl Publisher {
                 self.slot.deserted.notified().await;
                 continue;
             }
-            if self.slot.entry.borrow().good.is_some() {
-                tokio::time::sleep(LINGER).await;
+            let is_good = self.slot.entry().good.is_some();
+            if is_good {
+                tokio::select! {
+                    () = tokio::time::sleep(LINGER) => {}
+                    // A name that a stream waits for goes before a value that no stream has.
+                    () = self.cache.room_wanted() => {}
+                }
             }
             if streams() == before {
                 return;
@@ -161,11 +171,11 @@ impl Publisher {
 
     /// The entry as it is now.
     pub fn entry(&self) -> Entry {
-        self.slot.entry.borrow().clone()
+        self.slot.entry().clone()
     }
 
     /// Follows the entry, whichever source writes it.
     pub fn watch(&self) -> watch::Receiver<Entry> {
-        self.slot.entry.subscribe()
+        self.slot.watch()
     }
 }

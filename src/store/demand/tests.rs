@@ -1,10 +1,11 @@
 use std::time::UNIX_EPOCH;
 
 use super::super::publisher::LINGER;
-use super::super::{Cache, Key, NotServed, Origin, Scope, Workload};
+use super::super::values::Values;
+use super::super::{Cache, Connection, Key, NotServed, Origin, Published, Scope, Subscriber, Workload};
 use super::*;
 use crate::pki::key::{KeyType, SigningKey};
-use crate::secret::{Secret, TrustBundle};
+use crate::secret::{Payload, Secret, TrustBundle};
 
 fn named(workload: Workload, index: usize) -> Key {
     Key { workload, name: format!("file-root:{index}").parse().unwrap() }
@@ -89,4 +90,81 @@ fn the_workloads_own_names_are_no_demand() {
     let _demand = cache.demand(NameKind::File, Scope::Every).unwrap();
     let key = Key { workload, name: crate::secret::SecretName::Roots };
     assert_eq!(cache.subscribe(&key).unwrap_err(), NotServed::NoSource);
+}
+
+#[test]
+fn a_name_that_its_source_never_serves_gets_no_entry() {
+    let (cache, workload) = Cache::with_workload("");
+    let forbidden = named(workload, 1);
+    let name = forbidden.name.clone();
+    let admission = move |asked: &SecretName| if *asked == name { Err("outside") } else { Ok(()) };
+    let mut demand = cache.demand_for(NameKind::File, Scope::Every, admission).unwrap();
+    let refusal = cache.subscribe(&forbidden).unwrap_err();
+    assert_eq!((refusal, refusal.label()), (NotServed::Forbidden("outside"), "forbidden"));
+    assert_eq!((demand.try_next(), cache.snapshot().len()), (None, 0));
+    let _stream = cache.subscribe(&named(workload, 2)).unwrap();
+    assert_eq!(demand.try_next(), Some(named(workload, 2)));
+}
+
+#[tokio::test]
+async fn a_source_learns_when_the_last_stream_of_a_name_leaves() {
+    let (cache, workload) = Cache::with_workload("");
+    let mut demand = cache.demand(NameKind::File, Scope::Every).unwrap();
+    let key = named(workload, 0);
+    let [first, second] = [(), ()].map(|()| cache.subscribe(&key).unwrap());
+    drop(first);
+    assert_eq!(demand.next_event().await, Some(Event::Wanted(key.clone())));
+    drop(second);
+    assert_eq!(demand.next_event().await, Some(Event::Deserted(key.clone())));
+    drop(cache.subscribe(&key).unwrap());
+    assert_eq!(demand.next_event().await, Some(Event::Deserted(key)));
+}
+
+#[tokio::test]
+async fn a_value_without_room_is_asked_for_again_when_there_is_room() {
+    let (cache, workload) = Cache::with_workload("");
+    let mut demand = cache.demand(NameKind::File, Scope::Every).unwrap();
+    let keys = [0, 1].map(|index| named(workload, index));
+    let bundles = [bundle(), bundle()];
+    let bytes = Payload::of(&bundles[0]).bytes().len();
+    cache.lock().values = Values::new(2 * bytes + bytes / 2);
+    let subscribe = |key| cache.subscribe_as(key, &Subscriber::new(Connection::distinct()), 0).unwrap();
+    let [first, second] = keys.each_ref().map(subscribe);
+    let publishers = keys.each_ref().map(|key| cache.publisher(key.clone(), Origin::FILES));
+    assert_eq!(publishers[0].publish(bundles[0].clone(), UNIX_EPOCH, None), Published::Changed);
+    assert_eq!(publishers[1].publish(bundles[1].clone(), UNIX_EPOCH, None), Published::NoRoom);
+    let reason = second.entry(|entry| entry.failure()).unwrap();
+    assert!(reason.contains("no room for its") && reason.contains("when there is room"), "{reason}");
+    // The same content costs nothing more.
+    assert_eq!(publishers[1].publish(bundles[0].clone(), UNIX_EPOCH, None), Published::Changed);
+    assert_eq!(publishers[1].publish(bundles[1].clone(), UNIX_EPOCH, None), Published::NoRoom);
+    assert!(second.entry(|entry| entry.good.is_some()), "the last good value stays");
+
+    assert_eq!([demand.try_next(), demand.try_next()], keys.each_ref().map(|key| Some(key.clone())));
+    drop(first);
+    assert!(cache.retire(&keys[0]));
+    assert_eq!(cache.lock().values.taken(), bytes, "the shared content is still served");
+    drop(second);
+    assert!(cache.retire(&keys[1]));
+    assert_eq!(cache.lock().values.taken(), 0);
+}
+
+#[tokio::test]
+async fn the_source_of_a_value_that_waits_is_asked_when_another_is_released() {
+    let (cache, workload) = Cache::with_workload("");
+    let mut demand = cache.demand(NameKind::File, Scope::Every).unwrap();
+    let keys = [0, 1].map(|index| named(workload, index));
+    let bundles = [bundle(), bundle()];
+    let bytes = Payload::of(&bundles[0]).bytes().len();
+    cache.lock().values = Values::new(2 * bytes + bytes / 2);
+    let subscribe = |key| cache.subscribe_as(key, &Subscriber::new(Connection::distinct()), 0).unwrap();
+    let [first, _second] = keys.each_ref().map(subscribe);
+    assert_eq!([demand.next().await, demand.next().await], keys.each_ref().map(|key| Some(key.clone())));
+    let publishers = keys.each_ref().map(|key| cache.publisher(key.clone(), Origin::FILES));
+    publishers[0].publish(bundles[0].clone(), UNIX_EPOCH, None);
+    assert_eq!(publishers[1].publish(bundles[1].clone(), UNIX_EPOCH, None), Published::NoRoom);
+    drop(first);
+    assert!(cache.retire(&keys[0]));
+    assert_eq!(demand.next().await, Some(keys[1].clone()), "it is asked for again");
+    assert_eq!(publishers[1].publish(bundles[1].clone(), UNIX_EPOCH, None), Published::Changed);
 }

@@ -1,0 +1,195 @@
+//! Bytes of values on demand: how many there are in all and for each connection. Names that share a payload share its bytes.
+//!
+//! A value for which there is no room is not published; its source is asked for the name again when there is room.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::cache::{Cache, Slot, lock};
+use super::entry::Key;
+use super::room::Connection;
+use crate::base::limits;
+use crate::secret::Payload;
+
+/// The payloads of names on demand.
+#[derive(Debug)]
+pub(super) struct Values {
+    limit: usize,
+    taken: usize,
+    /// By address.
+    payloads: HashMap<usize, Held>,
+    connections: HashMap<Connection, usize>,
+    /// Names whose value waits for room, with its size.
+    waiting: VecDeque<(Key, usize)>,
+}
+
+#[derive(Debug)]
+struct Held {
+    names: usize,
+    bytes: usize,
+    /// The connection that caused it to be loaded.
+    owner: Connection,
+}
+
+/// There is no room for a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no room for its {bytes} bytes: the files that this connection asked for may have as many bytes as are left for others of {limit}; \
+     it is served when there is room"
+)]
+pub(super) struct NoRoom {
+    bytes: usize,
+    limit: usize,
+}
+
+impl Default for Values {
+    fn default() -> Self {
+        Self::new(limits::VALUE_BYTES_ON_DEMAND)
+    }
+}
+
+impl Values {
+    pub(super) fn new(limit: usize) -> Self {
+        let (payloads, connections) = Default::default();
+        Self { limit, taken: 0, payloads, connections, waiting: VecDeque::new() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Notes that a name has `new` instead of `old`. On failure it still has `old`.
+    fn replace(&mut self, owner: Connection, old: Option<&Payload>, new: &Payload) -> Result<(), NoRoom> {
+        let bytes = new.bytes().len();
+        let own = self.connections.get(&owner).copied().unwrap_or_default() + bytes;
+        let free = self.limit.saturating_sub(self.taken).checked_sub(bytes);
+        let is_shared = self.payloads.contains_key(&address(new));
+        if !is_shared && free.is_none_or(|free| own > free && owner != Connection::default()) {
+            return Err(NoRoom { bytes, limit: self.limit });
+        }
+        let held = self.payloads.entry(address(new)).or_insert(Held { names: 0, bytes, owner });
+        held.names += 1;
+        if !is_shared {
+            self.taken += bytes;
+            self.connections.insert(owner, own);
+        }
+        if let Some(old) = old {
+            self.drop_one(old);
+        }
+        Ok(())
+    }
+
+    fn drop_one(&mut self, payload: &Payload) {
+        let Some(held) = self.payloads.get_mut(&address(payload)) else { return };
+        held.names -= 1;
+        if held.names > 0 {
+            return;
+        }
+        if let Some(Held { bytes, owner, .. }) = self.payloads.remove(&address(payload)) {
+            self.taken -= bytes;
+            if let Some(own) = self.connections.get_mut(&owner) {
+                *own -= bytes;
+                if *own == 0 {
+                    self.connections.remove(&owner);
+                }
+            }
+        }
+    }
+
+    /// A name whose value waits and that may have room now.
+    fn next_in_turn(&mut self) -> Option<Key> {
+        let free = self.limit.saturating_sub(self.taken);
+        self.waiting.front().filter(|(_, bytes)| *bytes <= free / 2)?;
+        self.waiting.pop_front().map(|(key, _)| key)
+    }
+}
+
+/// Clones of a payload have one address, and no other payload has it as long as one of them exists.
+fn address(payload: &Payload) -> usize {
+    payload.bytes().as_ptr().addr()
+}
+
+impl Cache {
+    /// Makes room for the value of a name on demand. The name's source is asked for it again if there is none.
+    pub(super) fn make_room(&self, key: &Key, slot: &Arc<Slot>, new: &Payload) -> Result<(), NoRoom> {
+        let mut slots = self.lock();
+        if slots.by_key.get(key).is_none_or(|known| !Arc::ptr_eq(known, slot)) {
+            // It was retired: nothing is published.
+            return Ok(());
+        }
+        let mut value = lock(&slot.value);
+        let made = slots.values.replace(slot.owner, value.as_ref(), new);
+        match made {
+            Ok(()) => *value = Some(new.clone()),
+            Err(no_room) if slots.values.waiting.iter().all(|(waiting, _)| waiting != key) => {
+                slots.values.waiting.push_back((key.clone(), no_room.bytes));
+            }
+            Err(_) => {}
+        }
+        drop(value);
+        slots.ask_again();
+        made
+    }
+}
+
+impl super::cache::Slots {
+    /// Gives back what the value of a name on demand takes.
+    pub(super) fn forget_value(&mut self, slot: &Slot) {
+        if let Some(payload) = lock(&slot.value).take() {
+            self.values.drop_one(&payload);
+        }
+        self.ask_again();
+    }
+
+    fn ask_again(&mut self) {
+        while let Some(key) = self.values.next_in_turn() {
+            if self.by_key.contains_key(&key) {
+                // Without a source there is nothing to ask.
+                let _ = self.routes.send(&key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn payload(bytes: usize) -> Payload {
+        Payload::from_bytes(vec![0; bytes].into())
+    }
+
+    #[test]
+    fn names_of_one_content_share_its_bytes() {
+        let mut values = Values::new(100);
+        let connection = Connection::distinct();
+        let (shared, other) = (payload(40), payload(40));
+        for _ in 0..1_000 {
+            values.replace(connection, None, &shared.clone()).unwrap();
+        }
+        assert_eq!(values.taken, 40);
+        assert!(values.replace(connection, None, &other).is_err(), "a connection leaves as much for others");
+        values.replace(Connection::distinct(), None, &payload(30)).unwrap();
+        for _ in 0..1_000 {
+            values.drop_one(&shared);
+        }
+        assert_eq!((values.taken, values.connections.len()), (30, 1));
+    }
+
+    #[test]
+    fn a_value_is_replaced_by_the_next_one() {
+        let mut values = Values::new(100);
+        let connection = Connection::distinct();
+        let (mut now, mut taken) = (payload(1), 0);
+        values.replace(connection, None, &now).unwrap();
+        for bytes in 2..20 {
+            let next = payload(bytes);
+            values.replace(connection, Some(&now), &next).unwrap();
+            (now, taken) = (next, bytes);
+        }
+        assert_eq!(values.taken, taken);
+        values.drop_one(&now);
+        assert_eq!((values.taken, values.payloads.len(), values.connections.len()), (0, 0, 0));
+    }
+}
