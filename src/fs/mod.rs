@@ -1,5 +1,7 @@
 //! Files: read with bounds, as generations that fit together, and watched for changes.
 
 pub mod file;
+pub mod find;
 pub mod generation;
+pub mod pool;
 pub mod watch;

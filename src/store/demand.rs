@@ -1,6 +1,7 @@
 //! Names that sources serve only when a stream asks for them, and which source serves which kind.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use tokio::sync::mpsc;
 
@@ -8,7 +9,7 @@ use super::cache::Cache;
 use super::entry::Key;
 use super::workload::Workload;
 use crate::base::limits;
-use crate::secret::NameKind;
+use crate::secret::{NameKind, SecretName};
 
 /// Why a name is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,6 +19,9 @@ pub enum NotServed {
     NoSource,
     #[error("the limit of {max} names on demand is reached", max = limits::NAMES_ON_DEMAND)]
     TooMany,
+    /// Its source never serves it.
+    #[error("{0}")]
+    Forbidden(&'static str),
 }
 
 impl NotServed {
@@ -26,6 +30,7 @@ impl NotServed {
         match self {
             Self::NoSource => "no_source",
             Self::TooMany => "too_many_names",
+            Self::Forbidden(_) => "forbidden",
         }
     }
 }
@@ -60,18 +65,39 @@ impl Demand {
     }
 }
 
+/// Why a source never serves a name, decided from its text alone.
+pub trait Admission: Fn(&SecretName) -> Result<(), &'static str> + Send + Sync + 'static {}
+
+impl<F: Fn(&SecretName) -> Result<(), &'static str> + Send + Sync + 'static> Admission for F {}
+
 /// Where demand goes.
 #[derive(Debug, Default)]
-pub(super) struct Routes(HashMap<(NameKind, Scope), mpsc::UnboundedSender<Key>>);
+pub(super) struct Routes(HashMap<(NameKind, Scope), Route>);
+
+struct Route {
+    sender: mpsc::UnboundedSender<Key>,
+    admission: Box<dyn Admission>,
+}
+
+impl fmt::Debug for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Route").finish_non_exhaustive()
+    }
+}
 
 impl Routes {
-    fn take(&mut self, kind: NameKind, scope: Scope) -> Result<Demand, AlreadyTaken> {
-        if self.0.get(&(kind, scope)).is_some_and(|sender| !sender.is_closed()) {
+    fn take(
+        &mut self,
+        kind: NameKind,
+        scope: Scope,
+        admission: Box<dyn Admission>,
+    ) -> Result<Demand, AlreadyTaken> {
+        if self.0.get(&(kind, scope)).is_some_and(|route| !route.sender.is_closed()) {
             return Err(AlreadyTaken(kind));
         }
         // Each name is sent once while its entry lives, and the number of entries is bounded.
         let (sender, receiver) = mpsc::unbounded_channel();
-        self.0.insert((kind, scope), sender);
+        self.0.insert((kind, scope), Route { sender, admission });
         Ok(Demand(receiver))
     }
 
@@ -79,10 +105,11 @@ impl Routes {
     pub(super) fn send(&self, key: &Key) -> Result<(), NotServed> {
         let Some(kind) = key.name.kind() else { return Err(NotServed::NoSource) };
         let scopes = [Scope::Workload(key.workload), Scope::Every];
-        let senders = scopes.iter().filter_map(|scope| self.0.get(&(kind, *scope)));
-        let mut open = senders.filter(|sender| !sender.is_closed());
-        let sender = open.next().ok_or(NotServed::NoSource)?;
-        sender.send(key.clone()).map_err(|_| NotServed::NoSource)
+        let routes = scopes.iter().filter_map(|scope| self.0.get(&(kind, *scope)));
+        let mut open = routes.filter(|route| !route.sender.is_closed());
+        let route = open.next().ok_or(NotServed::NoSource)?;
+        (route.admission)(&key.name).map_err(NotServed::Forbidden)?;
+        route.sender.send(key.clone()).map_err(|_| NotServed::NoSource)
     }
 
     pub(super) fn forget(&mut self, workload: Workload) {
@@ -93,7 +120,17 @@ impl Routes {
 impl Cache {
     /// Registers the source of the names of `kind` in `scope`. A kind has one source in a scope.
     pub fn demand(&self, kind: NameKind, scope: Scope) -> Result<Demand, AlreadyTaken> {
-        self.lock().routes.take(kind, scope)
+        self.demand_for(kind, scope, |_: &SecretName| Ok(()))
+    }
+
+    /// Like [`Cache::demand`]. A name that `admission` refuses gets no entry, and the source does not learn of it.
+    pub fn demand_for(
+        &self,
+        kind: NameKind,
+        scope: Scope,
+        admission: impl Admission,
+    ) -> Result<Demand, AlreadyTaken> {
+        self.lock().routes.take(kind, scope, Box::new(admission))
     }
 }
 

@@ -30,6 +30,7 @@ fn plan(account: &str, ca: &Path) -> Plan {
             is_alone: false,
             debounce,
             own: Vec::new(),
+            private: Vec::new(),
             prefixes: Vec::new(),
             system_roots: None,
         },

@@ -147,6 +147,7 @@ fn settings(directory: &Path) -> FileSettings {
     FileSettings {
         mounted: places(directory),
         own: Vec::new(),
+        private: Vec::new(),
         is_alone: false,
         debounce: DEBOUNCE,
         prefixes: Vec::new(),

@@ -90,3 +90,17 @@ fn the_workloads_own_names_are_no_demand() {
     let key = Key { workload, name: crate::secret::SecretName::Roots };
     assert_eq!(cache.subscribe(&key).unwrap_err(), NotServed::NoSource);
 }
+
+#[test]
+fn a_name_that_its_source_never_serves_gets_no_entry() {
+    let (cache, workload) = Cache::with_workload("");
+    let forbidden = named(workload, 1);
+    let name = forbidden.name.clone();
+    let admission = move |asked: &SecretName| if *asked == name { Err("outside") } else { Ok(()) };
+    let mut demand = cache.demand_for(NameKind::File, Scope::Every, admission).unwrap();
+    let refusal = cache.subscribe(&forbidden).unwrap_err();
+    assert_eq!((refusal, refusal.label()), (NotServed::Forbidden("outside"), "forbidden"));
+    assert_eq!((demand.try_next(), cache.snapshot().len()), (None, 0));
+    let _stream = cache.subscribe(&named(workload, 2)).unwrap();
+    assert_eq!(demand.try_next(), Some(named(workload, 2)));
+}
