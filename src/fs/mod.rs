@@ -3,5 +3,6 @@
 pub mod file;
 pub mod find;
 pub mod generation;
+pub mod pending;
 pub mod pool;
 pub mod watch;

@@ -276,17 +276,20 @@ mod tests {
         is_done
     }
 
-    fn pool() -> (Pool, tokio::runtime::Runtime) {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
+    /// A pool that is supervised on a thread of its own.
+    fn pool() -> Pool {
         let pool = Pool::new(PendingOperations::default());
         let supervised = pool.clone();
-        runtime.spawn(async move { supervised.supervise().await });
-        (pool, runtime)
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+            runtime.block_on(supervised.supervise());
+        });
+        pool
     }
 
     #[test]
     fn a_device_that_hangs_stops_only_what_needs_it_until_it_answers() {
-        let (pool, _runtime) = pool();
+        let pool = pool();
         assert_eq!(pool.0.lock().threads, 0, "no thread before there is work");
         let dead: Vec<_> = (0..3).map(|device| (device, hang(&pool, device))).collect();
         visit(&pool, 9).recv_timeout(PATIENCE).unwrap();
@@ -309,7 +312,7 @@ mod tests {
 
     #[test]
     fn the_threads_that_hang_are_bounded() {
-        let (pool, _runtime) = pool();
+        let pool = pool();
         let dead: Vec<_> = (0..THREADS as u64).map(|device| hang(&pool, device)).collect();
         let last = visit(&pool, 99);
         let until = Instant::now() + 3 * SLOW;
@@ -324,7 +327,7 @@ mod tests {
 
     #[test]
     fn what_takes_long_without_a_disk_closes_no_device() {
-        let (pool, _runtime) = pool();
+        let pool = pool();
         let (release, released) = mpsc::channel::<()>();
         let (left, has_left) = mpsc::channel();
         pool.submit(path("/large"), move |entrance| {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
+use self::locations::{Files, Prefixes};
 pub use self::locations::{PLATFORM_DIRECTORY, places};
 use self::publisher::SecretPublisher;
 use self::set::FileSet;
@@ -30,6 +31,8 @@ pub struct FileSettings {
     pub debounce: Duration,
     /// The directories to which the agent itself writes: what lies there, after all links, is not served.
     pub own: Vec<PathBuf>,
+    /// The directories with files of the agent's own, which no name leads to.
+    pub private: Vec<PathBuf>,
     /// The directories in which files that streams name must lie; anywhere if empty.
     pub prefixes: Vec<PathBuf>,
     /// The file of the system's roots, instead of those that distributions have (`SSL_CERT_FILE`).
@@ -82,7 +85,11 @@ impl FileSource {
     /// Follows every change of the mounted files, and of those that streams name. Does not return.
     pub async fn run(self) {
         let Self { settings, mounted, context } = self;
-        let demand = context.cache.demand(NameKind::File, Scope::Workload(context.workload));
+        let working_directory = std::env::current_dir().unwrap_or_default();
+        let prefixes = Prefixes::new(&settings.prefixes, &working_directory);
+        let at = working_directory.clone();
+        let admission = move |name: &SecretName| Files::of(name, &at).map_or(Ok(()), |files| prefixes.admit(&files));
+        let demand = context.cache.demand_for(NameKind::File, Scope::Workload(context.workload), admission);
         let mut demand =
             demand.inspect_err(|error| tracing::error!(%error, "requested files are not served")).ok();
         let mut sets = JoinSet::new();
@@ -91,8 +98,8 @@ impl FileSource {
         loop {
             tokio::select! {
                 Some(key) = next(&mut demand) => {
-                    let places = locations::places_of(&key.name, &settings);
-                    drop(sets.spawn(context.clone().serve(key, places)));
+                    let Some(files) = Files::of(&key.name, &working_directory) else { continue };
+                    drop(sets.spawn(context.clone().serve(key, files.places(&settings))));
                 }
                 Some(ended) = sets.join_next() => {
                     if let Err(error) = ended {

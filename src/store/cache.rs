@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::{Notify, watch};
 
-use super::demand::{NotServed, Routes};
+use super::demand::{Desertion, NotServed, Routes};
 use super::entry::{Entry, Key, Origin, Snapshot};
 use super::health::Components;
 use super::publisher::Publisher;
@@ -52,6 +52,8 @@ pub(super) struct Slot {
     pub(super) revocation: Mutex<Revocation>,
     /// Notified when the last stream leaves.
     pub(super) deserted: Notify,
+    /// Tells the source the same, of a name on demand.
+    pub(super) desertion: Option<Desertion>,
     /// Notified when a stream gives a verdict or leaves.
     pub(super) verdict: Notify,
     /// Set by the source that can renew on request.
@@ -207,9 +209,10 @@ impl Slots {
         if self.on_demand == limits::NAMES_ON_DEMAND {
             return Err(NotServed::TooMany);
         }
-        self.routes.send(key)?;
+        let desertion = Some(self.routes.send(key)?);
         self.on_demand += 1;
-        Ok(Arc::clone(self.by_key.entry(key.clone()).or_default()))
+        let slot = self.by_key.entry(key.clone());
+        Ok(Arc::clone(slot.or_insert_with(|| Arc::new(Slot { desertion, ..Slot::default() }))))
     }
 }
 

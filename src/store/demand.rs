@@ -52,16 +52,52 @@ pub enum Scope {
 /// and drops the entry with [`Cache::retire`] once it is [deserted](super::Publisher::deserted). When the source drops
 /// this, the kind no longer has a source.
 #[derive(Debug)]
-pub struct Demand(mpsc::UnboundedReceiver<Key>);
+pub struct Demand(mpsc::UnboundedReceiver<Event>);
+
+/// What a source learns of a name on demand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A stream asks for it, and it has no entry yet.
+    Wanted(Key),
+    /// The last of its streams has left.
+    Deserted(Key),
+}
 
 impl Demand {
+    /// The next name that is wanted.
     pub async fn next(&mut self) -> Option<Key> {
+        loop {
+            if let Event::Wanted(key) = self.next_event().await? {
+                return Some(key);
+            }
+        }
+    }
+
+    pub async fn next_event(&mut self) -> Option<Event> {
         self.0.recv().await
     }
 
     #[cfg(test)]
     pub(crate) fn try_next(&mut self) -> Option<Key> {
-        self.0.try_recv().ok()
+        let events = std::iter::from_fn(|| self.0.try_recv().ok());
+        events.into_iter().find_map(|event| match event {
+            Event::Wanted(key) => Some(key),
+            Event::Deserted(_) => None,
+        })
+    }
+}
+
+/// Tells the source of a name that no stream is left.
+#[derive(Debug)]
+pub(super) struct Desertion {
+    key: Key,
+    sender: mpsc::UnboundedSender<Event>,
+}
+
+impl Desertion {
+    pub(super) fn report(&self) {
+        // Without a source nobody has to know.
+        let _ = self.sender.send(Event::Deserted(self.key.clone()));
     }
 }
 
@@ -75,7 +111,7 @@ impl<F: Fn(&SecretName) -> Result<(), &'static str> + Send + Sync + 'static> Adm
 pub(super) struct Routes(HashMap<(NameKind, Scope), Route>);
 
 struct Route {
-    sender: mpsc::UnboundedSender<Key>,
+    sender: mpsc::UnboundedSender<Event>,
     admission: Box<dyn Admission>,
 }
 
@@ -102,14 +138,15 @@ impl Routes {
     }
 
     /// Passes `key` on to the source of its kind: the workload's own one, else the one for every workload.
-    pub(super) fn send(&self, key: &Key) -> Result<(), NotServed> {
+    pub(super) fn send(&self, key: &Key) -> Result<Desertion, NotServed> {
         let Some(kind) = key.name.kind() else { return Err(NotServed::NoSource) };
         let scopes = [Scope::Workload(key.workload), Scope::Every];
         let routes = scopes.iter().filter_map(|scope| self.0.get(&(kind, *scope)));
         let mut open = routes.filter(|route| !route.sender.is_closed());
         let route = open.next().ok_or(NotServed::NoSource)?;
         (route.admission)(&key.name).map_err(NotServed::Forbidden)?;
-        route.sender.send(key.clone()).map_err(|_| NotServed::NoSource)
+        route.sender.send(Event::Wanted(key.clone())).map_err(|_| NotServed::NoSource)?;
+        Ok(Desertion { key: key.clone(), sender: route.sender.clone() })
     }
 
     pub(super) fn forget(&mut self, workload: Workload) {

@@ -17,7 +17,7 @@ mod workload;
 
 pub use self::bundle::CrlCoverage;
 pub use self::cache::Cache;
-pub use self::demand::{Admission, AlreadyTaken, Demand, NotServed, Scope};
+pub use self::demand::{Admission, AlreadyTaken, Demand, Event, NotServed, Scope};
 pub use self::entry::{Entry, Good, Key, Origin, Snapshot};
 pub use self::publisher::{Published, Publisher};
 pub use self::renewal::{NotRenewed, Renewals};

@@ -130,6 +130,9 @@ impl Drop for Subscription {
         Self::release(&mut observed, self.acknowledged.take(), &self.node);
         if observed.streams == 0 {
             self.slot.deserted.notify_one();
+            if let Some(desertion) = &self.slot.desertion {
+                desertion.report();
+            }
         }
         self.slot.verdict.notify_waiters();
     }

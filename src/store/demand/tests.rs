@@ -104,3 +104,17 @@ fn a_name_that_its_source_never_serves_gets_no_entry() {
     let _stream = cache.subscribe(&named(workload, 2)).unwrap();
     assert_eq!(demand.try_next(), Some(named(workload, 2)));
 }
+
+#[tokio::test]
+async fn a_source_learns_when_the_last_stream_of_a_name_leaves() {
+    let (cache, workload) = Cache::with_workload("");
+    let mut demand = cache.demand(NameKind::File, Scope::Every).unwrap();
+    let key = named(workload, 0);
+    let [first, second] = [(), ()].map(|()| cache.subscribe(&key).unwrap());
+    drop(first);
+    assert_eq!(demand.next_event().await, Some(Event::Wanted(key.clone())));
+    drop(second);
+    assert_eq!(demand.next_event().await, Some(Event::Deserted(key.clone())));
+    drop(cache.subscribe(&key).unwrap());
+    assert_eq!(demand.next_event().await, Some(Event::Deserted(key)));
+}
