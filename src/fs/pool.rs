@@ -35,13 +35,17 @@ struct Shared {
     /// Work has begun, which may take long.
     begun: Notify,
     pending: PendingOperations,
+    #[cfg(test)]
+    is_inline: bool,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    queue: VecDeque<Work>,
+    queue: VecDeque<Task>,
     /// Work that needs a device on which other work hangs.
-    set_aside: HashMap<u64, Vec<Work>>,
+    set_aside: HashMap<u64, Vec<Task>>,
+    /// How much work was waiting when what is no longer wanted was dropped last.
+    wanted: usize,
     /// What each busy thread does.
     running: BTreeMap<u64, Running>,
     threads: usize,
@@ -56,10 +60,27 @@ struct Running {
     is_slow: bool,
 }
 
-/// Work on the files of a path. It is run again from its start if it has met a closed device.
-struct Work {
+/// Work on files.
+pub trait Work: Send {
+    /// Whether anybody waits for it. Work that is not wanted may be dropped.
+    fn is_wanted(&self) -> bool {
+        true
+    }
+
+    /// Does the work. It is done again from its start when it has met a closed device, and that answers.
+    fn run(&mut self, entrance: &Entrance) -> Result<(), Blocked>;
+}
+
+impl<F: FnMut(&Entrance) -> Result<(), Blocked> + Send> Work for F {
+    fn run(&mut self, entrance: &Entrance) -> Result<(), Blocked> {
+        self(entrance)
+    }
+}
+
+/// Work on the files of a path.
+struct Task {
     path: Arc<Path>,
-    run: Box<dyn FnMut(&Entrance) -> Result<(), Blocked> + Send>,
+    work: Box<dyn Work>,
 }
 
 /// What a piece of work enters devices by.
@@ -69,27 +90,46 @@ pub struct Entrance {
     id: u64,
 }
 
-impl fmt::Debug for Work {
+impl fmt::Debug for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Work({})", self.path.display())
+        write!(f, "Task({})", self.path.display())
     }
 }
 
 impl Pool {
     pub fn new(pending: PendingOperations) -> Self {
         let (state, ready, begun) = (Mutex::default(), Condvar::new(), Notify::new());
-        Self(Arc::new(Shared { state, ready, begun, pending }))
+        Self(Arc::new(Shared {
+            state,
+            ready,
+            begun,
+            pending,
+            #[cfg(test)]
+            is_inline: false,
+        }))
     }
 
-    /// Has a thread do `work` on the files of `path`. Work that returns [`Blocked`] is done again when that device
-    /// answers.
-    pub fn submit(
-        &self,
-        path: Arc<Path>,
-        work: impl FnMut(&Entrance) -> Result<(), Blocked> + Send + 'static,
-    ) {
+    /// Does all work at once, on the thread that submits it: where time is virtual.
+    #[cfg(test)]
+    pub(crate) fn inline() -> Self {
+        let mut pool = Self::new(PendingOperations::default());
+        if let Some(shared) = Arc::get_mut(&mut pool.0) {
+            shared.is_inline = true;
+        }
+        pool
+    }
+
+    /// Has a thread do `work` on the files of `path`.
+    pub fn submit(&self, path: Arc<Path>, work: impl Work + 'static) {
         let mut state = self.0.lock();
-        state.queue.push_back(Work { path, run: Box::new(work) });
+        state.drop_unwanted();
+        let task = Task { path, work: Box::new(work) };
+        #[cfg(test)]
+        if self.0.is_inline {
+            drop(self.0.run(state, task));
+            return;
+        }
+        state.queue.push_back(task);
         self.0.staff(&mut state);
         drop(state);
         self.0.begun.notify_one();
@@ -152,8 +192,8 @@ impl Shared {
                 self.ready.notify_one();
                 break;
             }
-            if let Some(work) = state.queue.pop_front() {
-                state = self.run(state, work);
+            if let Some(task) = state.queue.pop_front() {
+                state = self.run(state, task);
                 continue;
             }
             let (again, waited) =
@@ -166,24 +206,28 @@ impl Shared {
         state.threads -= 1;
     }
 
-    fn run<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>, mut work: Work) -> MutexGuard<'a, State> {
+    fn run<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>, mut task: Task) -> MutexGuard<'a, State> {
         let id = state.next;
         state.next += 1;
         state.running.insert(id, Running { since: Instant::now(), device: None, is_slow: false });
         drop(state);
-        let operation = self.pending.begin(&work.path);
-        let entrance = Entrance { shared: Arc::clone(self), id };
-        let outcome = (work.run)(&entrance);
-        let work = outcome.is_err().then_some(work);
-        drop(operation);
+        let outcome = match task.work.is_wanted() {
+            true => {
+                let _operation = self.pending.begin(&task.path);
+                task.work.run(&Entrance { shared: Arc::clone(self), id })
+            }
+            false => Ok(()),
+        };
+        // What work holds on to is dropped without the lock.
+        let task = outcome.is_err().then_some(task);
         let mut state = self.lock();
         if let Some(Running { device: Some(device), is_slow: true, .. }) = state.running.remove(&id) {
             state.reopen(device);
         }
-        if let (Err(Blocked(device)), Some(work)) = (outcome, work) {
+        if let (Err(Blocked(device)), Some(task)) = (outcome, task) {
             match state.is_closed(device, id) {
-                true => state.set_aside.entry(device).or_default().push(work),
-                false => state.queue.push_back(work),
+                true => state.set_aside.entry(device).or_default().push(task),
+                false => state.queue.push_back(task),
             }
         }
         state
@@ -204,6 +248,20 @@ impl State {
     fn is_closed(&self, device: u64, id: u64) -> bool {
         let hangs = |running: &Running| running.is_slow && running.device == Some(device);
         self.running.iter().any(|(other, running)| *other != id && hangs(running))
+    }
+
+    /// Drops what is no longer wanted once the work that waits has doubled: while a device hangs it could pile up.
+    fn drop_unwanted(&mut self) {
+        const FEW: usize = 64;
+        let waiting = |state: &Self| state.queue.len() + state.set_aside.values().map(Vec::len).sum::<usize>();
+        if waiting(self) <= 2 * self.wanted + FEW {
+            return;
+        }
+        self.queue.retain(|task| task.work.is_wanted());
+        for tasks in self.set_aside.values_mut() {
+            tasks.retain(|task| task.work.is_wanted());
+        }
+        self.wanted = waiting(self);
     }
 
     /// Takes up again what was set aside for `device`, which answers.
@@ -323,6 +381,33 @@ mod tests {
         assert!(last.try_recv().is_err(), "no thread is left");
         drop(dead);
         last.recv_timeout(PATIENCE).unwrap();
+    }
+
+    /// Work that meets a device that hangs, and that nobody waits for.
+    struct Unwanted(Arc<()>);
+
+    impl Work for Unwanted {
+        fn is_wanted(&self) -> bool {
+            // True until it is set aside.
+            Arc::strong_count(&self.0) < 100
+        }
+
+        fn run(&mut self, entrance: &Entrance) -> Result<(), Blocked> {
+            entrance.enter(1)
+        }
+    }
+
+    #[test]
+    fn what_nobody_waits_for_does_not_pile_up_behind_a_device_that_hangs() {
+        let pool = pool();
+        let release = hang(&pool, 1);
+        let count = Arc::new(());
+        for _ in 0..1_000 {
+            pool.submit(path("/dead/other"), Unwanted(Arc::clone(&count)));
+            assert!(Arc::strong_count(&count) < 250);
+        }
+        drop(release);
+        visit(&pool, 1).recv_timeout(PATIENCE).unwrap();
     }
 
     #[test]
