@@ -15,6 +15,7 @@ use crate::fs::watch::Watcher;
 use crate::metrics::{ByName, Metrics};
 use crate::serve::sds::SecretDiscovery;
 use crate::source::crl::{CrlFile, CrlSource};
+use crate::source::files::named::NamedFiles;
 use crate::source::files::{self, FileSource};
 use crate::source::issuer::{IssuanceQueue, Issuer, IssuerSettings};
 use crate::store::history::History;
@@ -97,15 +98,28 @@ impl Workloads {
     /// this returns.
     pub async fn start(&mut self, running: &Running, plan: Plan) {
         let Running { workload, ended } = running;
-        let Shared { cache, metrics, history, watcher, clock, queue, .. } = self.shared.clone();
+        let Shared { cache, metrics, history, watcher, pending, clock, queue, .. } = self.shared.clone();
         let debounce = plan.files.debounce;
         let mut crls =
             CrlSource::new(plan.crl, debounce, &cache, *workload, &watcher, clock.clone(), metrics.clone());
         crls.amend_once().await;
+        let named = plan.files.clone();
         let mut files =
             FileSource::new(plan.files, &cache, *workload, watcher.clone(), clock.clone(), metrics.clone());
         files.publish_once();
         self.spawn(ended, files.run());
+        let watcher_of_names = watcher.apart();
+        let names = NamedFiles::start(
+            named,
+            &cache,
+            *workload,
+            watcher_of_names,
+            pending,
+            clock.clone(),
+            metrics.clone(),
+        );
+        let names = names.await;
+        self.spawn(ended, names.run());
         self.spawn(ended, crls.run());
         self.spawn(ended, history.follow(cache.clone(), *workload, clock.clone()));
         if !plan.cas.is_empty() {

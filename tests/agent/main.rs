@@ -27,6 +27,7 @@ mod client_cert;
 mod command_line;
 mod conformance;
 mod crl;
+mod dead_names;
 mod docs;
 mod envoy_sds;
 mod failover;

@@ -305,8 +305,11 @@ impl Running {
             }
             Sought::Missing(absences) if absences == before => {}
             Sought::Missing(absences) => {
-                let error = missing(&files, &absences);
-                known.names.iter().for_each(|key| self.shared.fail(key, &error));
+                let paths = |absences: &[Absence]| absences.iter().map(|it| it.path.clone()).collect::<Vec<_>>();
+                if paths(&absences) != paths(&before) {
+                    let error = missing(&files, &absences);
+                    known.names.iter().for_each(|key| self.shared.fail(key, &error));
+                }
                 known.state = State::Missing(absences.clone());
                 self.leave_groups(&files, &before);
                 self.join_groups(&files, &absences, begun);
