@@ -313,7 +313,7 @@ mod tests {
     fn hang(pool: &Pool, device: u64) -> mpsc::Sender<()> {
         let (release, released) = mpsc::channel();
         let (entered, has_entered) = mpsc::channel();
-        pool.submit(path("/dead"), move |entrance| {
+        pool.submit(path("/dead"), move |entrance: &Entrance| {
             entrance.enter(device)?;
             let _ = entered.send(());
             let _ = released.recv();
@@ -326,7 +326,7 @@ mod tests {
     /// Starts work on `device`; the receiver gets a message when it is done.
     fn visit(pool: &Pool, device: u64) -> mpsc::Receiver<()> {
         let (done, is_done) = mpsc::channel();
-        pool.submit(path("/file"), move |entrance| {
+        pool.submit(path("/file"), move |entrance: &Entrance| {
             entrance.enter(device)?;
             let _ = done.send(());
             Ok(())
@@ -415,7 +415,7 @@ mod tests {
         let pool = pool();
         let (release, released) = mpsc::channel::<()>();
         let (left, has_left) = mpsc::channel();
-        pool.submit(path("/large"), move |entrance| {
+        pool.submit(path("/large"), move |entrance: &Entrance| {
             entrance.enter(1)?;
             entrance.leave();
             let _ = left.send(());

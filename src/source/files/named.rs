@@ -23,7 +23,7 @@ use super::locations::{Files, Prefixes, normalized};
 use super::publisher::SecretPublisher;
 use crate::base::clock::Clock;
 use crate::fs::find::{self, Private};
-use crate::fs::generation::{FileError, Found};
+use crate::fs::generation::FileError;
 use crate::fs::pending::{HANGING, PendingOperations};
 use crate::fs::pool::{Entrance, Pool};
 use crate::fs::watch::Watcher;
@@ -47,7 +47,6 @@ pub struct NamedFiles {
 #[derive(Debug)]
 struct Shared {
     cache: Cache,
-    workload: Workload,
     pool: Pool,
     watcher: Watcher,
     prefixes: Prefixes,
@@ -120,7 +119,6 @@ impl NamedFiles {
         let unresolved = |path: &PathBuf| Private { path: path.clone(), inode: None };
         let shared = Shared {
             cache: cache.clone(),
-            workload,
             pool,
             watcher,
             prefixes: prefixes.clone(),
@@ -296,10 +294,7 @@ impl Running {
                 let (changes, changed) = mpsc::unbounded_channel();
                 let places = files.places(&self.settings);
                 let set = NamedSet::new(Arc::clone(&self.shared), places, known.names.clone(), changed);
-                let task = self.tasks.spawn(async {
-                    set.run().await;
-                    None
-                });
+                let task = self.tasks.spawn(async { match set.run().await {} });
                 known.state = State::Followed { changes, task };
                 self.leave_groups(&files, &before);
             }
@@ -321,13 +316,7 @@ impl Running {
         let mut may_have_appeared = false;
         for absence in absences {
             let group = self.groups.entry(absence.directory.clone()).or_insert_with(|| {
-                let spawn = |task| {
-                    self.tasks.spawn(async {
-                        Box::into_pin(task).await;
-                        None
-                    })
-                };
-                Group::new(&self.shared, &absence.directory, self.events.clone(), spawn)
+                Group::new(&self.shared, &absence.directory, self.events.clone(), &mut self.tasks)
             });
             may_have_appeared |= group.add(absence.name, Arc::clone(files), sought);
         }

@@ -36,7 +36,7 @@ use crate::metrics::BySource;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
 use crate::pki::{csr, pem};
 use crate::secret::{KeyPair, Resource, Secret, TrustBundle, Version};
-use crate::store::{Entry, Published, Subscription};
+use crate::store::{Entry, Origin, Published, Subscription};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const DEBOUNCE: Duration = Duration::from_millis(20);

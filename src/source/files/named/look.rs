@@ -145,7 +145,7 @@ fn read(
 }
 
 impl Shared {
-    fn bounds(&self, path: &Path) -> Bounds {
+    pub(super) fn bounds(&self, path: &Path) -> Bounds {
         let private = self.private.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Bounds { prefix: self.prefixes.length(path), private }
     }
@@ -159,7 +159,7 @@ impl Shared {
             let found = Found { secret: Ok(Some(content.secret.clone())), rank: content.rank };
             return (found, Some(content));
         }
-        let Generation { key_pair, roots } = contents.parse(places, now);
+        let Generation { key_pair, roots, .. } = contents.parse(places, now);
         let is_pair = places.ranked.iter().any(|place| place.key_pair.is_some());
         let found = if is_pair { key_pair.map(Secret::KeyPair) } else { roots.map(Secret::TrustBundle) };
         let content = found.good().map(|secret| {

@@ -2,6 +2,7 @@
 //! the same directory share one watch.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::MetadataExt as _;
@@ -10,11 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::{AbortHandle, JoinSet};
 
 use super::{Files, Shared};
 use crate::fs::find::{Blocked, Bounds, Failed, find};
 use crate::fs::pool::{Entrance, Work};
 use crate::fs::watch::{NameListener, Wake, Watch};
+use crate::store::Key;
 
 /// Looked up, never created: the directory it is looked up in is watched for names alone.
 const NEVER: &str = "..attache-never/..";
@@ -98,7 +101,7 @@ pub(super) struct Group {
     names: Arc<Names>,
     /// When it began to be watched; searches from before may have missed what appeared meanwhile.
     armed: Option<Instant>,
-    task: tokio::task::AbortHandle,
+    task: AbortHandle,
 }
 
 #[derive(Debug, Default)]
@@ -148,11 +151,12 @@ impl Group {
         shared: &Arc<Shared>,
         directory: &Path,
         events: mpsc::UnboundedSender<GroupEvent>,
-        spawn: impl FnOnce(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>) -> tokio::task::AbortHandle,
+        tasks: &mut JoinSet<Option<Key>>,
     ) -> Self {
         let names = Arc::new(Names::default());
-        let task = follow(Arc::clone(shared), directory.into(), Arc::clone(&names), events);
-        Self { names, armed: None, task: spawn(Box::pin(task)) }
+        let followed = follow(Arc::clone(shared), directory.into(), Arc::clone(&names), events);
+        let task = tasks.spawn(async { match followed.await {} });
+        Self { names, armed: None, task }
     }
 
     /// Adds files that were looked for at `sought` and not found. True if they may have appeared since.
@@ -201,7 +205,7 @@ async fn follow(
     directory: Arc<Path>,
     names: Arc<Names>,
     events: mpsc::UnboundedSender<GroupEvent>,
-) {
+) -> Infallible {
     let mut watch = shared.watcher.watch(vec![directory.join(NEVER)]);
     let mut last = None;
     let mut is_polled = false;

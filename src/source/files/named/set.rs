@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -14,11 +13,8 @@ use crate::fs::pending::HANGING;
 use crate::fs::watch::Activity;
 use crate::secret::Secret;
 use crate::source::files::publisher::SecretPublisher;
-use crate::source::files::set::OPEN_PATIENCE;
+use crate::source::files::set::{OPEN_PATIENCE, PAUSE, PendingChange};
 use crate::store::Key;
-
-/// The pause after a look that published nothing; it doubles up to a tenth of the debounce window.
-const PAUSE: Duration = Duration::from_millis(1);
 
 /// A change of the names that lead to the same files.
 #[derive(Debug)]
@@ -48,28 +44,6 @@ struct Names {
     taken: Option<Found<Secret>>,
 }
 
-/// A change that may not be complete yet.
-#[derive(Debug, Default)]
-struct PendingChange {
-    since: Option<Instant>,
-    /// Nothing has happened since.
-    quiet_since: Option<Instant>,
-    /// Nothing has happened for a whole window.
-    is_settled: bool,
-    /// The failure was published that the files don't come to rest.
-    is_reported: bool,
-}
-
-impl PendingChange {
-    fn lasts(&self, now: Instant, patience: Duration) -> bool {
-        self.since.is_some_and(|since| now - since > patience)
-    }
-
-    fn is_quiet(&self, now: Instant, patience: Duration) -> bool {
-        self.quiet_since.is_some_and(|since| now - since > patience)
-    }
-}
-
 impl NamedSet {
     pub(super) fn new(
         shared: Arc<Shared>,
@@ -88,7 +62,7 @@ impl NamedSet {
     }
 
     /// Follows every change. Does not return.
-    pub(super) async fn run(mut self) {
+    pub(super) async fn run(mut self) -> Infallible {
         let debounce = self.shared.debounce;
         let mut pending = PendingChange::default();
         let mut pause = PAUSE;
