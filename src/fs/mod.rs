@@ -2,4 +2,5 @@
 
 pub mod file;
 pub mod generation;
+pub mod walk;
 pub mod watch;
