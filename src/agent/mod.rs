@@ -63,6 +63,7 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
         shared.cache.components(running.workload).report_output(|_| {});
     }
     serve_status(&mut workloads, &shared, &server, status);
+    workloads.spawn(&shared.stop, shared.pending.clone().report(shared.clock.clone()));
     if config.landlock {
         // Before there are other threads.
         let sockets = [Some(&sds), admin.as_ref()].into_iter().flatten();
@@ -117,8 +118,8 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
 /// Serves probes and metrics, where there is an address for them.
 fn serve_status(workloads: &mut Workloads, shared: &Shared, server: &Server, listener: Option<TcpListener>) {
     let Some(listener) = listener else { return };
-    let Shared { cache, metrics, clock, watcher, stop, .. } = shared.clone();
-    let status = Status::new(cache, metrics, clock, watcher, stop);
+    let Shared { cache, metrics, clock, watcher, pending, stop, .. } = shared.clone();
+    let status = Status::new(cache, metrics, clock, watcher, pending, stop);
     let serve = move |io| status.clone().serve(io);
     workloads.spawn(&shared.stop, server.clone().http("the status address", listener, serve));
 }
@@ -191,8 +192,8 @@ async fn start_workload(
     let plan =
         Plan { files: config.files, crl: config.crl, cas, issuer: config.workload, output: config.output };
     workloads.start(running, plan).await;
-    let Shared { cache, history, clock, .. } = shared.clone();
-    Ok(Reporter { cache, workload: running.workload, history, about, clock })
+    let Shared { cache, history, pending, clock, .. } = shared.clone();
+    Ok(Reporter { cache, workload: running.workload, history, pending, about, clock })
 }
 
 /// Confines the process to `directories` and those that the options name, which are created first.

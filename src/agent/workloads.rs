@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 use crate::base::clock::Clock;
 use crate::ca::failover::Failover;
 use crate::export::output::{Output, OutputSettings};
+use crate::fs::pending::PendingOperations;
 use crate::fs::watch::Watcher;
 use crate::metrics::{ByName, Metrics};
 use crate::serve::sds::SecretDiscovery;
@@ -26,6 +27,7 @@ pub struct Shared {
     pub metrics: Metrics,
     pub history: History,
     pub watcher: Watcher,
+    pub pending: PendingOperations,
     pub clock: Clock,
     /// Bounds how many certificates are requested at a time, whichever workloads they are for.
     pub queue: IssuanceQueue,
@@ -41,6 +43,7 @@ impl Shared {
             metrics: Metrics::default(),
             history: History::default(),
             watcher: Watcher::new(),
+            pending: PendingOperations::default(),
             clock,
             queue: IssuanceQueue::default(),
             calls: TaskTracker::new(),

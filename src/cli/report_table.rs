@@ -34,6 +34,14 @@ pub(super) fn table(report: &Value, now: SystemTime, colours: bool) -> String {
     if let Some(output) = report.get("output").filter(|output| !output.is_null()) {
         write_output(&mut out, output, now);
     }
+    for one in list(report, "hanging") {
+        let since = moment(one, "since").map_or(String::new(), |at| rfc3339(at).to_string());
+        let _ = writeln!(
+            out,
+            "\nno answer: the file system of {} does not answer since {since}",
+            text(one, "path")
+        );
+    }
     let error = |field| report.get(field).and_then(|it| it.get("error")).and_then(Value::as_str);
     let rows = [
         ("CRL file", error("crls")),

@@ -2,5 +2,6 @@
 
 pub mod file;
 pub mod generation;
+pub mod pending;
 pub mod walk;
 pub mod watch;

@@ -14,6 +14,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use self::process::Process;
 use self::secrets::Secrets;
 pub use self::text::Format;
+use crate::base::clock::Clock;
+use crate::fs::pending::Hanging;
 use crate::fs::watch::WatchCount;
 use crate::store::{Cache, Key};
 use prometheus_client::collector::Collector;
@@ -179,7 +181,7 @@ impl Metrics {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Process { started: agent.started }));
         let own = registry.sub_registry_with_prefix("attache");
-        own.register_collector(Box::new(Counted { metrics: self.clone(), watched: agent.watched }));
+        own.register_collector(Box::new(Counted { metrics: self.clone(), agent }));
         own.register_collector(Box::new(secrets));
         let mut out = String::new();
         // Writing to a String does not fail.
@@ -195,18 +197,36 @@ pub struct Agent {
     pub now: SystemTime,
     /// How it notices that files change.
     pub watched: WatchCount,
+    pub hanging: HangingPaths,
+}
+
+/// The paths whose file systems do not answer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HangingPaths {
+    count: usize,
+    /// Of the oldest.
+    since: Option<SystemTime>,
+}
+
+impl HangingPaths {
+    /// The oldest of `hanging` comes first.
+    pub fn of(hanging: &[Hanging], clock: &Clock) -> Self {
+        Self { count: hanging.len(), since: hanging.first().map(|one| one.since(clock)) }
+    }
 }
 
 /// The counters. Each metric is described even before its first sample.
 #[derive(Debug)]
 struct Counted {
     metrics: Metrics,
-    watched: WatchCount,
+    agent: Agent,
 }
 
 impl Collector for Counted {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let Self { metrics, watched } = self;
+        let Self { metrics, agent: Agent { watched, hanging, .. } } = self;
+        let hanging_paths = ConstGauge::new(whole(hanging.count));
+        let hanging_since = Known(hanging.since.map(seconds));
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         let metrics: &[(&str, &str, &dyn EncodeMetric)] = &[
             ("build", "Version of the agent", &build),
@@ -223,6 +243,7 @@ impl Collector for Counted {
                 &metrics.output_writes,
             ),
             ("output_hooks", "Runs of the output hook by outcome", &metrics.output_hooks),
+            ("hanging_paths", "Paths whose file systems do not answer", &hanging_paths),
         ];
         for (name, help, metric) in metrics {
             describe(&mut encoder, name, help, None, *metric)?;
@@ -234,6 +255,7 @@ impl Collector for Counted {
                 "When the last call to the CA with this outcome ended",
                 &self.metrics.ca_last,
             ),
+            ("hanging_since_timestamp", "When the oldest operation on such a path began", &hanging_since),
         ];
         for (name, help, metric) in in_seconds {
             describe(&mut encoder, name, help, Some(&Unit::Seconds), *metric)?;

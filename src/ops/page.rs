@@ -95,6 +95,7 @@ mod tests {
 
     use super::*;
     use crate::base::clock::Clock;
+    use crate::fs::pending::PendingOperations;
     use crate::ops::report::About;
     use crate::store::Cache;
     use crate::store::history::History;
@@ -103,7 +104,8 @@ mod tests {
         let about =
             About { started: UNIX_EPOCH, socket: "/run/sds.sock".into(), provider: "none", cas: Vec::new() };
         let ((cache, workload), history) = (Cache::with_workload(""), History::default());
-        let reporter = Reporter { cache, workload, history, about, clock: Clock::starting_at(UNIX_EPOCH) };
+        let (pending, clock) = (PendingOperations::default(), Clock::starting_at(UNIX_EPOCH));
+        let reporter = Reporter { cache, workload, history, pending, about, clock };
         Page { reporter, is_local }
     }
 

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::base::clock::{Clock, rfc3339_millis};
 use crate::base::limits;
+use crate::fs::pending::{Hanging, PendingOperations};
 use crate::secret::{KeyPair, Secret, TrustBundle};
 use crate::store::health::{ComponentHealth, OutputHealth};
 use crate::store::history::{Change, Event, History};
@@ -33,6 +34,7 @@ pub struct Reporter {
     pub cache: Cache,
     pub workload: Workload,
     pub history: History,
+    pub pending: PendingOperations,
     pub about: About,
     pub clock: Clock,
 }
@@ -40,7 +42,7 @@ pub struct Reporter {
 impl Reporter {
     /// The state at this moment.
     pub fn report(&self) -> Value {
-        let Self { cache, workload, history, about, clock } = self;
+        let Self { cache, workload, history, pending, about, clock } = self;
         let now = clock.now();
         let missing = cache.health_of(*workload, now).missing;
         let missing: Vec<_> =
@@ -57,6 +59,7 @@ impl Reporter {
             "ready": missing.is_empty(),
             "missing": missing,
             "secrets": cache.snapshot_of(*workload).iter().map(|one| secret(one, now)).collect::<Vec<_>>(),
+            "hanging": pending.hanging().iter().map(|one| hanging(one, clock)).collect::<Vec<_>>(),
             "refusal": reports.refusal,
             "crls": health(reports.crls),
             "state": health(reports.state),
@@ -146,6 +149,10 @@ fn trust_bundle(good: &Good) -> Option<Value> {
         })
     });
     Some(json!({ "roots": roots.collect::<Vec<_>>(), "crls": bundle.crls().len() }))
+}
+
+fn hanging(one: &Hanging, clock: &Clock) -> Value {
+    json!({ "path": one.path.display().to_string(), "since": moment(one.since(clock)) })
 }
 
 fn health(health: ComponentHealth) -> Option<Value> {

@@ -9,8 +9,9 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::base::clock::Clock;
+use crate::fs::pending::PendingOperations;
 use crate::fs::watch::Watcher;
-use crate::metrics::{Agent, Format, Metrics};
+use crate::metrics::{Agent, Format, HangingPaths, Metrics};
 use crate::net::http1::{self, Answer, text};
 use crate::store::Cache;
 
@@ -22,6 +23,7 @@ pub struct Status {
     clock: Clock,
     started: SystemTime,
     watcher: Watcher,
+    pending: PendingOperations,
     /// A draining agent is not ready.
     draining: CancellationToken,
 }
@@ -32,9 +34,10 @@ impl Status {
         metrics: Metrics,
         clock: Clock,
         watcher: Watcher,
+        pending: PendingOperations,
         draining: CancellationToken,
     ) -> Self {
-        Self { cache, metrics, started: clock.now(), clock, watcher, draining }
+        Self { cache, metrics, started: clock.now(), clock, watcher, pending, draining }
     }
 
     /// Serves one connection until the client closes it or the agent drains.
@@ -59,7 +62,9 @@ impl Status {
         let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
         let format = Format::accepted(accept.unwrap_or_default());
         let (now, watched) = (self.clock.now(), self.watcher.count());
-        let body = self.metrics.encode(&self.cache, Agent { started: self.started, now, watched }, format);
+        let hanging = HangingPaths::of(&self.pending.hanging(), &self.clock);
+        let agent = Agent { started: self.started, now, watched, hanging };
+        let body = self.metrics.encode(&self.cache, agent, format);
         http1::answer(StatusCode::OK, format.content_type(), body)
     }
 

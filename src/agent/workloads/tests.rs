@@ -8,7 +8,7 @@ use tonic::{Code, Streaming};
 use super::*;
 use crate::ca::embedded::{DevelopmentCa, Embedded};
 use crate::ca::failover::Member;
-use crate::metrics::{Agent, Format};
+use crate::metrics::{Agent, Format, HangingPaths};
 use crate::net::http2;
 use crate::pki::certificate::Certificate;
 use crate::pki::key::{KeyFormat, KeyType};
@@ -92,7 +92,8 @@ async fn identity(responses: &mut Streaming<DiscoveryResponse>) -> String {
 }
 
 fn metrics(shared: &Shared) -> String {
-    let agent = Agent { started: UNIX_EPOCH, now: shared.clock.now(), watched: shared.watcher.count() };
+    let (now, watched) = (shared.clock.now(), shared.watcher.count());
+    let agent = Agent { started: UNIX_EPOCH, now, watched, hanging: HangingPaths::default() };
     shared.metrics.encode(&shared.cache, agent, Format::accepted(""))
 }
 

@@ -144,6 +144,8 @@ const show = () => {
     ["up since", when(report.started, "past")],
     ["CA", [ca.provider, ...ca.addresses.filter(one => one !== ca.provider)].join(", ").replace(",", " at")],
     ["socket", report.socket],
+    ["no answer from", report.hanging.length && report.hanging.map(one =>
+      h("div", bad(`the file system of ${one.path}`), ", since ", when(one.since, "past")))],
     ["CRL file", bad(report.crls?.error)],
     ["state", bad(report.state?.error)],
     ["last refusal", report.refusal],

@@ -2,6 +2,7 @@
 
 pub mod cfssl;
 pub mod chromium;
+pub mod dead_fs;
 pub mod envoy;
 pub mod fake_ca;
 pub mod fake_google_cas;

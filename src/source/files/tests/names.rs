@@ -1,7 +1,7 @@
 //! Names that streams subscribe to: when they are followed, and what that costs.
 
 use super::*;
-use crate::metrics::{Agent, ByName, Format};
+use crate::metrics::{Agent, ByName, Format, HangingPaths};
 
 /// Longer than a value is kept without streams.
 const LINGER: Duration = Duration::from_secs(301);
@@ -65,7 +65,8 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
             mount.forgets(name).await;
             mount.watches(before).await;
             let now = mount.clock.now();
-            let agent = Agent { started: now, now, watched: mount.watcher.count() };
+            let (watched, hanging) = (mount.watcher.count(), HangingPaths::default());
+            let agent = Agent { started: now, now, watched, hanging };
             let text = mount.metrics.encode(&mount.cache, agent, Format::Prometheus);
             assert!(!text.contains(name.name.as_str()), "{text}");
         }
