@@ -102,7 +102,7 @@ impl Workloads {
         let debounce = plan.files.debounce;
         let mut crls =
             CrlSource::new(plan.crl, debounce, &cache, *workload, &watcher, clock.clone(), metrics.clone());
-        crls.amend_once().await;
+        crls.amend_once();
         let named = plan.files.clone();
         let mut files =
             FileSource::new(plan.files, &cache, *workload, watcher.clone(), clock.clone(), metrics.clone());

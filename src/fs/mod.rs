@@ -5,4 +5,5 @@ pub mod find;
 pub mod generation;
 pub mod pending;
 pub mod pool;
+pub mod walk;
 pub mod watch;

@@ -94,8 +94,8 @@ pub struct ByResult {
 }
 
 /// Every reason for a refusal.
-const REFUSALS: [&str; 7] =
-    ["peer", "connections", "no_node", "foreign_type", "too_many_names", "unknown_name", "no_source"];
+const REFUSALS: [&str; 8] =
+    ["peer", "connections", "no_node", "foreign_type", "too_many_names", "unknown_name", "no_source", "forbidden"];
 
 /// Every counter. Clones count together.
 #[derive(Clone, Debug)]

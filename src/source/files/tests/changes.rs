@@ -1,6 +1,8 @@
 //! Every way to change files, under every kind of name, many times: each generation is published once, and nothing
 //! else is.
 
+use tokio::task::JoinSet;
+
 use super::*;
 
 const SHORT: Duration = Duration::from_millis(4);

@@ -56,7 +56,13 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
             assert!(failed.good.is_none());
             let label = ByName { workload: "".into(), name: name.name.to_string() };
             mount.metrics.nacks.get_or_create(&label).inc();
-            assert!(mount.kernel.watched() > before, "round {round}: its directories are not watched");
+            let is_watched = async {
+                while mount.kernel.watched() <= before {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let watched = tokio::time::timeout(PATIENCE, is_watched).await;
+            assert!(watched.is_ok(), "round {round}: its directories are not watched");
             let [first, last] = streams;
             drop(first);
             tokio::task::yield_now().await;
