@@ -142,7 +142,7 @@ pub fn find(path: &Path, bounds: &Bounds, gate: &dyn Gate) -> Result<Found, Fail
         }
     };
     if bounds.prefix.is_some() && !matches!(found, Err(Failed::Blocked(_))) {
-        // Where a name does not exist, too: nobody learns what exists elsewhere.
+        // Where a name does not exist, too: no peer learns what exists elsewhere.
         let reached = found.as_ref().map_or(&walk.directory, |found| &found.file);
         let is_inside = match &prefix {
             Some(prefix) => real_path(reached)?.starts_with(prefix),

@@ -62,7 +62,7 @@ struct Running {
 
 /// Work on files.
 pub trait Work: Send {
-    /// Whether anybody waits for it. Work that is not wanted may be dropped.
+    /// Whether its outcome is still awaited. Work that is not wanted may be dropped.
     fn is_wanted(&self) -> bool {
         true
     }
@@ -383,7 +383,7 @@ mod tests {
         last.recv_timeout(PATIENCE).unwrap();
     }
 
-    /// Work that meets a device that hangs, and that nobody waits for.
+    /// Work that meets a device that hangs, and whose outcome is not awaited.
     struct Unwanted(Arc<()>);
 
     impl Work for Unwanted {
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_waits_for_does_not_pile_up_behind_a_device_that_hangs() {
+    fn what_is_not_wanted_does_not_pile_up_behind_a_device_that_hangs() {
         let pool = pool();
         let release = hang(&pool, 1);
         let count = Arc::new(());

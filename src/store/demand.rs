@@ -96,7 +96,7 @@ pub(super) struct Desertion {
 
 impl Desertion {
     pub(super) fn report(&self) {
-        // Without a source nobody has to know.
+        // Fails when the source has ended.
         let _ = self.sender.send(Event::Deserted(self.key.clone()));
     }
 }

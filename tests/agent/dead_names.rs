@@ -89,7 +89,7 @@ async fn lives_beside_dead_names(options: impl Fn(&House) -> Vec<String>) {
     let (mut agent, mut disk) = house.start(&strs(&options(&house)));
     agent.process.wait_log(" ready ").await;
     // The one that resolved the links of the prefixes ends when it has nothing more to do.
-    wait_until("nobody has asked for a file", || threads(&agent) == 0).await;
+    wait_until("there is no thread before a file is asked for", || threads(&agent) == 0).await;
     let dead: Vec<_> = (0..40).map(|number| roots_name(house.path(&format!("dead/{number}.pem")))).collect();
     let [dead_roots, dead_pair] = [roots_name(house.path("dead/root-cert.pem")), pair_name(&house.path("dead"))];
     let [live, later] = ["live", "later"].map(|name| roots_name(house.path(name).join("root-cert.pem")));

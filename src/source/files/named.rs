@@ -212,7 +212,7 @@ fn resolve(pool: &Pool, path: &Path) -> oneshot::Receiver<Private> {
     let (at, mut reply) = (path.to_owned(), Some(reply));
     pool.submit(path.into(), move |entrance: &Entrance| {
         let private = find::private(&at, entrance)?;
-        // Fails when nobody waits any longer.
+        // Fails when the start no longer waits.
         let _ = reply.take().map(|reply| reply.send(private));
         Ok(())
     });

@@ -216,11 +216,11 @@ impl Mount {
 
     /// Follows the directory from now on, and the names that streams ask for.
     fn follow(&self) {
-        tokio::spawn(self.source().run());
-        self.follow_names(settings(&self.directory()));
+        self.follow_with(settings(&self.directory()));
     }
 
-    fn follow_names(&self, settings: FileSettings) {
+    fn follow_with(&self, settings: FileSettings) {
+        tokio::spawn(self.source_with(settings.clone()).run());
         let (cache, watcher, pool) = (self.cache.clone(), self.watcher.clone(), self.pool.clone());
         let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
         tokio::spawn(async move {

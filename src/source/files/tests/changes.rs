@@ -277,7 +277,7 @@ async fn a_thousand_swaps_are_noticed() {
     let mut files = Files::new();
     swap(&mount.directory(), &files, |_| {});
     let settings = FileSettings { debounce: Duration::from_millis(1), ..settings(&mount.directory()) };
-    tokio::spawn(mount.source_with(settings).run());
+    mount.follow_with(settings);
     let name = key_of(&format!("file-root:{}", mount.path(ROOT_FILE).display()));
     let _stream = mount.subscribe(&name).await;
     mount.serves_version(&name, &files.version(&name.name), "at first").await;
@@ -306,9 +306,7 @@ async fn no_part_of_a_bundle_is_served_while_it_is_written() {
         let mount = Mount::new();
         let window = Duration::from_millis(1);
         Files::nth(0).write(&mount.directory());
-        tokio::spawn(
-            mount.source_with(FileSettings { debounce: window, ..settings(&mount.directory()) }).run(),
-        );
+        mount.follow_with(FileSettings { debounce: window, ..settings(&mount.directory()) });
         let name = key_of(&format!("file-root:{}", mount.path(ROOT_FILE).display()));
         let _stream = mount.subscribe(&name).await;
         mount.serves(&Files::nth(0), "at first").await;
