@@ -56,6 +56,8 @@ pub struct Lookups {
     pub(super) names: BTreeMap<PathBuf, Step>,
     /// The directories in which names were looked up, as far as they exist.
     pub(super) directories: BTreeMap<PathBuf, Directory>,
+    /// A file system failed. No event says when it works again.
+    pub(super) is_broken: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,9 +150,12 @@ impl Walk {
             let contents: Vec<_> = ends.iter().map(read).collect();
             let is_current = pass.is_current(&ends);
             if is_current || reads == READS {
+                let is_broken =
+                    contents.iter().filter_map(|content| content.as_ref().err()).any(is_breakdown);
                 let found = ends.into_iter().zip(contents);
                 let files = found.map(|(end, content)| FoundFile { real: end.path, content }).collect();
-                let lookups = pass.into_lookups();
+                let mut lookups = pass.into_lookups();
+                lookups.is_broken |= is_broken;
                 self.links = links_of(&lookups);
                 return Look { files, lookups, is_restless: !is_current };
             }
@@ -283,14 +288,18 @@ impl<'a> Pass<'a> {
         // The directory behind a link may have been deleted right after the link was swapped.
         let is_link = |step: &Step| matches!(step, Step::Link(_));
         let links = || self.steps.iter().filter(|(_, step)| is_link(step));
-        ends.iter().filter(|end| matches!(end.step, Step::File(_))).all(|end| is_current(&end.path, &end.step))
+        ends.iter()
+            .filter(|end| matches!(end.step, Step::File(_)))
+            .all(|end| is_current(&end.path, &end.step))
             && (!ends.iter().any(is_missing) || links().all(|(path, step)| is_current(path, step)))
     }
 
     fn into_lookups(self) -> Lookups {
         let mut directories = BTreeMap::new();
         for path in self.steps.keys() {
-            let Some(parent) = path.parent().filter(|parent| !directories.contains_key(*parent)) else { continue };
+            let Some(parent) = path.parent().filter(|parent| !directories.contains_key(*parent)) else {
+                continue;
+            };
             let step = match self.steps.get(parent) {
                 Some(step) => step.clone(),
                 // The root, and what lies behind `..`.
@@ -307,8 +316,19 @@ impl<'a> Pass<'a> {
                 directory.holds_files = true;
             }
         }
-        Lookups { names: self.steps, directories }
+        let is_broken = self
+            .steps
+            .values()
+            .any(|step| matches!(step, Step::Failed(error) if is_breakdown(&(*error).into())));
+        Lookups { names: self.steps, directories, is_broken }
     }
+}
+
+/// Whether the file system fails, and not the path.
+fn is_breakdown(error: &io::Error) -> bool {
+    let of_the_path =
+        [Errno::NOENT, Errno::NOTDIR, Errno::LOOP, Errno::ACCESS, Errno::PERM, Errno::NAMETOOLONG];
+    Errno::from_io_error(error).is_some_and(|error| !of_the_path.contains(&error))
 }
 
 /// Puts the names of `path` before those that are still `ahead`, which are in reverse order.
@@ -365,7 +385,9 @@ fn content(file: &OwnedFd, size: u64, limit: u64) -> io::Result<Zeroizing<Vec<u8
     let mut content = Zeroizing::new(vec![0; size + 1]);
     let mut filled = 0;
     loop {
-        let read = rustix::io::retry_on_intr(|| rustix::io::read(file, content.get_mut(filled..).unwrap_or_default()))?;
+        let read = rustix::io::retry_on_intr(|| {
+            rustix::io::read(file, content.get_mut(filled..).unwrap_or_default())
+        })?;
         filled += read;
         if filled > limit_in_memory {
             return Err(file::too_large(limit));
@@ -406,13 +428,25 @@ mod tests {
         symlink("..data/key.pem", root.join("volume/key.pem")).unwrap();
         symlink(root.join("volume"), root.join("mount")).unwrap();
         let mut walk = Walk::new(vec![root.join("mount/key.pem")]);
-        let expected = ["", "mount", "volume", "volume/..2026", "volume/..2026/key.pem", "volume/..data", "volume/key.pem"];
+        let expected = [
+            "",
+            "mount",
+            "volume",
+            "volume/..2026",
+            "volume/..2026/key.pem",
+            "volume/..data",
+            "volume/key.pem",
+        ];
         for _ in 0..2 {
             assert_eq!(names(&mut walk, &root), expected);
         }
         let lookups = walk.look_up();
-        let holds_files: Vec<_> =
-            lookups.directories.iter().filter(|(_, it)| it.holds_files).map(|(path, _)| path.clone()).collect();
+        let holds_files: Vec<_> = lookups
+            .directories
+            .iter()
+            .filter(|(_, it)| it.holds_files)
+            .map(|(path, _)| path.clone())
+            .collect();
         assert_eq!(holds_files, [root.join("volume/..2026")]);
     }
 
@@ -422,7 +456,10 @@ mod tests {
         symlink("b", directory.path().join("a")).unwrap();
         symlink("a", directory.path().join("b")).unwrap();
         let look = Walk::new(vec![directory.path().join("a")]).read(10, |_| None);
-        assert_eq!(look.files[0].content.as_ref().unwrap_err().raw_os_error(), Some(Errno::LOOP.raw_os_error()));
+        assert_eq!(
+            look.files[0].content.as_ref().unwrap_err().raw_os_error(),
+            Some(Errno::LOOP.raw_os_error())
+        );
     }
 
     #[test]
@@ -433,7 +470,9 @@ mod tests {
         std::fs::write(directory.path().join("empty"), "").unwrap();
         let fifo = directory.path().join("fifo");
         rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).unwrap();
-        let read = |path: &Path, limit| Walk::new(vec![path.to_owned()]).read(limit, |_| None).files.remove(0).content;
+        let read = |path: &Path, limit| {
+            Walk::new(vec![path.to_owned()]).read(limit, |_| None).files.remove(0).content
+        };
         assert_eq!(*read(&file, 10).unwrap(), b"0123456789");
         assert_eq!(*read(&directory.path().join("empty"), 10).unwrap(), b"");
         let status = read(Path::new("/proc/self/status"), 1 << 20).unwrap();

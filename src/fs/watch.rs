@@ -31,6 +31,7 @@ use self::backend::{Backend, Targets};
 pub use self::index::{Activity, NameListener};
 use self::index::{Name, SharedIndex};
 use self::inotify::{Inotify, Notifier};
+use crate::fs::pending::{Operation, PendingOperations};
 use crate::fs::walk::{Look, Lookups, MAX_LINKS, Step, Walk};
 
 /// No code panics while it holds one of these locks.
@@ -57,6 +58,8 @@ struct Shared {
     /// Held while inotify is told something, which may take forever where a file system doesn't answer. So nothing waits
     /// for this lock: who doesn't get it leaves the change to its holder, and polls meanwhile.
     notifier: Mutex<Box<dyn Notifier>>,
+    /// Where looks are registered.
+    pending: PendingOperations,
     next_id: AtomicU64,
     started: Instant,
     apart: Mutex<Vec<Weak<Shared>>>,
@@ -79,28 +82,24 @@ pub enum Wake {
     Poll,
 }
 
-impl Default for Watcher {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Watcher {
-    pub fn new() -> Self {
-        Self::with(|index| Box::new(Inotify::new(index)))
+    /// A watcher that registers in `pending` while it touches the disk.
+    pub fn new(pending: PendingOperations) -> Self {
+        Self::with(pending, |index| Box::new(Inotify::new(index)))
     }
 
     /// A watcher with the notifier that `notifier` makes, which passes its events to the index.
-    fn with(notifier: impl FnOnce(SharedIndex) -> Box<dyn Notifier>) -> Self {
+    fn with(pending: PendingOperations, notifier: impl FnOnce(SharedIndex) -> Box<dyn Notifier>) -> Self {
         let index = SharedIndex::default();
         let notifier = Mutex::new(notifier(index.clone()));
         let backend = Mutex::new(Backend::default());
-        Self(Arc::new(Shared { index, backend, notifier, next_id: AtomicU64::new(0), started: Instant::now(), apart: Mutex::default() }))
+        let (next_id, started, apart) = (AtomicU64::new(0), Instant::now(), Mutex::default());
+        Self(Arc::new(Shared { index, backend, notifier, pending, next_id, started, apart }))
     }
 
     /// Another watcher with threads of its own; what it watches counts as watched by this one.
     pub fn apart(&self) -> Self {
-        let other = Self::new();
+        let other = Self::new(self.0.pending.clone());
         lock(&self.0.apart).push(Arc::downgrade(&other.0));
         other
     }
@@ -151,6 +150,7 @@ pub struct Watch {
 impl Watch {
     /// Reads the files, of `limit` bytes at most each, except for those that `refuse` has an error for.
     pub fn look(&mut self, limit: u64, refuse: impl Fn(&Path) -> Option<std::io::Error>) -> Look {
+        let _operation = self.begin_operation();
         self.begin_look();
         self.walk.read(limit, refuse)
     }
@@ -167,8 +167,10 @@ impl Watch {
     /// Watches where a look has led: whatever happens after that look wakes [`Watch::changed`]. False if something has
     /// happened already.
     pub fn follow(&mut self, lookups: Lookups) -> bool {
-        let Following { targets, new_names, unreported } = self.shared.follow(self.id, &self.targets, &lookups);
-        self.shared.apply();
+        let Following { targets, new_names, unreported } =
+            self.shared.follow(self.id, &self.targets, &lookups);
+        let _operation = (!unreported.is_empty() || !new_names.is_empty()).then(|| self.begin_operation());
+        self.shared.apply(self.id);
         let still_unreported = self.shared.unreported(&targets);
         // What inotify reports from now on may have changed since the look.
         let is_reported_now = |path: &Path| unreported.contains(path) && !still_unreported.contains(path);
@@ -183,7 +185,7 @@ impl Watch {
         if !is_current {
             self.wakes.notify_one();
         }
-        self.polls = !still_unreported.is_empty();
+        self.polls = !still_unreported.is_empty() || lookups.is_broken;
         (self.lookups, self.targets) = (lookups, targets);
         is_current
     }
@@ -192,8 +194,10 @@ impl Watch {
     pub fn arm(&mut self) {
         // A link may be swapped between its look-up and the watch on its directory: repeat until nothing changes.
         for _ in 0..MAX_LINKS {
+            let operation = self.begin_operation();
             self.begin_look();
             let lookups = self.walk.look_up();
+            drop(operation);
             if self.follow(lookups) {
                 break;
             }
@@ -226,6 +230,11 @@ impl Watch {
     /// Whether inotify doesn't report every change.
     pub fn polls(&self) -> bool {
         self.polls
+    }
+
+    /// Registers that the file system of these paths is asked, until this is dropped.
+    fn begin_operation(&self) -> Option<Operation> {
+        self.walk.paths().first().map(|path| self.shared.pending.begin(path))
     }
 
     fn begin_look(&self) {
@@ -285,8 +294,9 @@ impl Shared {
         Following { targets, new_names, unreported }
     }
 
-    /// Makes the changes that are noted down. May block where a file system doesn't answer.
-    fn apply(&self) {
+    /// Makes the changes that are noted down, of whichever watches, and wakes those, except for `id`, that have to look
+    /// again. May block where a file system doesn't answer.
+    fn apply(&self, id: u64) {
         let Some(mut notifier) = try_lock(&self.notifier) else { return };
         loop {
             let changes = lock(&self.backend).take_changes();
@@ -300,7 +310,9 @@ impl Shared {
                     kind.inspect(|kind| lock(&self.backend).settle_polled(path, kind)).is_none()
                 });
                 let outcomes = notifier.update(report, change);
-                lock(&self.backend).settle(report, outcomes);
+                let users = lock(&self.backend).settle(report, outcomes);
+                let index = self.index.lock();
+                users.into_iter().filter(|user| *user != id).for_each(|user| index.wake(user));
             }
         }
         lock(&self.backend).log_recovery();

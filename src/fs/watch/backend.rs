@@ -69,8 +69,11 @@ impl Backend {
             let report = if directory.holds_files { Report::Content } else { Report::Names };
             (path.clone(), Target { inode: directory.inode, report })
         });
-        let files = lookups.files().filter(|(path, file)| file.has_several_names || path.parent().is_some_and(is_noisy));
-        let files = files.map(|(path, file)| (path.clone(), Target { inode: file.inode, report: Report::Content }));
+        let files = lookups
+            .files()
+            .filter(|(path, file)| file.has_several_names || path.parent().is_some_and(is_noisy));
+        let files =
+            files.map(|(path, file)| (path.clone(), Target { inode: file.inode, report: Report::Content }));
         directories.chain(files).collect()
     }
 
@@ -137,7 +140,8 @@ impl Backend {
 
     /// Those of `targets` where inotify doesn't report every change.
     pub(super) fn unreported(&self, targets: &Targets) -> BTreeSet<PathBuf> {
-        let is_reported = |path: &PathBuf| self.watched.get(path).is_some_and(|watched| watched.mode == Mode::Inotify);
+        let is_reported =
+            |path: &PathBuf| self.watched.get(path).is_some_and(|watched| watched.mode == Mode::Inotify);
         targets.keys().filter(|path| !is_reported(path)).cloned().collect()
     }
 
@@ -161,8 +165,10 @@ impl Backend {
         }
     }
 
-    /// Notes what came of a change.
-    pub(super) fn settle(&mut self, report: Report, outcomes: Outcomes) {
+    /// Notes what came of a change. Returns the watches that need what inotify reports from now on: its changes may have
+    /// gone unnoticed until now.
+    pub(super) fn settle(&mut self, report: Report, outcomes: Outcomes) -> BTreeSet<u64> {
+        let mut users = BTreeSet::new();
         for (path, outcome) in outcomes {
             let Some(watched) = self.watched.get_mut(&path).filter(|watched| watched.report == report) else {
                 // It was released meanwhile.
@@ -174,6 +180,7 @@ impl Backend {
             match outcome {
                 Watching::Ok => {
                     watched.mode = Mode::Inotify;
+                    users.extend(watched.users.keys());
                     self.retry_at = None;
                 }
                 Watching::Gone => {}
@@ -201,6 +208,7 @@ impl Backend {
                 }
             }
         }
+        users
     }
 
     /// Logs the recovery once inotify has taken all directories. A removed directory frees one watch for one other

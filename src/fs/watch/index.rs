@@ -105,7 +105,8 @@ impl Index {
     ) -> HashSet<Name> {
         self.inodes.extend(inodes.map(|(path, inode)| (path.clone(), inode)));
         let Some(registered) = self.watches.get_mut(&id) else { return HashSet::new() };
-        let names: HashSet<_> = lookups.keys().map(|(directory, name)| (directory, name.to_owned())).collect();
+        let names: HashSet<_> =
+            lookups.keys().map(|(directory, name)| (directory, name.to_owned())).collect();
         for (directory, name) in registered.names.difference(&names) {
             let Some(ids_of) = self.watches_of.get_mut(directory) else { continue };
             if ids_of.get_mut(name).is_some_and(|ids| ids.remove(&id) && ids.is_empty()) {
@@ -162,7 +163,8 @@ impl Index {
     pub(super) fn activity(&self, id: u64, lookups: &Lookups) -> Activity {
         let Some(Registered { changed, written, .. }) = self.watches.get(&id) else { return Activity::None };
         let is_in = |names: &HashSet<Name>| {
-            !names.is_empty() && lookups.keys().any(|(directory, name)| names.contains(&(directory, name.to_owned())))
+            !names.is_empty()
+                && lookups.keys().any(|(directory, name)| names.contains(&(directory, name.to_owned())))
         };
         match (is_in(changed), is_in(written)) {
             (true, _) => Activity::Change,
@@ -278,7 +280,8 @@ mod tests {
         let names: BTreeSet<PathBuf> = names.iter().map(PathBuf::from).collect();
         let directory = Directory { inode: (0, 7), holds_files: true };
         let directories = names.iter().map(|name| (name.parent().unwrap().to_owned(), directory)).collect();
-        Lookups { names: names.into_iter().map(|name| (name, Step::Missing)).collect(), directories }
+        let names = names.into_iter().map(|name| (name, Step::Missing)).collect();
+        Lookups { names, directories, is_broken: false }
     }
 
     /// What watch 1 looks up, and what watch 2 does; `/a` and `/b` are one directory.
@@ -359,10 +362,10 @@ mod tests {
     fn an_overflow_wakes_every_watch_and_distrusts_every_directory() {
         let mut index = index();
         handle(&mut index, WRITE, "/b/other");
-        [1, 2].map(|id| index.begin_look(id));
+        let _ = [1, 2].map(|id| index.begin_look(id));
         index.handle(Ok(Event::new(EventKind::Other).set_flag(Flag::Rescan)));
         assert_eq!(activities(&index), [Activity::Change; 2]);
-        [1, 2].map(|id| index.begin_look(id));
+        let _ = [1, 2].map(|id| index.begin_look(id));
         assert_eq!(activities(&index)[1], Activity::None, "no writer is known");
         assert_eq!(index.take_flaws().into_values().collect::<Vec<_>>(), [Flaw::Lost; 2]);
     }

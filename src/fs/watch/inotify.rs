@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
 use notify::{
-    Config, ErrorKind, EventHandler, EventKindMask, PathOp, RecommendedWatcher, RecursiveMode, WatchPathConfig,
-    Watcher as _,
+    Config, ErrorKind, EventHandler, EventKindMask, PathOp, RecommendedWatcher, RecursiveMode,
+    WatchPathConfig, Watcher as _,
 };
 
 /// What inotify reports of a directory.

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use notify::event::Flag;
 use notify::{ErrorKind, Event, EventHandler, EventKind};
 
+use super::Watcher;
 use super::index::SharedIndex;
 use super::inotify::{Change, Inotify, Notifier, Outcomes, Report, Watching};
-use super::Watcher;
+use crate::fs::pending::PendingOperations;
 
 /// The kernel's side of a [`Watcher`].
 #[derive(Clone, Debug)]
@@ -30,7 +31,7 @@ pub(crate) fn watcher() -> (Watcher, Kernel) {
         let events = Events { index, loses: Arc::clone(&switches.loses) };
         Box::new(Limited { inotify: Inotify::new(events), refuses: Arc::clone(&switches.refuses) }) as Box<_>
     };
-    let watcher = Watcher::with(notifier);
+    let watcher = Watcher::with(PendingOperations::default(), notifier);
     (watcher.clone(), Kernel { watcher, switches })
 }
 

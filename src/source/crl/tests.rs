@@ -8,6 +8,7 @@ use rustls::pki_types::CertificateDer;
 use tempfile::TempDir;
 
 use super::*;
+use crate::fs::pending::PendingOperations;
 use crate::pki::crl::testing::Authority;
 use crate::secret::{KeyPair, Secret, TrustBundle};
 use crate::store::{Entry, Origin, Published, Publisher};
@@ -75,7 +76,15 @@ impl Mount {
     fn source(&self) -> CrlSource {
         let file = CrlFile { path: self.file(), is_named: true };
         let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
-        CrlSource::new(file, DEBOUNCE, &self.cache, WORKLOAD, &Watcher::new(), clock, metrics)
+        CrlSource::new(
+            file,
+            DEBOUNCE,
+            &self.cache,
+            WORKLOAD,
+            &Watcher::new(PendingOperations::default()),
+            clock,
+            metrics,
+        )
     }
 
     /// A CRL of each CA, which began an hour ago and expires after `root_for` or `middle_for`.

@@ -230,7 +230,8 @@ impl FileSet {
         if let Some(publisher) = &mut self.key_pair {
             is_new |= publisher.take(key_pair.map(Secret::KeyPair), now, &self.places, metrics);
         }
-        let expiries = self.publishers().filter_map(SecretPublisher::not_after).filter(|moment| *moment > now);
+        let expiries =
+            self.publishers().filter_map(SecretPublisher::not_after).filter(|moment| *moment > now);
         let until = starts.into_iter().chain(expiries).min();
         self.taken = Some(Taken { digest, at: now, until });
         is_new
