@@ -129,8 +129,6 @@ impl Place {
 #[derive(Debug)]
 pub struct Places {
     pub ranked: Vec<Place>,
-    /// The directories in which files must lie, after all links; anywhere if empty.
-    pub inside: Vec<PathBuf>,
     /// The directories to which the agent itself writes: files there, after all links, count as missing.
     pub own: Vec<PathBuf>,
     /// Certificates among the roots that can't be parsed are left out: bundles of operating systems contain such ones.
@@ -224,7 +222,7 @@ impl Contents {
 impl Places {
     /// Places without restrictions.
     pub fn new(ranked: Vec<Place>) -> Self {
-        Self { ranked, inside: Vec::new(), own: Vec::new(), is_lenient: false }
+        Self { ranked, own: Vec::new(), is_lenient: false }
     }
 
     /// Every file of every place.
@@ -258,17 +256,12 @@ impl Places {
         self.contents(look.files, look.is_restless).parse(self, now)
     }
 
-    /// The reason why a file at this path, which has no links, is not read: it lies where the agent itself writes, or
-    /// outside the allowed directories.
+    /// The reason why a file at this path, which has no links, is not read: it lies where the agent itself writes.
     pub fn refusal(&self) -> impl Fn(&Path) -> Option<io::Error> + use<'_> {
-        let [own, inside] = [&self.own, &self.inside].map(|directories| file::without_links(directories));
+        let own = file::without_links(&self.own);
         move |real| {
-            let lies_in = |directories: &[PathBuf]| directories.iter().any(|it| real.starts_with(it));
-            if lies_in(&own) {
-                return Some(io::ErrorKind::NotFound.into());
-            }
-            let is_inside = self.inside.is_empty() || lies_in(&inside);
-            (!is_inside).then(file::outside)
+            let is_own = own.iter().any(|directory| real.starts_with(directory));
+            is_own.then(|| io::ErrorKind::NotFound.into())
         }
     }
 

@@ -13,7 +13,7 @@ const LONG: Duration = Duration::from_millis(60);
 /// A way to change files, and the number of rounds.
 type Way = (&'static str, usize, Rotation);
 
-fn rename_over(directory: &Path, name: &str, content: &[u8]) {
+pub(super) fn rename_over(directory: &Path, name: &str, content: &[u8]) {
     put(directory, "new", content);
     fs::rename(directory.join("new"), directory.join(name)).unwrap();
 }
