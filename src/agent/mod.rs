@@ -21,7 +21,6 @@ pub use self::signals::Signals;
 use self::sockets::{Server, Sockets};
 use self::workloads::{Plan, Running, Shared, Workloads};
 use crate::base::clock::Clock;
-use crate::base::limits;
 use crate::ca::providers;
 use crate::config::Config;
 use crate::export::ready_file::ReadyFile;
@@ -34,7 +33,6 @@ use crate::ops::telemetry::LogLevel;
 use crate::os::hardening::{self, ConfineError};
 use crate::os::systemd::Started;
 use crate::os::{command, permissions};
-use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::serve::listener::Listener;
 use crate::serve::peer::Peers;
 use crate::store::Cache;
@@ -82,8 +80,7 @@ pub async fn run(config: Config, log: LogLevel, given: Started) -> anyhow::Resul
         file
     });
     let peers = Peers::new(allowed, shared.metrics.clone(), shared.cache.components(running.workload));
-    let service = SecretDiscoveryServiceServer::new(workloads.service(&running))
-        .max_decoding_message_size(limits::REQUEST_BYTES);
+    let service = workloads.service(&running);
     let (socket, sds_file) = sds.into_parts();
     let sds = Server { stop: running.ended.clone(), ..server }.sds(socket, peers, service);
     workloads.spawn(&running.ended, sds);

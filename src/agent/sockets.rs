@@ -20,7 +20,6 @@ use crate::export::ready_file::ReadyFile;
 use crate::net::http2;
 use crate::ops::admin::Admin;
 use crate::os::systemd::PassedSocket;
-use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::serve::listener::Listener;
 use crate::serve::peer::Peers;
 use crate::serve::sds::SecretDiscovery;
@@ -109,15 +108,11 @@ pub(super) struct Server {
 
 impl Server {
     /// Serves SDS.
-    pub(super) async fn sds(
-        self,
-        socket: UnixListener,
-        peers: Peers,
-        service: SecretDiscoveryServiceServer<SecretDiscovery>,
-    ) {
+    pub(super) async fn sds(self, socket: UnixListener, peers: Peers, service: SecretDiscovery) {
         let serve = |io| {
             let Some(place) = peers.admit(&io) else { return };
-            let (service, stop) = (service.clone(), self.stop.clone());
+            let Some(service) = service.connection() else { return };
+            let stop = self.stop.clone();
             self.calls.spawn(async move {
                 // A client that has sent nothing yet is not waited for when the agent stops.
                 let has_begun = tokio::select! {

@@ -17,8 +17,8 @@ use crate::ca::failover::Failover;
 use crate::export::output::{Output, OutputSettings};
 use crate::fs::pending::PendingOperations;
 use crate::fs::watch::Watcher;
-use crate::metrics::{ByName, Metrics};
-use crate::serve::sds::SecretDiscovery;
+use crate::metrics::Metrics;
+use crate::serve::sds::{Capacity, SecretDiscovery};
 use crate::source::crl::{CrlFile, CrlSource};
 use crate::source::files::named::NamedFiles;
 use crate::source::files::{self, FileSource};
@@ -40,6 +40,8 @@ pub struct Shared {
     pub clock: Clock,
     /// Bounds how many certificates are requested at a time, whichever workloads they are for.
     pub queue: IssuanceQueue,
+    /// Bounds what clients may cost.
+    pub capacity: Capacity,
     /// Work that is waited for when the agent stops.
     pub calls: TaskTracker,
     pub stop: CancellationToken,
@@ -56,6 +58,7 @@ impl Shared {
             pending,
             clock,
             queue: IssuanceQueue::default(),
+            capacity: Capacity::default(),
             calls: TaskTracker::new(),
             stop: CancellationToken::new(),
         }
@@ -167,8 +170,8 @@ impl Workloads {
 
     /// The service that serves a workload's secrets.
     pub fn service(&self, running: &Running) -> SecretDiscovery {
-        let Shared { cache, metrics, clock, .. } = self.shared.clone();
-        SecretDiscovery::new(cache, running.workload, metrics, clock, running.ended.clone())
+        let Shared { cache, metrics, clock, capacity, .. } = self.shared.clone();
+        SecretDiscovery::new(cache, running.workload, metrics, clock, running.ended.clone(), capacity)
     }
 
     /// Runs `task` until the workload is removed or the agent stops.
@@ -187,11 +190,8 @@ impl Workloads {
 
     /// Removes a workload: its secrets are dropped, its streams end, its tasks stop, its metrics disappear.
     pub fn remove(&mut self, workload: Workload) {
-        let Shared { cache, metrics, history, .. } = &self.shared;
+        let Shared { cache, history, .. } = &self.shared;
         let Some(ended) = self.running.remove(&workload) else { return };
-        for one in cache.snapshot_of(workload) {
-            metrics.forget(&ByName::of(cache, &one.key));
-        }
         cache.remove_workload(workload);
         ended.cancel();
         history.forget(workload);

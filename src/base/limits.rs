@@ -8,6 +8,17 @@ pub const NAMES_PER_STREAM: usize = 10_000;
 pub const NAME_BYTES_PER_STREAM: usize = REQUEST_BYTES;
 /// File names that all streams together may subscribe to.
 pub const NAMES_ON_DEMAND: usize = 20_000;
+/// Bytes that all clients of the SDS sockets may make the agent use, as the agent counts them: connections, streams, names
+/// and requests that are not complete. One connection alone may use half of it: 25,000 streams.
+pub const CLIENT_MEMORY: usize = 512 << 20;
+/// Bytes that a connection without streams takes: mostly buffers for writing and reading.
+pub const CONNECTION_MEMORY: usize = 64 << 10;
+/// Bytes that a stream without names takes, in the agent and in its HTTP/2 library.
+pub const STREAM_MEMORY: usize = 10 << 10;
+/// Bytes that a name of a stream takes, without its text.
+pub const NAME_MEMORY: usize = 1 << 10;
+/// Streams on one connection. A bound on what HTTP/2 keeps of streams before they are opened or refused, not on them.
+pub const STREAMS_PER_CONNECTION: u32 = 30_000;
 /// Bytes of a path in such a name: the kernel's limit (`PATH_MAX` less its final NUL).
 pub const PATH_BYTES: usize = 4095;
 /// Characters of a client's text (node ID, NACK reason) that are logged.

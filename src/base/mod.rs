@@ -1,6 +1,7 @@
 //! Time, text and limits for every other room; no I/O.
 
 pub mod backoff;
+pub mod budget;
 pub mod clock;
 pub mod failure_log;
 pub mod limits;

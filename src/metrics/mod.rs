@@ -7,7 +7,6 @@ mod process;
 mod secrets;
 mod text;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,7 +16,7 @@ pub use self::text::Format;
 use crate::base::clock::Clock;
 use crate::fs::pending::Hanging;
 use crate::fs::watch::WatchCount;
-use crate::store::{Cache, Key};
+use crate::store::Cache;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{
@@ -30,27 +29,6 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-
-/// The labels of what is counted for each secret.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ByName {
-    /// The workload's name; empty for a sidecar's only one.
-    pub workload: Arc<str>,
-    /// The resource name.
-    pub name: String,
-}
-
-impl ByName {
-    pub fn of(cache: &Cache, key: &Key) -> Self {
-        Self { workload: cache.name_of(key.workload), name: key.name.to_string() }
-    }
-}
-
-impl EncodeLabelSet for ByName {
-    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
-        (Of(&self.workload), [("name", self.name.as_str())]).encode(encoder)
-    }
-}
 
 /// The label that names a workload. A sidecar's only one has no name, and its samples have no such label.
 #[derive(Clone, Copy, Debug)]
@@ -94,18 +72,21 @@ pub struct ByResult {
 }
 
 /// Every reason for a refusal.
-const REFUSALS: [&str; 8] =
-    ["peer", "connections", "no_node", "foreign_type", "too_many_names", "unknown_name", "no_source", "forbidden"];
+const REFUSALS: [&str; 9] = [
+    "peer",
+    "connections",
+    "no_memory",
+    "no_node",
+    "foreign_type",
+    "too_many_names",
+    "unknown_name",
+    "no_source",
+    "forbidden",
+];
 
 /// Every counter. Clones count together.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    /// Secrets sent on streams.
-    pub pushes: Family<ByName, Counter>,
-    /// Secrets that a client acknowledged.
-    pub acks: Family<ByName, Counter>,
-    /// Secrets that a client rejected.
-    pub nacks: Family<ByName, Counter>,
     /// Open connections of Envoys.
     pub connections: Gauge,
     /// Connections, requests and names that were refused.
@@ -138,9 +119,6 @@ impl Default for Metrics {
             drop(refusals.get_or_create(&ByReason { reason }));
         }
         Self {
-            pushes: Family::default(),
-            acks: Family::default(),
-            nacks: Family::default(),
             connections: Gauge::default(),
             refusals,
             ca_requests: Family::default(),
@@ -154,13 +132,6 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Drops what was counted for a secret that is no longer served.
-    pub fn forget(&self, label: &ByName) {
-        for counters in [&self.pushes, &self.acks, &self.nacks] {
-            counters.remove(label);
-        }
-    }
-
     /// Counts a refusal.
     pub fn refuse(&self, reason: &'static str) {
         debug_assert!(REFUSALS.contains(&reason), "{reason}");
@@ -231,9 +202,6 @@ impl Collector for Counted {
         let metrics: &[(&str, &str, &dyn EncodeMetric)] = &[
             ("build", "Version of the agent", &build),
             ("connections", "Open connections to the SDS socket", &metrics.connections),
-            ("pushes", "Secrets sent on streams", &metrics.pushes),
-            ("acks", "Secrets that a client acknowledged", &metrics.acks),
-            ("nacks", "Secrets that a client rejected", &metrics.nacks),
             ("refusals", "Refused connections, requests and names", &metrics.refusals),
             ("ca_requests", "Calls to the CA by outcome", &metrics.ca_requests),
             ("source_failures", "Times that mounted files could not be used", &metrics.source_failures),

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, EncodeMetric};
 use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Unit;
@@ -15,7 +16,7 @@ use super::{Of, describe, seconds, whole};
 use crate::pki::crl::Crl;
 use crate::secret::{Secret, SecretName, TrustBundle};
 use crate::store::health::{ComponentHealth, Reports};
-use crate::store::{Cache, Snapshot};
+use crate::store::{Cache, Observed, Snapshot};
 
 /// What the store holds at one moment.
 #[derive(Debug)]
@@ -57,6 +58,9 @@ impl Collector for Secrets {
         self.gauges(&mut encoder, "streams", "Streams subscribed to the secret", |one| {
             Some(whole(one.observed.streams))
         })?;
+        self.counters(&mut encoder, "pushes", "Secrets sent on streams", |observed| observed.pushes)?;
+        self.counters(&mut encoder, "acks", "Secrets that a client acknowledged", |it| it.acks)?;
+        self.counters(&mut encoder, "nacks", "Secrets that a client rejected", |it| it.nacks)?;
         self.all_reports(&mut encoder)?;
         let help = "1 while every required secret and file is there and valid";
         describe(&mut encoder, "ready", help, None, &ConstGauge::new(i64::from(self.is_ready)))
@@ -184,6 +188,21 @@ impl Secrets {
             if let Some(value) = value(one) {
                 ConstGauge::new(value).encode(family.encode_family(&labels(one))?)?;
             }
+        }
+        Ok(())
+    }
+
+    /// A sample for each secret, from zero on: Prometheus sees no increase in a counter that first appears at 1.
+    fn counters(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        name: &str,
+        help: &str,
+        value: impl Fn(&Observed) -> u64,
+    ) -> Result<(), std::fmt::Error> {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for one in &self.snapshots {
+            ConstCounter::new(value(&one.observed)).encode(family.encode_family(&labels(one))?)?;
         }
         Ok(())
     }

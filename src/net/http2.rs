@@ -12,18 +12,24 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::body::Body;
 use tower_service::Service;
+
+use crate::base::limits;
 
 /// Bytes that one stream may send before they are read: one whole first request of Envoy.
 const STREAM_WINDOW: u32 = 128 << 10;
 /// Bytes that all streams of a connection together may send before they are read. h2 takes half of it as the budget for
 /// small frames: an unread frame of 100 bytes costs 156 of it, and h2 closes a connection that exceeds it. With 5,000
 /// streams on a connection a push brings 5,000 acknowledgements at once. It is a bound, and costs nothing by itself.
-const CONNECTION_WINDOW: u32 = 16 << 20;
+const CONNECTION_WINDOW: u32 = 4 << 20;
+/// Bytes that are read from a connection before the streams that they are for, and other connections, get their turn.
+const READ_AT_ONCE: usize = 64 << 10;
+/// A client that reads nothing of what waits for it for this long is disconnected: nothing is kept for it.
+const UNREAD_FOR: Duration = Duration::from_secs(60);
 
 /// A connection to a gRPC server, as generated clients take it.
 #[derive(Clone, Debug)]
@@ -123,20 +129,21 @@ pub fn is_unprocessed(error: &hyper::Error) -> bool {
 }
 
 /// Serves gRPC on `io` until the client disconnects, or `stop` is cancelled and the open calls are done.
-pub async fn serve<IO, S>(io: IO, service: S, stop: CancellationToken)
+pub async fn serve<IO, S, B>(io: IO, service: S, stop: CancellationToken)
 where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    S: Service<http::Request<Incoming>, Response = http::Response<Body>> + Clone + Send + 'static,
+    S: Service<http::Request<Incoming>, Response = http::Response<B>> + Clone + Send + 'static,
+    B: hyper::body::Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
     S::Future: Send,
     S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         // Envoy opens a stream for each secret: the default of 200 would silently block the rest.
-        .max_concurrent_streams(None)
+        .max_concurrent_streams(limits::STREAMS_PER_CONNECTION)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buf_size(STREAM_WINDOW as usize)
-        .serve_connection(TokioIo::new(io), TowerToHyperService::new(service));
+        .serve_connection(TokioIo::new(FairIo::new(io)), TowerToHyperService::new(service));
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
@@ -147,6 +154,79 @@ where
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "HTTP/2 connection broken");
+    }
+}
+
+/// A connection of which little is read at once, and that breaks when its client does not read.
+struct FairIo<IO> {
+    io: IO,
+    /// Bytes that were read since others had their turn.
+    read: usize,
+    /// Runs while the client does not read.
+    unread: Option<Pin<Box<tokio::time::Sleep>>>,
+}
+
+impl<IO> FairIo<IO> {
+    fn new(io: IO) -> Self {
+        Self { io, read: 0, unread: None }
+    }
+
+    /// Passes `written` on, but fails if nothing could be written for too long.
+    fn bounded<T>(&mut self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.unread = None;
+            return written;
+        }
+        let unread = self.unread.get_or_insert_with(|| Box::pin(tokio::time::sleep(UNREAD_FOR)));
+        unread.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for FairIo<IO> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.read >= READ_AT_ONCE {
+            self.read = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.io).poll_read(cx, buffer);
+        self.read = if read.is_pending() { 0 } else { self.read + buffer.filled().len() - before };
+        read
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for FairIo<IO> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write(cx, bytes);
+        self.bounded(written, cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write_vectored(cx, slices);
+        self.bounded(written, cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.io).poll_flush(cx);
+        self.bounded(flushed, cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.io).poll_shutdown(cx);
+        self.bounded(shut, cx)
     }
 }
 
@@ -184,5 +264,62 @@ pub async fn accept<IO, A>(
                 tokio::time::sleep(PAUSE).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+    use tokio::task::JoinHandle;
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+
+    /// Serves nothing.
+    #[derive(Clone)]
+    struct Nothing;
+
+    impl Service<http::Request<Incoming>> for Nothing {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future = std::future::Pending<Result<Self::Response, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: http::Request<Incoming>) -> Self::Future {
+            std::future::pending()
+        }
+    }
+
+    /// A client for which more waits than the pipe holds.
+    async fn connect() -> (DuplexStream, JoinHandle<()>) {
+        let (mut client, server) = tokio::io::duplex(16);
+        let served = tokio::spawn(serve(server, Nothing, CancellationToken::new()));
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+        (client, served)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_read_is_disconnected() {
+        let (_client, served) = connect().await;
+        let began = Instant::now();
+        timeout(2 * UNREAD_FOR, served).await.expect("it stays connected").unwrap();
+        assert_eq!(began.elapsed().as_secs(), UNREAD_FOR.as_secs());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_slowly_or_has_read_everything_stays_connected() {
+        let (mut client, mut served) = connect().await;
+        // All that waits for it, in pieces.
+        while timeout(UNREAD_FOR, client.read(&mut [0; 8])).await.is_ok() {
+            tokio::time::sleep(UNREAD_FOR * 3 / 4).await;
+        }
+        assert!(timeout(10 * UNREAD_FOR, &mut served).await.is_err());
+        drop(client);
+        served.await.unwrap();
     }
 }

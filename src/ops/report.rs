@@ -90,14 +90,14 @@ fn secret(snapshot: &Snapshot, now: SystemTime) -> Value {
         nodes
     };
     let holding = holding.iter().map(|(version, streams)| {
-        json!({ "version": version.as_str(), "streams": streams, "nodes": nodes(version) })
+        json!({ "version": version.to_string(), "streams": streams, "nodes": nodes(version) })
     });
     let rejection = observed.rejection.as_ref();
     json!({
         "name": key.name.as_str(),
         "state": state(snapshot, now),
         "origin": good.map(|good| good.origin.to_string()),
-        "version": good.map(|good| good.resource.version.as_str()),
+        "version": good.map(|good| good.resource.version.to_string()),
         "received": good.map(|good| moment(good.received)),
         "not_after": good.map(|good| moment(good.secret.not_after())),
         "renews": good.and_then(|good| good.renews).map(moment),
@@ -107,7 +107,7 @@ fn secret(snapshot: &Snapshot, now: SystemTime) -> Value {
         "streams": observed.streams,
         "holding": holding.collect::<Vec<_>>(),
         "rejection": rejection.map(|it| {
-            json!({ "version": it.version.as_str(), "node": &*it.node, "reason": it.reason })
+            json!({ "version": it.version.to_string(), "node": &*it.node, "reason": it.reason })
         }),
     })
 }
@@ -176,7 +176,7 @@ fn event(event: &Event) -> Value {
             "at": at,
             "name": name,
             "what": "served",
-            "version": version.as_str(),
+            "version": version.to_string(),
             "origin": origin.to_string(),
             "text": text,
             "not_before": not_before.map(moment),

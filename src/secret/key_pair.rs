@@ -1,11 +1,12 @@
 //! A private key with its certificate chain.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use rustls::pki_types::CertificateDer;
 
+use super::Payload;
 use crate::base::spiffe_id::SpiffeId;
 use crate::pki::certificate::{Certificate, NotACertificate};
 use crate::pki::key::{NotAKey, PrivateKey};
@@ -19,6 +20,8 @@ struct Parts {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKey,
     leaf: Certificate,
+    /// Encoded once, for all names that serve it.
+    payload: OnceLock<Payload>,
     not_after: SystemTime,
 }
 
@@ -79,7 +82,12 @@ impl KeyPair {
                 sorted.push(der);
             }
         }
-        Ok(Self(Arc::new(Parts { chain: sorted, key, leaf, not_after })))
+        Ok(Self(Arc::new(Parts { chain: sorted, key, leaf, payload: OnceLock::new(), not_after })))
+    }
+
+    /// Encoded by `encode` at the first call.
+    pub(super) fn payload(&self, encode: impl FnOnce() -> Payload) -> Payload {
+        self.0.payload.get_or_init(encode).clone()
     }
 
     /// Leaf first.

@@ -13,7 +13,7 @@ pub use self::key_pair::{KeyPair, NotAKeyPair};
 pub use self::name::{BadName, NameKind, PairName, RootsName, SecretName};
 pub use self::revocation::{Gap, Revocation, Uncovered};
 pub use self::trust_bundle::{NotATrustBundle, TrustBundle, Unchained};
-pub use self::wire::{Resource, Version};
+pub use self::wire::{Payload, Resource, Version};
 
 /// Clones share the content.
 #[derive(Clone, Debug)]

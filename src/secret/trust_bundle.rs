@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use webpki::{EndEntityCert, KeyUsage};
 
-use super::{KeyPair, Revocation, Uncovered};
+use super::{KeyPair, Payload, Revocation, Uncovered};
 use crate::base::text;
 use crate::pki::certificate::{Certificate, NotACertificate};
 use crate::pki::crl::Crl;
@@ -25,6 +25,8 @@ struct Roots {
     ders: Vec<CertificateDer<'static>>,
     /// The parsed roots, filled at the first use: few bundles need them.
     facts: OnceLock<Vec<Certificate>>,
+    /// Encoded without CRLs, once for all names that serve them.
+    payload: OnceLock<Payload>,
 }
 
 /// Why certificates are not a trust bundle.
@@ -46,8 +48,16 @@ impl TrustBundle {
             not_after = not_after.max(Some(Certificate::parse(root)?.not_after));
         }
         let not_after = not_after.ok_or(NotATrustBundle::Empty)?;
-        let roots = Arc::new(Roots { ders: roots, facts: OnceLock::new() });
+        let roots = Arc::new(Roots { ders: roots, facts: OnceLock::new(), payload: OnceLock::new() });
         Ok(Self { roots, crls: Vec::new(), not_after })
+    }
+
+    /// Encoded by `encode`: at the first call, as long as there are no CRLs.
+    pub(super) fn payload(&self, encode: impl FnOnce() -> Payload) -> Payload {
+        match self.crls.as_slice() {
+            [] => self.roots.payload.get_or_init(encode).clone(),
+            _ => encode(),
+        }
     }
 
     pub fn roots(&self) -> &[CertificateDer<'static>] {

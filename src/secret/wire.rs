@@ -1,7 +1,6 @@
 //! Secrets encoded as Envoy's `Secret` message: once, for all streams that send them.
 
 use std::fmt;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use prost::Message as _;
@@ -9,50 +8,79 @@ use zeroize::Zeroizing;
 
 use super::{Secret, SecretName};
 use crate::pki::{crl, pem};
-use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::{DataSource, data_source::Specifier};
 use crate::proto::envoy::extensions::transport_sockets::tls::v3 as tls;
-use crate::proto::google::protobuf::Any;
 
-/// A hash of a secret's content: equal content has an equal version, even after a restart. Clones share the text.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Version(Arc<str>);
+/// A hash of a secret's content: equal content has an equal version, even after a restart.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Version([u8; Self::LENGTH]);
 
 impl Version {
-    /// The first half of the SHA-256 of `content`, hexadecimal.
+    const LENGTH: usize = 16;
+
+    /// The first half of the SHA-256 of `content`.
     pub fn of(content: &[u8]) -> Self {
-        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, content);
-        let text: String = digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        Self(text.into())
+        Self::of_parts(&[content])
+    }
+
+    /// The version of the content that `parts` make up together.
+    pub fn of_parts(parts: &[&[u8]]) -> Self {
+        let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
+        for part in parts {
+            context.update(part);
+        }
+        let digest = context.finish();
+        let mut half = [0; Self::LENGTH];
+        half.iter_mut().zip(digest.as_ref()).for_each(|(to, from)| *to = *from);
+        Self(half)
     }
 
     /// The version that a client says it holds. It may never have existed here; `None` if the text is not a version at all.
-    pub fn claimed(text: String) -> Option<Self> {
-        let is_digest =
-            text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        is_digest.then_some(Self(text.into()))
+    pub fn claimed(text: &str) -> Option<Self> {
+        let is_digest = text.len() == 2 * Self::LENGTH
+            && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        let number = u128::from_str_radix(text, 16).ok().filter(|_| is_digest)?;
+        Some(Self::from_number(number))
     }
 
-    pub fn as_str(&self) -> &str {
-        &self.0
+    /// The version as a number, to make one version of several.
+    pub fn number(&self) -> u128 {
+        u128::from_be_bytes(self.0)
+    }
+
+    pub fn from_number(number: u128) -> Self {
+        Self(number.to_be_bytes())
     }
 }
 
+/// Hexadecimal.
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        write!(f, "{:032x}", self.number())
     }
 }
 
-/// An encoded `Secret` message with its version. Clones share the bytes, which are wiped when the last clone is dropped.
-#[derive(Clone, Debug)]
-pub struct Resource {
-    pub version: Version,
-    pub any: Any,
+impl fmt::Debug for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
-impl Resource {
-    pub fn encode(name: &SecretName, secret: &Secret) -> Self {
+/// The content of a `Secret` message, encoded: all of the message but the name, so that names of the same content can share
+/// it. Clones share the bytes, which are wiped when the last clone is dropped.
+#[derive(Clone)]
+pub struct Payload(Bytes);
+
+impl Payload {
+    /// The payload of `secret` and its clones, encoded once.
+    pub fn of(secret: &Secret) -> Self {
+        match secret {
+            Secret::KeyPair(pair) => pair.payload(|| Self::encode(secret)),
+            Secret::TrustBundle(bundle) => bundle.payload(|| Self::encode(secret)),
+        }
+    }
+
+    fn encode(secret: &Secret) -> Self {
         let inline = |pem: Bytes| Some(DataSource { specifier: Some(Specifier::InlineBytes(pem)) });
         let content = match secret {
             Secret::KeyPair(pair) => tls::secret::Type::TlsCertificate(tls::TlsCertificate {
@@ -70,10 +98,43 @@ impl Resource {
                 })
             }
         };
-        let message = tls::Secret { name: name.as_str().to_owned(), r#type: Some(content) };
-        let bytes = Zeroizing::new(message.encode_to_vec());
-        let version = Version::of(&bytes);
-        let value = Bytes::from_owner(bytes);
-        Self { version, any: Any { type_url: SECRET_TYPE_URL.to_owned(), value } }
+        let message = tls::Secret { name: String::new(), r#type: Some(content) };
+        Self(Bytes::from_owner(Zeroizing::new(message.encode_to_vec())))
+    }
+
+    /// The payload that was encoded as `bytes`.
+    pub fn from_bytes(bytes: Bytes) -> Self {
+        Self(bytes)
+    }
+
+    pub fn bytes(&self) -> &Bytes {
+        &self.0
+    }
+}
+
+/// The bytes can hold a private key.
+impl fmt::Debug for Payload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Payload({} bytes)", self.0.len())
+    }
+}
+
+/// What streams send for a name.
+#[derive(Clone, Debug)]
+pub struct Resource {
+    /// Of the whole message, name included.
+    pub version: Version,
+    pub payload: Payload,
+}
+
+impl Resource {
+    pub fn encode(name: &SecretName, secret: &Secret) -> Self {
+        Self::of(name.as_str(), Payload::of(secret))
+    }
+
+    /// The resource that serves `payload` as `name`.
+    pub fn of(name: &str, payload: Payload) -> Self {
+        let named = tls::Secret { name: name.to_owned(), r#type: None }.encode_to_vec();
+        Self { version: Version::of_parts(&[&named, payload.bytes()]), payload }
     }
 }

@@ -10,7 +10,8 @@ use super::entry::{Entry, Key, Origin, Snapshot};
 use super::health::Components;
 use super::publisher::Publisher;
 use super::renewal::RenewalDesk;
-use super::subscription::Observed;
+use super::room::{Connection, Room};
+use super::subscription::{Observed, Subscribers};
 use super::workload::Workload;
 use crate::base::limits;
 use crate::secret::Revocation;
@@ -25,6 +26,8 @@ struct Inner {
     /// Wakes those who follow what readiness depends on: the workloads' own entries, the components' health, and which
     /// workloads there are.
     changes: watch::Sender<()>,
+    /// Notified when a name on demand waits for room.
+    room_wanted: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -32,8 +35,8 @@ pub(super) struct Slots {
     pub(super) by_key: BTreeMap<Key, Arc<Slot>>,
     workloads: BTreeMap<Workload, Member>,
     next_workload: u32,
-    /// How many entries exist because a stream asked for them.
-    on_demand: usize,
+    /// Room for entries that exist because a stream asked for them.
+    pub(super) room: Room,
     pub(super) routes: Routes,
 }
 
@@ -46,8 +49,13 @@ struct Member {
 
 #[derive(Debug, Default)]
 pub(super) struct Slot {
-    pub(super) entry: watch::Sender<Entry>,
+    entry: Mutex<Entry>,
+    /// The same, for readers that are no streams: most names have none.
+    watched: OnceLock<watch::Sender<Entry>>,
+    pub(super) subscribers: Mutex<Subscribers>,
     pub(super) observed: Mutex<Observed>,
+    /// The connection that caused the entry, if it is on demand.
+    owner: Connection,
     /// The CRLs that go into trust bundles, whichever source publishes the roots. Locked while the entry is written.
     pub(super) revocation: Mutex<Revocation>,
     /// Notified when the last stream leaves.
@@ -95,9 +103,11 @@ impl Cache {
         slots.routes.forget(workload);
         let keys: Vec<_> = slots.by_key.keys().filter(|key| key.workload == workload).cloned().collect();
         for key in keys {
-            slots.on_demand -= usize::from(key.name.is_on_demand());
             if let Some(slot) = slots.by_key.remove(&key) {
-                slot.entry.send_replace(Entry { is_removed: true, ..Entry::default() });
+                slot.remove();
+                if key.name.is_on_demand() {
+                    slots.room.give_back(slot.owner);
+                }
             }
         }
         drop(slots);
@@ -135,20 +145,33 @@ impl Cache {
     pub fn retire(&self, key: &Key) -> bool {
         let mut slots = self.lock();
         let is_deserted = slots.by_key.get(key).is_none_or(|slot| lock(&slot.observed).streams == 0);
-        if is_deserted && key.name.is_on_demand() && slots.by_key.remove(key).is_some() {
-            slots.on_demand -= 1;
+        if is_deserted
+            && key.name.is_on_demand()
+            && let Some(slot) = slots.by_key.remove(key)
+        {
+            slots.room.give_back(slot.owner);
         }
         is_deserted
     }
 
+    /// Something waits for room.
+    pub(super) fn want_room(&self) {
+        self.0.room_wanted.notify_one();
+    }
+
+    /// Returns when a name on demand waits for room.
+    pub(super) async fn room_wanted(&self) {
+        self.0.room_wanted.notified().await;
+    }
+
     /// Follows the entry of `key` without counting as a stream.
     pub fn watch(&self, key: &Key) -> Option<watch::Receiver<Entry>> {
-        Some(self.slot(key)?.entry.subscribe())
+        Some(self.slot(key)?.watch())
     }
 
     /// Follows the entry of `key`, and makes it if there is none: readers and sources may start in any order.
     pub fn follow(&self, key: Key) -> watch::Receiver<Entry> {
-        self.slot_of(&key).entry.subscribe()
+        self.slot_of(&key).watch()
     }
 
     /// Every entry as it is now.
@@ -168,7 +191,7 @@ impl Cache {
         let view = |(key, slot): (&Key, &Arc<Slot>)| Snapshot {
             key: key.clone(),
             workload: slots.workloads.get(&key.workload).map_or_else(|| "".into(), |it| Arc::clone(&it.name)),
-            entry: slot.entry.borrow().clone(),
+            entry: slot.entry().clone(),
             observed: lock(&slot.observed).clone(),
         };
         wanted.map(view).collect()
@@ -187,12 +210,21 @@ impl Cache {
     pub(super) fn slot_of(&self, key: &Key) -> Arc<Slot> {
         let mut slots = self.lock();
         if !slots.workloads.contains_key(&key.workload) {
-            let entry = watch::Sender::new(Entry { is_removed: true, ..Entry::default() });
-            return Arc::new(Slot { entry, ..Slot::default() });
+            let slot = Slot::default();
+            slot.remove();
+            return Arc::new(slot);
         }
-        let changes = (!key.name.is_on_demand()).then(|| self.0.changes.clone());
-        let slot = slots.by_key.entry(key.clone());
-        Arc::clone(slot.or_insert_with(|| Arc::new(Slot { changes, ..Slot::default() })))
+        if let Some(slot) = slots.by_key.get(key) {
+            return Arc::clone(slot);
+        }
+        let is_on_demand = key.name.is_on_demand();
+        if is_on_demand {
+            slots.room.take_anyway(Connection::default());
+        }
+        let changes = (!is_on_demand).then(|| self.0.changes.clone());
+        let slot = Arc::new(Slot { changes, ..Slot::default() });
+        slots.by_key.insert(key.clone(), Arc::clone(&slot));
+        slot
     }
 
     pub(super) fn slot(&self, key: &Key) -> Option<Arc<Slot>> {
@@ -200,29 +232,84 @@ impl Cache {
     }
 }
 
+impl Default for Room {
+    fn default() -> Self {
+        Self::new(limits::NAMES_ON_DEMAND)
+    }
+}
+
 impl Slots {
     /// Makes the entry of a name on demand, and passes the demand on to its source.
-    pub(super) fn demand(&mut self, key: &Key) -> Result<Arc<Slot>, NotServed> {
-        if !self.workloads.contains_key(&key.workload) || !key.name.is_on_demand() {
-            return Err(NotServed::NoSource);
-        }
-        if self.on_demand == limits::NAMES_ON_DEMAND {
+    pub(super) fn demand(&mut self, key: &Key, owner: Connection) -> Result<Arc<Slot>, NotServed> {
+        self.admit(key)?;
+        if !self.room.take(owner) {
             return Err(NotServed::TooMany);
         }
-        let desertion = Some(self.routes.send(key)?);
-        self.on_demand += 1;
-        let slot = self.by_key.entry(key.clone());
-        Ok(Arc::clone(slot.or_insert_with(|| Arc::new(Slot { desertion, ..Slot::default() }))))
+        self.make_on_demand(key, owner)
+    }
+
+    /// The same for a name that has waited for room until its turn.
+    pub(super) fn demand_in_turn(&mut self, key: &Key, owner: Connection) -> Result<Arc<Slot>, NotServed> {
+        self.admit(key)?;
+        self.room.take_anyway(owner);
+        self.make_on_demand(key, owner)
+    }
+
+    fn admit(&self, key: &Key) -> Result<(), NotServed> {
+        if !self.workloads.contains_key(&key.workload) {
+            return Err(NotServed::NoSource);
+        }
+        self.routes.admit(key)
+    }
+
+    fn make_on_demand(&mut self, key: &Key, owner: Connection) -> Result<Arc<Slot>, NotServed> {
+        let desertion = Some(self.routes.send(key).inspect_err(|_| self.room.give_back(owner))?);
+        let slot = Arc::new(Slot { owner, desertion, ..Slot::default() });
+        self.by_key.insert(key.clone(), Arc::clone(&slot));
+        Ok(slot)
     }
 }
 
 impl Slot {
+    /// The entry as it is now, locked.
+    pub(super) fn entry(&self) -> MutexGuard<'_, Entry> {
+        lock(&self.entry)
+    }
+
+    /// Follows the entry without counting as a stream.
+    pub(super) fn watch(&self) -> watch::Receiver<Entry> {
+        let entry = self.entry();
+        self.watched.get_or_init(|| watch::Sender::new(entry.clone())).subscribe()
+    }
+
     /// Changes the entry, and wakes its readers if `change` returns true. An entry of a removed workload stays empty.
     pub(super) fn modify(&self, change: impl FnOnce(&mut Entry) -> bool) {
-        let is_changed = self.entry.send_if_modified(|entry| !entry.is_removed && change(entry));
-        if let Some(changes) = self.changes.as_ref().filter(|_| is_changed) {
-            changes.send_replace(());
+        let mut entry = self.entry();
+        if entry.is_removed {
+            return;
         }
+        let is_changed = change(&mut entry);
+        if let Some(watched) = self.watched.get() {
+            watched.send_if_modified(|seen| {
+                seen.clone_from(&entry);
+                is_changed
+            });
+        }
+        drop(entry);
+        if is_changed {
+            lock(&self.subscribers).notify();
+            if let Some(changes) = &self.changes {
+                changes.send_replace(());
+            }
+        }
+    }
+
+    /// Drops the value. The entry stays empty.
+    fn remove(&self) {
+        self.modify(|entry| {
+            *entry = Entry { is_removed: true, ..Entry::default() };
+            true
+        });
     }
 }
 

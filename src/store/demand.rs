@@ -17,7 +17,9 @@ pub enum NotServed {
     /// No source ever publishes it.
     #[error("this agent has no source for it")]
     NoSource,
-    #[error("the limit of {max} names on demand is reached", max = limits::NAMES_ON_DEMAND)]
+    /// Now: it is served as soon as there is room.
+    #[error("no room for another name on demand: it waits until others are released (at most {max} in all, \
+             and for each connection as many as are free for others)", max = limits::NAMES_ON_DEMAND)]
     TooMany,
     /// Its source never serves it.
     #[error("{0}")]
@@ -139,14 +141,21 @@ impl Routes {
 
     /// Passes `key` on to the source of its kind: the workload's own one, else the one for every workload.
     pub(super) fn send(&self, key: &Key) -> Result<Desertion, NotServed> {
-        let Some(kind) = key.name.kind() else { return Err(NotServed::NoSource) };
+        let sender = self.source(key)?.sender.clone();
+        sender.send(Event::Wanted(key.clone())).map_err(|_| NotServed::NoSource)?;
+        Ok(Desertion { key: key.clone(), sender })
+    }
+
+    /// Whether a source may serve `key`.
+    pub(super) fn admit(&self, key: &Key) -> Result<(), NotServed> {
+        (self.source(key)?.admission)(&key.name).map_err(NotServed::Forbidden)
+    }
+
+    fn source(&self, key: &Key) -> Result<&Route, NotServed> {
+        let kind = key.name.kind().ok_or(NotServed::NoSource)?;
         let scopes = [Scope::Workload(key.workload), Scope::Every];
-        let routes = scopes.iter().filter_map(|scope| self.0.get(&(kind, *scope)));
-        let mut open = routes.filter(|route| !route.sender.is_closed());
-        let route = open.next().ok_or(NotServed::NoSource)?;
-        (route.admission)(&key.name).map_err(NotServed::Forbidden)?;
-        route.sender.send(Event::Wanted(key.clone())).map_err(|_| NotServed::NoSource)?;
-        Ok(Desertion { key: key.clone(), sender: route.sender.clone() })
+        let mut routes = scopes.iter().filter_map(|scope| self.0.get(&(kind, *scope)));
+        routes.find(|route| !route.sender.is_closed()).ok_or(NotServed::NoSource)
     }
 
     pub(super) fn forget(&mut self, workload: Workload) {

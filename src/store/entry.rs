@@ -1,6 +1,5 @@
 //! One entry of the cache: the last good value and the current failures.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -44,7 +43,7 @@ pub struct Entry {
     /// The newest value that passed every check.
     pub good: Option<Arc<Good>>,
     /// Why each source can't deliver a newer value.
-    pub(super) failures: BTreeMap<Origin, Arc<Failure>>,
+    pub(super) failures: Failures,
     /// The source that holds the entry: sources of lower rank can't publish, and need not try.
     pub holder: Option<Origin>,
     /// The workload was removed: nothing more is published.
@@ -69,16 +68,17 @@ impl Entry {
 
     /// Why its sources can't deliver a newer value, for people; the source of the highest rank first.
     pub fn failure(&self) -> Option<String> {
-        let reasons: Vec<_> = self.failures.values().rev().map(|failure| failure.reason.as_str()).collect();
+        let reasons: Vec<_> =
+            self.failures.0.iter().rev().map(|(_, failure)| failure.reason.as_str()).collect();
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
     /// Ends the failure of `origin`, and those of lower ranks: while `origin` holds the entry they don't matter. True
     /// if there was one.
     pub(super) fn clear_failures(&mut self, origin: Origin) -> bool {
-        let before = self.failures.len();
-        self.failures.retain(|of, failure| *of > origin && !failure.is_absence);
-        self.failures.len() < before
+        let before = self.failures.0.len();
+        self.failures.0.retain(|(of, failure)| *of > origin && !failure.is_absence);
+        self.failures.0.len() < before
     }
 
     /// When the good value expires.
@@ -106,6 +106,31 @@ pub(super) struct Failure {
     pub(super) reason: String,
     /// The source has nothing to deliver: the failure is over as soon as any source has a value.
     pub(super) is_absence: bool,
+}
+
+/// The failure of each source that has one, in the order of their ranks. Most entries have one source.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Failures(Vec<(Origin, Arc<Failure>)>);
+
+impl Failures {
+    /// Replaces the failure of `origin`. True if it is another one than before.
+    pub(super) fn set(&mut self, origin: Origin, failure: Option<Failure>) -> bool {
+        let at = self.0.iter().position(|(of, _)| *of >= origin).unwrap_or(self.0.len());
+        let known = self.0.get(at).filter(|(of, _)| *of == origin);
+        if known.map(|(_, known)| &**known) == failure.as_ref() {
+            return false;
+        }
+        if known.is_some() {
+            self.0.remove(at);
+        }
+        if let Some(failure) = failure {
+            if self.0.is_empty() {
+                self.0.reserve_exact(1);
+            }
+            self.0.insert(at, (origin, Arc::new(failure)));
+        }
+        true
+    }
 }
 
 /// One entry at one moment.

@@ -12,6 +12,7 @@ pub mod health;
 pub mod history;
 mod publisher;
 mod renewal;
+mod room;
 mod subscription;
 mod workload;
 
@@ -21,5 +22,6 @@ pub use self::demand::{Admission, AlreadyTaken, Demand, Event, NotServed, Scope}
 pub use self::entry::{Entry, Good, Key, Origin, Snapshot};
 pub use self::publisher::{Published, Publisher};
 pub use self::renewal::{NotRenewed, Renewals};
-pub use self::subscription::{Observed, Rejection, Subscription};
+pub use self::room::{Connection, Unserved, Waiting};
+pub use self::subscription::{Observed, Rejection, Subscriber, Subscription};
 pub use self::workload::Workload;

@@ -43,7 +43,7 @@ impl Publisher {
     /// Announces the key pair that is published next: roots that are published before it are served with CRLs only if
     /// the CRLs cover its chain. A pair that is outranked changes nothing.
     pub fn announce(&self, pair: &KeyPair, now: SystemTime) {
-        let is_outranked = self.slot.entry.borrow().holder > Some(self.origin);
+        let is_outranked = self.slot.entry().holder > Some(self.origin);
         if self.key.name != SecretName::Workload || is_outranked {
             return;
         }
@@ -101,10 +101,7 @@ impl Publisher {
             if released {
                 entry.holder = None;
             }
-            let is_new = entry.failures.get(&self.origin).map(|known| &**known) != failure.as_ref();
-            entry.failures.remove(&self.origin);
-            entry.failures.extend(failure.map(|failure| (self.origin, Arc::new(failure))));
-            is_new || released
+            entry.failures.set(self.origin, failure) || released
         });
     }
 
@@ -120,8 +117,13 @@ impl Publisher {
                 self.slot.deserted.notified().await;
                 continue;
             }
-            if self.slot.entry.borrow().good.is_some() {
-                tokio::time::sleep(LINGER).await;
+            let is_good = self.slot.entry().good.is_some();
+            if is_good {
+                tokio::select! {
+                    () = tokio::time::sleep(LINGER) => {}
+                    // A name that a stream waits for goes before one that nobody has.
+                    () = self.cache.room_wanted() => {}
+                }
             }
             if streams() == before {
                 return;
@@ -161,11 +163,11 @@ impl Publisher {
 
     /// The entry as it is now.
     pub fn entry(&self) -> Entry {
-        self.slot.entry.borrow().clone()
+        self.slot.entry().clone()
     }
 
     /// Follows the entry, whichever source writes it.
     pub fn watch(&self) -> watch::Receiver<Entry> {
-        self.slot.entry.subscribe()
+        self.slot.watch()
     }
 }

@@ -46,7 +46,7 @@ impl Cache {
     pub async fn renew(&self, key: &Key) -> Result<(), NotRenewed> {
         let slot = self.slot(key).ok_or(NotRenewed::NoSource)?;
         let desk = slot.renewal.get();
-        let is_outranked = slot.entry.borrow().holder > Some(desk.map_or(Origin::CA, |desk| desk.origin));
+        let is_outranked = slot.entry().holder > Some(desk.map_or(Origin::CA, |desk| desk.origin));
         if is_outranked {
             return Err(NotRenewed::Files);
         }
@@ -58,7 +58,7 @@ impl Cache {
         });
         let settled = requests.subscribe().wait_for(|requests| requests.settled >= mine).await.map(drop);
         settled.map_err(|_| NotRenewed::NoSource)?;
-        let failure = slot.entry.borrow().failure();
+        let failure = slot.entry().failure();
         failure.map_or(Ok(()), |reason| Err(NotRenewed::Failed(reason)))
     }
 }

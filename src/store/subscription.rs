@@ -1,13 +1,13 @@
 //! A stream's view of one entry, and what Envoy makes of its values: the verdicts.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-
-use tokio_stream::wrappers::WatchStream;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::{Context, Poll, Waker};
 
 use super::cache::{Cache, Slot, lock};
 use super::demand::NotServed;
 use super::entry::{Entry, Key};
+use super::room::Connection;
 use crate::secret::Version;
 
 /// The streams of an entry.
@@ -19,26 +19,52 @@ pub struct Observed {
     pub(super) arrivals: u64,
     /// How many streams acknowledged which version last, by the node id of their clients.
     pub acked_by: HashMap<(Version, Arc<str>), usize>,
+    /// How many streams acknowledged which version last.
+    acknowledged: Vec<(Version, usize)>,
     /// The last rejection, until a later version is acknowledged.
     pub rejection: Option<Rejection>,
+    /// How often a value was sent.
+    pub pushes: u64,
+    /// How often a client acknowledged a value.
+    pub acks: u64,
+    /// How often a client rejected a value.
+    pub nacks: u64,
 }
 
 impl Observed {
     /// How many streams acknowledged which version last.
     pub fn acknowledged(&self) -> HashMap<Version, usize> {
-        let mut acknowledged = HashMap::new();
-        for ((version, _), streams) in &self.acked_by {
-            *acknowledged.entry(version.clone()).or_default() += streams;
-        }
-        acknowledged
+        self.acknowledged.iter().cloned().collect()
     }
 
     /// Whether every stream has acknowledged `version`, or one has rejected it.
     pub(super) fn is_settled(&self, version: &Version) -> bool {
-        // This runs at each verdict, so it collects nothing.
-        let acknowledged = self.acked_by.iter().filter(|((held, _), _)| held == version);
-        acknowledged.map(|(_, streams)| streams).sum::<usize>() == self.streams
+        // This runs at each verdict, so it counts nothing.
+        let acknowledged = self.acknowledged.iter().find(|(held, _)| held == version);
+        acknowledged.map_or(0, |(_, streams)| *streams) == self.streams
             || self.rejection.as_ref().is_some_and(|rejection| rejection.version == *version)
+    }
+
+    fn hold(&mut self, version: Version, node: Arc<str>) {
+        match self.acknowledged.iter_mut().find(|(held, _)| *held == version) {
+            Some((_, streams)) => *streams += 1,
+            None => self.acknowledged.push((version.clone(), 1)),
+        }
+        *self.acked_by.entry((version, node)).or_default() += 1;
+    }
+
+    fn release(&mut self, version: Version, node: Arc<str>) {
+        if let Some((_, streams)) = self.acknowledged.iter_mut().find(|(held, _)| *held == version) {
+            *streams -= 1;
+            self.acknowledged.retain(|(_, streams)| *streams > 0);
+        }
+        let held = (version, node);
+        if let Some(count) = self.acked_by.get_mut(&held) {
+            *count -= 1;
+            if *count == 0 {
+                self.acked_by.remove(&held);
+            }
+        }
     }
 }
 
@@ -52,20 +78,148 @@ pub struct Rejection {
     pub reason: String,
 }
 
+/// One stream, which follows several entries and is woken with the numbers of those that changed. Clones are the same
+/// stream.
+#[derive(Clone, Debug, Default)]
+pub struct Subscriber(Arc<Stream>);
+
+#[derive(Debug, Default)]
+struct Stream {
+    connection: Connection,
+    /// The client's node id.
+    node: OnceLock<Arc<str>>,
+    changes: Mutex<Changes>,
+}
+
+#[derive(Debug, Default)]
+struct Changes {
+    /// The numbers of the entries that changed since the last look, each once.
+    numbers: Vec<u32>,
+    waker: Option<Waker>,
+}
+
+impl Subscriber {
+    /// A stream of `connection`.
+    pub fn new(connection: Connection) -> Self {
+        Self(Arc::new(Stream { connection, ..Stream::default() }))
+    }
+
+    /// Sets the client's node id, once it is known.
+    pub fn set_node(&self, node: Arc<str>) {
+        let _ = self.0.node.set(node);
+    }
+
+    pub(super) fn connection(&self) -> Connection {
+        self.0.connection
+    }
+
+    fn node(&self) -> Arc<str> {
+        self.0.node.get().cloned().unwrap_or_default()
+    }
+
+    /// The numbers of the entries that changed since the last call. [`Subscription::entry`] has their new state.
+    pub fn poll_changes(&self, cx: &mut Context<'_>) -> Poll<Vec<u32>> {
+        let mut changes = lock(&self.0.changes);
+        if !changes.numbers.is_empty() {
+            return Poll::Ready(std::mem::take(&mut changes.numbers));
+        }
+        match &mut changes.waker {
+            Some(waker) => waker.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    pub(super) fn notify(&self, number: u32) {
+        let mut changes = lock(&self.0.changes);
+        changes.numbers.push(number);
+        if let Some(waker) = changes.waker.take() {
+            drop(changes);
+            waker.wake();
+        }
+    }
+}
+
+/// The subscribers of one entry, by place.
+#[derive(Debug, Default)]
+pub(super) struct Subscribers {
+    places: Vec<Option<Place>>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Place {
+    subscriber: Subscriber,
+    /// The subscriber's number of the entry.
+    number: u32,
+    /// The subscriber was notified and has not looked since.
+    is_notified: bool,
+}
+
+impl Subscribers {
+    fn add(&mut self, subscriber: Subscriber, number: u32) -> u32 {
+        let place = Some(Place { subscriber, number, is_notified: true });
+        if let Some(free) = self.free.pop() {
+            if let Some(at) = self.places.get_mut(free as usize) {
+                *at = place;
+            }
+            return free;
+        }
+        if self.places.is_empty() {
+            // Most names have one stream.
+            self.places.reserve_exact(1);
+        }
+        self.places.push(place);
+        u32::try_from(self.places.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    fn remove(&mut self, place: u32) {
+        if let Some(at) = self.places.get_mut(place as usize)
+            && at.take().is_some()
+        {
+            self.free.push(place);
+        }
+        if self.free.len() == self.places.len() {
+            *self = Self::default();
+        }
+    }
+
+    fn seen(&mut self, place: u32) {
+        if let Some(Some(place)) = self.places.get_mut(place as usize) {
+            place.is_notified = false;
+        }
+    }
+
+    /// Wakes every subscriber that has looked since it was notified last.
+    pub(super) fn notify(&mut self) {
+        for place in self.places.iter_mut().flatten() {
+            if !std::mem::replace(&mut place.is_notified, true) {
+                place.subscriber.notify(place.number);
+            }
+        }
+    }
+}
+
 impl Cache {
     /// Subscribes a client's stream to the entry of `key`. A name on demand that has no entry yet goes to the source of
     /// its kind.
     pub fn subscribe(&self, key: &Key) -> Result<Subscription, NotServed> {
+        self.subscribe_as(key, &Subscriber::default(), 0)
+    }
+
+    /// Subscribes `subscriber`, which calls the entry `number`. It is notified at each change from now on.
+    pub fn subscribe_as(
+        &self,
+        key: &Key,
+        subscriber: &Subscriber,
+        number: u32,
+    ) -> Result<Subscription, NotServed> {
         let mut slots = self.lock();
         let slot = match slots.by_key.get(key) {
             Some(slot) => Arc::clone(slot),
-            None => slots.demand(key)?,
+            None => slots.demand(key, subscriber.connection())?,
         };
-        let mut observed = lock(&slot.observed);
-        observed.streams += 1;
-        observed.arrivals += 1;
-        drop(observed);
-        Ok(Subscription { slot, node: "".into(), acknowledged: None })
+        Ok(Subscription::new(slot, subscriber, number))
     }
 }
 
@@ -73,61 +227,76 @@ impl Cache {
 #[derive(Debug)]
 pub struct Subscription {
     slot: Arc<Slot>,
-    node: Arc<str>,
+    subscriber: Subscriber,
+    place: u32,
     acknowledged: Option<Version>,
 }
 
 impl Subscription {
-    /// Sets the client's node id.
-    pub fn named(mut self, node: Arc<str>) -> Self {
-        self.node = node;
-        self
+    pub(super) fn new(slot: Arc<Slot>, subscriber: &Subscriber, number: u32) -> Self {
+        let place = lock(&slot.subscribers).add(subscriber.clone(), number);
+        let mut observed = lock(&slot.observed);
+        observed.streams += 1;
+        observed.arrivals += 1;
+        drop(observed);
+        Self { slot, subscriber: subscriber.clone(), place, acknowledged: None }
     }
 
-    /// The entry now and at each change. A slow reader sees the newest state, not every one.
-    pub fn changes(&self) -> WatchStream<Entry> {
-        WatchStream::new(self.slot.entry.subscribe())
+    /// Looks at the entry. The stream is notified when the entry changes afterwards; a slow reader sees the newest state,
+    /// not every one.
+    pub fn entry<T>(&self, look: impl FnOnce(&Entry) -> T) -> T {
+        // Marked before the look, so that no change is missed in between.
+        lock(&self.slot.subscribers).seen(self.place);
+        look(&self.slot.entry())
+    }
+
+    /// A value was sent.
+    pub fn pushed(&self) {
+        lock(&self.slot.observed).pushes += 1;
     }
 
     /// The client acknowledged `version`.
     pub fn accepted(&mut self, version: Version) {
+        lock(&self.slot.observed).acks += 1;
+        self.holds(version);
+    }
+
+    /// The client holds `version`: it acknowledged it on this stream, or on an earlier one.
+    pub fn holds(&mut self, version: Version) {
         let mut observed = lock(&self.slot.observed);
-        Self::release(&mut observed, self.acknowledged.take(), &self.node);
-        *observed.acked_by.entry((version.clone(), Arc::clone(&self.node))).or_default() += 1;
+        if self.acknowledged.as_ref() != Some(&version) {
+            let node = self.subscriber.node();
+            if let Some(before) = self.acknowledged.replace(version.clone()) {
+                observed.release(before, Arc::clone(&node));
+            }
+            observed.hold(version.clone(), node);
+        }
         if observed.rejection.as_ref().is_some_and(|rejection| rejection.version != version) {
             observed.rejection = None;
         }
-        self.acknowledged = Some(version);
         self.slot.verdict.notify_waiters();
     }
 
     /// The client rejected `version`. True if no other stream rejected this version before.
     pub fn rejected(&self, version: Version, reason: &str) -> bool {
         let mut observed = lock(&self.slot.observed);
+        observed.nacks += 1;
         let is_new = observed.rejection.as_ref().is_none_or(|rejection| rejection.version != version);
-        let node = Arc::clone(&self.node);
+        let node = self.subscriber.node();
         observed.rejection = Some(Rejection { version, node, reason: reason.to_owned() });
         self.slot.verdict.notify_waiters();
         is_new
-    }
-
-    fn release(observed: &mut Observed, version: Option<Version>, node: &Arc<str>) {
-        let Some(version) = version else { return };
-        let held = (version, Arc::clone(node));
-        if let Some(count) = observed.acked_by.get_mut(&held) {
-            *count -= 1;
-            if *count == 0 {
-                observed.acked_by.remove(&held);
-            }
-        }
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
+        lock(&self.slot.subscribers).remove(self.place);
         let mut observed = lock(&self.slot.observed);
         observed.streams -= 1;
-        Self::release(&mut observed, self.acknowledged.take(), &self.node);
+        if let Some(version) = self.acknowledged.take() {
+            observed.release(version, self.subscriber.node());
+        }
         if observed.streams == 0 {
             self.slot.deserted.notify_one();
             if let Some(desertion) = &self.slot.desertion {

@@ -45,6 +45,7 @@ mod kubernetes_examples;
 mod kubernetes_inject;
 mod mtls;
 mod named_files;
+mod neighbours;
 mod nginx;
 mod outages;
 mod output;

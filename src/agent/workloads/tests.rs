@@ -18,7 +18,6 @@ use crate::proto::envoy::config::core::v3::{Node, data_source::Specifier};
 use crate::proto::envoy::extensions::transport_sockets::tls::v3::{Secret, secret::Type};
 use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
-use crate::proto::envoy::service::secret::v3::secret_discovery_service_server::SecretDiscoveryServiceServer;
 use crate::source::issuer::{Grace, IdentitySource};
 
 fn plan(account: &str, ca: &Path) -> Plan {
@@ -59,7 +58,7 @@ async fn subscribe(
     running: &Running,
 ) -> (mpsc::Sender<DiscoveryRequest>, Streaming<DiscoveryResponse>) {
     let (near, far) = tokio::io::duplex(1 << 16);
-    let service = SecretDiscoveryServiceServer::new(workloads.service(running));
+    let service = workloads.service(running).connection().unwrap();
     tokio::spawn(http2::serve(far, service, running.ended.clone()));
     let (requests, outgoing) = mpsc::channel(4);
     let first = DiscoveryRequest {

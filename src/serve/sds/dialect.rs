@@ -3,37 +3,34 @@
 mod delta;
 mod sotw;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 pub use self::delta::Delta;
 pub use self::sotw::StateOfTheWorld;
 
-use super::session::{Push, Session};
+use super::message::{Message, MessageWriter};
+use super::session::{NameId, Push, PushItem, Session};
 use crate::base::limits;
 use crate::base::text;
 use crate::proto::SECRET_TYPE_URL;
-use crate::proto::envoy::config::core::v3::{ControlPlane, Node};
+use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::google::rpc;
-use crate::secret::{Resource, Version};
+use crate::secret::Version;
 
 /// The protocol of one stream.
 pub trait Dialect: Default {
     type Request;
+    /// What a client decodes of a [`Message`].
     type Response;
 
     /// Handles one request.
     fn receive(&mut self, session: &mut Session, request: Self::Request) -> Result<Received, Refusal>;
 
     /// `name` can never be served: the client is informed if the protocol allows it.
-    fn refuse(&self, session: &mut Session, name: &str);
+    fn refuse(&self, session: &mut Session, name: NameId);
 
-    /// What to send now, with the content of `resources` (by name).
-    fn respond(
-        &mut self,
-        session: &mut Session,
-        resources: &HashMap<String, Resource>,
-    ) -> Option<(Push, Self::Response)>;
+    /// What to send now.
+    fn respond(&mut self, session: &mut Session) -> Option<(Push, Message)>;
 
     /// The node ID of the first request; empty before it.
     fn node_id(&self) -> Arc<str>;
@@ -42,10 +39,10 @@ pub trait Dialect: Default {
 /// What a request changed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// Newly subscribed names.
-    pub added: Vec<String>,
+    /// Newly subscribed names. Their ids may be those of removed ones.
+    pub added: Vec<NameId>,
     /// Unsubscribed names.
-    pub removed: Vec<String>,
+    pub removed: Vec<(NameId, Arc<str>)>,
     /// The client's verdict on a response.
     pub verdict: Option<Verdict>,
 }
@@ -54,7 +51,7 @@ pub struct Received {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// The items of the response.
-    pub items: Vec<(String, Version)>,
+    pub items: Vec<(Arc<str>, Version)>,
     /// The client's reason, if it is a NACK.
     pub rejection: Option<String>,
 }
@@ -111,8 +108,7 @@ fn check_node(node: Option<Node>) -> Result<Arc<str>, Refusal> {
 }
 
 /// Refuses more names than a stream may subscribe to.
-fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), Refusal> {
-    let (count, bytes) = names.fold((0, 0), |(count, bytes), name| (count + 1, bytes + name.len()));
+fn check_names(count: usize, bytes: usize) -> Result<(), Refusal> {
     if count > limits::NAMES_PER_STREAM {
         return Err(Refusal::TooManyNames(count));
     }
@@ -132,20 +128,19 @@ fn verdict(session: &mut Session, nonce: &str, error: Option<rpc::Status>) -> Op
 }
 
 /// Identifies the agent in responses.
-pub fn control_plane() -> Option<ControlPlane> {
-    Some(ControlPlane { identifier: concat!("attache/", env!("CARGO_PKG_VERSION")).to_owned() })
-}
+const CONTROL_PLANE: &str = concat!("attache/", env!("CARGO_PKG_VERSION"));
 
-/// One version for several names. For one name it is its own version.
-pub fn combined<'a>(versions: impl Iterator<Item = (&'a str, &'a Version)>) -> String {
-    let versions: Vec<_> = versions.collect();
-    match versions.as_slice() {
-        [(_, version)] => version.to_string(),
-        all => {
-            let lines: String = all.iter().map(|(name, version)| format!("{name}\n{version}\n")).collect();
-            Version::of(lines.as_bytes()).to_string()
-        }
+/// A state-of-the-world response.
+pub(super) fn response(version_info: &str, nonce: &str, items: &[PushItem]) -> Message {
+    let mut response = MessageWriter::default();
+    response.text(1, version_info);
+    response.text(4, SECRET_TYPE_URL);
+    response.text(5, nonce);
+    response.wrapped_text(6, CONTROL_PLANE);
+    for PushItem { name, resource, .. } in items {
+        response.secret(2, name, resource);
     }
+    response.finish()
 }
 
 #[cfg(test)]

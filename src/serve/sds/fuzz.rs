@@ -1,16 +1,16 @@
 //! Runs arbitrary bytes as the requests of a stream, for the fuzzer and for a test with almost valid bytes. Not part of the
 //! agent.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use bytes::Buf as _;
 use prost::Message;
 
 use super::dialect::{Delta, Dialect, StateOfTheWorld};
 use super::session::Session;
 use crate::base::limits;
-use crate::proto::SECRET_TYPE_URL;
-use crate::proto::google::protobuf::Any;
-use crate::secret::{Resource, Version};
+use crate::secret::{Payload, Resource, Version};
 
 /// Names that can be served.
 const SERVED: [&str; 3] = ["default", "ROOTCA", "a"];
@@ -44,7 +44,7 @@ pub fn requests(bytes: &[u8]) -> [Outcome; 2] {
 
 fn run<D>(mut bytes: &[u8]) -> Outcome
 where
-    D: Dialect<Request: Message + Default, Response: Message>,
+    D: Dialect<Request: Message + Default>,
 {
     let mut stream = Stream::<D>::default();
     while let [control, high, low, rest @ ..] = bytes {
@@ -72,33 +72,31 @@ where
 struct Stream<D> {
     dialect: D,
     session: Session,
-    resources: HashMap<String, Resource>,
     /// All published values, whether or not subscribed.
     published: BTreeMap<&'static str, Resource>,
     subscribed: BTreeSet<String>,
-    nonces: BTreeSet<String>,
+    nonces: BTreeSet<u64>,
     /// Responses without a verdict.
-    waiting: Vec<Vec<(String, Version)>>,
+    waiting: Vec<Vec<(Arc<str>, Version)>>,
     outcome: Outcome,
 }
 
 impl<D> Stream<D>
 where
-    D: Dialect<Request: Message, Response: Message>,
+    D: Dialect<Request: Message>,
 {
     fn publish(&mut self, name: usize, value: u8) {
         let Some(name) = SERVED.get(name) else { return };
         let value = format!("{name} {value}").into_bytes();
         let version = Version::of(&value);
-        let any = Any { type_url: SECRET_TYPE_URL.to_owned(), value: value.into() };
-        self.published.insert(name, Resource { version, any });
+        self.published.insert(name, Resource { version, payload: Payload::from_bytes(value.into()) });
         self.offer_to_session(name);
     }
 
     fn offer_to_session(&mut self, name: &str) {
-        if let Some(resource) = self.published.get(name).filter(|_| self.subscribed.contains(name)) {
-            self.session.offer(name, resource.version.clone());
-            self.resources.insert(name.to_owned(), resource.clone());
+        let resource = self.published.get(name).filter(|_| self.subscribed.contains(name));
+        if let (Some(resource), Some(id)) = (resource, self.session.id(name)) {
+            self.session.offer(id, resource.clone());
         }
     }
 
@@ -124,55 +122,55 @@ where
             assert!(reason.chars().count() <= limits::FOREIGN_TEXT, "a reason of {} bytes", reason.len());
             self.outcome.verdicts += 1;
         }
-        for name in received.removed {
-            assert!(self.subscribed.remove(&name), "{name:?} was not subscribed");
-            self.resources.remove(&name);
+        for (_, name) in received.removed {
+            assert!(self.subscribed.remove(&*name), "{name:?} was not subscribed");
         }
-        for name in received.added {
+        for id in received.added {
+            let name = self.session.name(id).map(|name| name.to_string()).unwrap_or_default();
             assert!(self.subscribed.insert(name.clone()), "{name:?} was subscribed");
             if SERVED.contains(&name.as_str()) {
                 self.offer_to_session(&name);
             } else {
-                self.dialect.refuse(&mut self.session, &name);
+                self.dialect.refuse(&mut self.session, id);
             }
         }
-        assert!(
-            self.session.names().eq(&self.subscribed),
-            "the session has other names than were subscribed"
-        );
+        let names: BTreeSet<_> = self.session.names().collect();
+        assert!(names.iter().eq(&self.subscribed), "the session has other names than were subscribed");
+        assert_eq!(self.session.len(), names.len());
+        assert_eq!(self.session.name_bytes(), names.iter().map(|name| name.len()).sum::<usize>());
         assert!(self.subscribed.len() <= limits::NAMES_PER_STREAM);
         assert!(self.subscribed.iter().map(String::len).sum::<usize>() <= limits::NAME_BYTES_PER_STREAM);
         true
     }
 
     fn respond(&mut self) {
-        let Some((push, response)) = self.dialect.respond(&mut self.session, &self.resources) else { return };
+        let Some((push, response)) = self.dialect.respond(&mut self.session) else { return };
         assert!(self.nonces.insert(push.nonce), "a nonce is used twice");
         assert!(!push.items.is_empty() || !push.removed.is_empty(), "an empty response");
         assert!(push.items.len() <= SERVED.len());
-        for (name, version) in &push.items {
+        for item in &push.items {
+            let name = &*item.name;
             assert!(self.subscribed.contains(name), "{name:?} is not subscribed");
-            let newest = self.published.get(name.as_str()).map(|resource| &resource.version);
-            assert_eq!(newest, Some(version), "{name:?} has a newer value");
+            let newest = self.published.get(name).map(|resource| &resource.version);
+            assert_eq!(newest, Some(&item.resource.version), "{name:?} has a newer value");
         }
         for name in &push.removed {
-            assert!(self.subscribed.contains(name), "{name:?} is not subscribed");
-            assert!(!SERVED.contains(&name.as_str()), "{name:?} can be served");
+            assert!(self.subscribed.contains(&**name), "{name:?} is not subscribed");
+            assert!(!SERVED.contains(&&**name), "{name:?} can be served");
         }
-        assert!(response.encoded_len() < 2 * limits::NAME_BYTES_PER_STREAM);
+        assert!(response.remaining() < 2 * limits::NAME_BYTES_PER_STREAM);
         self.outcome.responses += 1;
         self.outcome.removed += push.removed.len();
-        self.waiting.push(push.items);
-        assert!(
-            self.dialect.respond(&mut self.session, &self.resources).is_none(),
-            "a response was incomplete"
-        );
+        let items = push.items.into_iter().map(|item| (item.name, item.resource.version));
+        self.waiting.push(items.collect());
+        assert!(self.dialect.respond(&mut self.session).is_none(), "a response was incomplete");
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::SECRET_TYPE_URL;
     use crate::serve::sds::dialect::client::{ClientDialect, RequestFields};
 
     fn chunk(control: u8, request: &[u8]) -> Vec<u8> {

@@ -3,46 +3,64 @@
 //! It is a `Stream` that the transport polls when it can send. So the requests of a client that does not read are not read
 //! either, and once it reads, it gets the newest secrets, not a queue of old ones.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use prometheus_client::metrics::counter::Counter;
-use tokio_stream::wrappers::WatchStream;
-use tokio_stream::{Stream, StreamMap};
+use tokio_stream::Stream;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
-use super::Service;
+use super::Peer;
 use super::dialect::{Dialect, Received, Verdict};
-use super::session::Session;
+use super::message::Message;
+use super::session::{NameId, Session};
+use super::turns::Turn;
+use crate::base::budget::Charge;
+use crate::base::limits;
 use crate::base::text;
-use crate::secret::{Resource, SecretName};
-use crate::store::{Entry, Subscription};
+use crate::secret::SecretName;
+use crate::store::{NotServed, Subscriber, Subscription, Unserved, Waiting};
 
 /// The responses of one stream.
 pub struct SecretStream<D, I> {
-    service: Arc<Service>,
+    peer: Arc<Peer>,
     requests: I,
     dialect: D,
     session: Session,
-    subscriptions: HashMap<String, Subscribed>,
-    changes: StreamMap<String, WatchStream<Entry>>,
-    /// The newest value of every subscribed name that has one.
-    resources: HashMap<String, Resource>,
+    subscriber: Subscriber,
+    /// By [`NameId`]; none where nothing is served.
+    names: Vec<Option<Subscribed>>,
+    /// Names of the last request that are not subscribed to yet.
+    added: VecDeque<NameId>,
+    /// Names whose entries changed.
+    changed: VecDeque<u32>,
+    refusals: Refusals,
+    turn: Turn,
+    /// The memory of the stream and its names.
+    charge: Charge,
     draining: Pin<Box<WaitForCancellationFutureOwned>>,
     phase: Phase,
 }
 
+/// How many names are handled before other streams get their turn: about a quarter of a millisecond.
+const AT_ONCE: usize = 100;
 /// How many refused names of one request are logged with their reason; the others are only counted.
 const REFUSALS_LOGGED: usize = 3;
 
-/// A subscribed name with its counters.
-struct Subscribed {
-    subscription: Subscription,
-    pushes: Counter,
-    acks: Counter,
+/// A name on its way to the client.
+enum Subscribed {
+    To(Subscription),
+    /// Boxed: few names wait.
+    Waits(Box<Waiting>),
+}
+
+/// The names of a request that are not served.
+#[derive(Default)]
+struct Refusals {
+    count: usize,
+    reasons: Vec<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -54,102 +72,180 @@ enum Phase {
 }
 
 impl<D: Dialect, I> SecretStream<D, I> {
-    pub(super) fn new(service: Arc<Service>, requests: I) -> Self {
-        let draining = Box::pin(service.draining.clone().cancelled_owned());
+    /// The stream of `peer` with `requests`. `charge` is the memory of a stream without names.
+    pub(super) fn new(peer: Arc<Peer>, requests: I, charge: Charge) -> Self {
+        let draining = Box::pin(peer.service.draining.clone().cancelled_owned());
         Self {
-            service,
+            subscriber: Subscriber::new(peer.connection),
+            turn: Turn::new(peer.service.turns.clone()),
+            peer,
             requests,
             dialect: D::default(),
             session: Session::default(),
-            subscriptions: HashMap::new(),
-            changes: StreamMap::new(),
-            resources: HashMap::new(),
+            names: Vec::new(),
+            added: VecDeque::new(),
+            changed: VecDeque::new(),
+            refusals: Refusals::default(),
+            charge,
             draining,
             phase: Phase::Open,
         }
     }
 
     fn receive(&mut self, request: D::Request) -> Result<(), Status> {
+        let before = self.memory_of_names();
+        let is_first = self.dialect.node_id().is_empty();
         let received = self.dialect.receive(&mut self.session, request).map_err(|refusal| {
-            self.service.refuse(refusal.label(), &refusal);
+            self.peer.service.refuse(refusal.label(), &refusal);
             tracing::warn!(reason = %refusal, "stream refused");
             Status::from(refusal)
         })?;
+        if is_first {
+            self.subscriber.set_node(self.dialect.node_id());
+        }
         self.apply(received);
-        Ok(())
+        let after = self.memory_of_names();
+        self.charge.shrink(before.saturating_sub(after));
+        self.charge.grow(after.saturating_sub(before)).map_err(|full| {
+            self.peer.service.refuse("no_memory", &full);
+            Status::resource_exhausted(full.to_string())
+        })
+    }
+
+    fn memory_of_names(&self) -> usize {
+        self.session.len() * limits::NAME_MEMORY + self.session.name_bytes()
     }
 
     fn apply(&mut self, received: Received) {
         if let Some(verdict) = received.verdict {
             self.record(verdict);
         }
-        for name in received.removed {
-            self.subscriptions.remove(&name);
-            self.changes.remove(&name);
-            self.resources.remove(&name);
-        }
-        let mut reasons = Vec::new();
-        let mut refused: usize = 0;
-        for name in received.added {
-            if let Err(reason) = self.subscribe(name) {
-                refused += 1;
-                // One line per request: a client that requests thousands of names must not fill the log.
-                if reasons.len() < REFUSALS_LOGGED {
-                    reasons.push(reason);
-                }
+        for (id, _) in received.removed {
+            if let Some(name) = self.names.get_mut(id.index()) {
+                *name = None;
             }
         }
-        if refused > 0 {
-            let node = &*self.dialect.node_id();
-            tracing::warn!(node, refused, reasons = reasons.join("; "), "resource names refused");
+        if self.session.len() == received.added.len() {
+            // A stream that had many names needs no memory for them any longer.
+            self.names = Vec::new();
+        }
+        self.added = received.added.into();
+    }
+
+    /// Subscribes to some of the names that were added.
+    fn subscribe_some(&mut self) {
+        for _ in 0..AT_ONCE {
+            let Some(id) = self.added.pop_front() else { break };
+            self.subscribe(id);
+        }
+        if self.added.is_empty() {
+            self.added = VecDeque::new();
+            let Refusals { count, reasons } = std::mem::take(&mut self.refusals);
+            if count > 0 {
+                let node = &*self.dialect.node_id();
+                // One line per request: a client that requests thousands of names must not fill the log.
+                tracing::warn!(node, refused = count, reasons = reasons.join("; "), "resource names refused");
+            }
         }
     }
 
-    fn subscribe(&mut self, text: String) -> Result<(), String> {
-        let (label, reason) = match text.parse::<SecretName>() {
-            Ok(name) => match self.service.cache.subscribe(&self.service.key(&name)) {
-                Ok(subscription) => {
-                    let node = self.dialect.node_id();
-                    tracing::debug!(node = &*node, name = text, "subscribed");
-                    let subscription = subscription.named(node);
-                    self.changes.insert(text.clone(), subscription.changes());
-                    // Looked up once, because each look-up builds a label.
-                    let label = self.service.label(&text);
-                    let pushes = self.service.metrics.pushes.get_or_create_owned(&label);
-                    let acks = self.service.metrics.acks.get_or_create_owned(&label);
-                    // Starts at zero, so that the first NACK shows as an increase.
-                    drop(self.service.metrics.nacks.get_or_create(&label));
-                    self.subscriptions.insert(text, Subscribed { subscription, pushes, acks });
-                    return Ok(());
+    fn subscribe(&mut self, id: NameId) {
+        let Some(name) = self.session.name(id).cloned() else { return };
+        let (label, reason, is_final) = match name.parse::<SecretName>() {
+            Ok(parsed) => {
+                let service = &self.peer.service;
+                let (key, number) = (service.key(parsed), number(id));
+                match service.cache.subscribe_as(&key, &self.subscriber, number) {
+                    Ok(subscription) => {
+                        tracing::debug!(node = &*self.dialect.node_id(), name = &*name, "subscribed");
+                        return self.subscribed(id, Subscribed::To(subscription));
+                    }
+                    Err(error) => {
+                        let is_final = error != NotServed::TooMany;
+                        if !is_final {
+                            let waiting = service.cache.wait_for_room(key, &self.subscriber, number);
+                            self.subscribed(id, Subscribed::Waits(Box::new(waiting)));
+                        }
+                        (error.label(), format!("{}: {error}", text::sanitize_for_log(&name)), is_final)
+                    }
                 }
-                Err(error) => (error.label(), format!("{}: {error}", text::sanitize_for_log(&text))),
-            },
-            Err(unknown) => ("unknown_name", unknown.to_string()),
+            }
+            Err(unknown) => ("unknown_name", unknown.to_string(), true),
         };
-        self.service.refuse(label, &reason);
-        self.dialect.refuse(&mut self.session, &text);
-        Err(reason)
+        if is_final {
+            self.dialect.refuse(&mut self.session, id);
+        }
+        self.peer.service.refuse(label, &reason);
+        self.refusals.count += 1;
+        if self.refusals.reasons.len() < REFUSALS_LOGGED {
+            self.refusals.reasons.push(reason);
+        }
+    }
+
+    fn subscribed(&mut self, id: NameId, subscribed: Subscribed) {
+        let is_new = matches!(subscribed, Subscribed::To(_));
+        if self.names.len() <= id.index() {
+            if self.names.is_empty() {
+                // Most streams have one name.
+                self.names.reserve_exact(id.index() + 1);
+            }
+            self.names.resize_with(id.index() + 1, || None);
+        }
+        if let Some(name) = self.names.get_mut(id.index()) {
+            *name = Some(subscribed);
+        }
+        if is_new {
+            self.offer(id);
+        }
+    }
+
+    /// Looks at the entry of a name that changed, or whose turn it is.
+    fn changed(&mut self, id: NameId) {
+        match self.names.get_mut(id.index()).and_then(Option::take) {
+            None => {}
+            Some(Subscribed::To(subscription)) => self.subscribed(id, Subscribed::To(subscription)),
+            Some(Subscribed::Waits(waiting)) => match waiting.subscribe(&self.subscriber, number(id)) {
+                Ok(subscription) => self.subscribed(id, Subscribed::To(subscription)),
+                Err(Unserved::Waits(waiting)) => {
+                    self.subscribed(id, Subscribed::Waits(Box::new(waiting)));
+                }
+                Err(Unserved::Never(_)) => self.dialect.refuse(&mut self.session, id),
+            },
+        }
+    }
+
+    fn offer(&mut self, id: NameId) {
+        if let Some(Some(Subscribed::To(subscription))) = self.names.get(id.index()) {
+            let resource = subscription.entry(|entry| self.peer.service.sendable(entry).ok().cloned());
+            if let Some(resource) = resource {
+                self.session.offer(id, resource);
+            }
+        }
+    }
+
+    fn subscription(&mut self, id: NameId) -> Option<&mut Subscription> {
+        match self.names.get_mut(id.index())? {
+            Some(Subscribed::To(subscription)) => Some(subscription),
+            _ => None,
+        }
     }
 
     fn record(&mut self, Verdict { items, rejection }: Verdict) {
         for (name, version) in items {
-            let Some(Subscribed { subscription, acks, .. }) = self.subscriptions.get_mut(&name) else {
-                continue;
-            };
+            let Some(id) = self.session.id(&name) else { continue };
+            let node = self.dialect.node_id();
+            let Some(subscription) = self.subscription(id) else { continue };
             match &rejection {
                 None => {
-                    acks.inc();
-                    tracing::debug!(name, %version, "accepted");
+                    tracing::debug!(name = &*name, %version, "accepted");
                     subscription.accepted(version);
                 }
                 Some(reason) => {
-                    self.service.metrics.nacks.get_or_create(&self.service.label(&name)).inc();
                     if subscription.rejected(version.clone(), reason) {
-                        let node = &*self.dialect.node_id();
                         tracing::warn!(
-                            name,
+                            name = &*name,
                             %version,
-                            node,
+                            node = &*node,
                             reason,
                             "Envoy rejected a secret and keeps the previous version; the rejected version is not sent again"
                         );
@@ -159,23 +255,53 @@ impl<D: Dialect, I> SecretStream<D, I> {
         }
     }
 
-    fn offer(&mut self, name: String, entry: &Entry) {
-        if let Ok(resource) = self.service.sendable(entry) {
-            self.session.offer(&name, resource.version.clone());
-            self.resources.insert(name, resource.clone());
+    fn respond(&mut self) -> Option<Message> {
+        let response = self.dialect.respond(&mut self.session);
+        // What the client has held since an earlier stream counts like what it acknowledged.
+        for (name, version) in self.session.take_confirmed() {
+            let id = self.session.id(&name);
+            if let Some(subscription) = id.and_then(|id| self.subscription(id)) {
+                subscription.holds(version);
+            }
         }
+        let (push, message) = response?;
+        for item in &push.items {
+            if let Some(subscription) = self.subscription(item.id) {
+                subscription.pushed();
+            }
+            tracing::debug!(name = &*item.name, version = %item.resource.version, nonce = push.nonce, "sent");
+        }
+        Some(message)
     }
 
-    fn respond(&mut self) -> Option<D::Response> {
-        let (push, response) = self.dialect.respond(&mut self.session, &self.resources)?;
-        for (name, version) in &push.items {
-            if let Some(subscribed) = self.subscriptions.get(name) {
-                subscribed.pushes.inc();
+    /// Takes in names that were added, and entries that changed, a few at a time. Pending while there is more to take in.
+    fn poll_names(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            if self.changed.is_empty()
+                && let Poll::Ready(changed) = self.subscriber.poll_changes(cx)
+            {
+                self.changed = changed.into();
             }
-            tracing::debug!(name, %version, nonce = push.nonce, "sent");
+            let left = self.added.len() + self.changed.len();
+            if left == 0 {
+                return Poll::Ready(());
+            }
+            if left > AT_ONCE {
+                ready!(self.turn.poll_take(cx));
+            }
+            self.subscribe_some();
+            for _ in 0..AT_ONCE {
+                let Some(number) = self.changed.pop_front() else { break };
+                self.changed(NameId::from_index(number as usize));
+            }
+            self.turn.end();
         }
-        Some(response)
     }
+}
+
+/// The number by which the store calls a name.
+fn number(id: NameId) -> u32 {
+    u32::try_from(id.index()).unwrap_or(u32::MAX)
 }
 
 impl<D, I> Stream for SecretStream<D, I>
@@ -183,7 +309,7 @@ where
     D: Dialect + Unpin,
     I: Stream<Item = Result<D::Request, Status>> + Unpin,
 {
-    type Item = Result<D::Response, Status>;
+    type Item = Result<Message, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
@@ -192,10 +318,13 @@ where
         }
         if this.draining.as_mut().poll(cx).is_ready() {
             this.phase = Phase::Ended;
-            return Poll::Ready(Some(Err(this.service.stopping())));
+            return Poll::Ready(Some(Err(this.peer.service.stopping())));
         }
-        // Requests first: an ACK or NACK of the last response affects the next one.
+        // Requests first: an ACK or NACK of the last response affects the next one. Each is taken in before the next one.
         while this.phase == Phase::Open {
+            if !this.added.is_empty() {
+                ready!(this.poll_names(cx));
+            }
             match Pin::new(&mut this.requests).poll_next(cx) {
                 Poll::Ready(Some(Ok(request))) => {
                     if let Err(status) = this.receive(request) {
@@ -211,11 +340,9 @@ where
                 Poll::Pending => break,
             }
         }
-        while let Poll::Ready(Some((name, entry))) = Pin::new(&mut this.changes).poll_next(cx) {
-            this.offer(name, &entry);
-        }
-        if let Some(response) = this.respond() {
-            return Poll::Ready(Some(Ok(response)));
+        ready!(this.poll_names(cx));
+        if let Some(message) = this.respond() {
+            return Poll::Ready(Some(Ok(message)));
         }
         if this.phase == Phase::Closing {
             this.phase = Phase::Ended;

@@ -27,7 +27,7 @@ use crate::fs::generation::FileError;
 use crate::fs::pending::{HANGING, PendingOperations};
 use crate::fs::pool::{Entrance, Pool};
 use crate::fs::watch::Watcher;
-use crate::metrics::{ByName, Metrics};
+use crate::metrics::Metrics;
 use crate::secret::{NameKind, SecretName};
 use crate::store::{Cache, Demand, Event, Key, Origin, Scope, Workload};
 
@@ -381,7 +381,6 @@ impl Running {
         if !self.shared.cache.retire(&key) {
             return;
         }
-        self.shared.metrics.forget(&ByName::of(&self.shared.cache, &key));
         let Some(files) = Files::of(&key.name, &self.working_directory) else { return };
         let Some(known) = self.files.get_mut(&files) else { return };
         known.names.retain(|name| *name != key);

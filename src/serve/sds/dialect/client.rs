@@ -1,12 +1,20 @@
 //! The client's side of both dialects, for tests: requests and responses in a common form.
 
+use bytes::Buf as _;
+use prost::Message as _;
+
 use super::{Delta, Dialect, StateOfTheWorld};
-use crate::proto::envoy::config::core::v3::Node;
+use crate::proto::envoy::config::core::v3::{DataSource, Node, data_source::Specifier};
+use crate::proto::envoy::extensions::transport_sockets::tls::v3::{
+    CertificateValidationContext, Secret, secret::Type,
+};
 use crate::proto::envoy::service::discovery::v3::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
 };
 use crate::proto::google::protobuf::Any;
 use crate::proto::google::rpc;
+use crate::secret::Payload;
+use crate::serve::sds::message::Message;
 
 /// The fields of a request. Each dialect uses those that it has.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +64,30 @@ pub(crate) trait ClientDialect: Dialect + Unpin {
     const IS_DELTA: bool;
 
     fn request(fields: RequestFields) -> Self::Request;
-    fn response(response: Self::Response) -> ResponseFields;
+    fn response(response: Message) -> ResponseFields;
+}
+
+/// A message as the client decodes it.
+fn decoded<R: prost::Message + Default>(mut message: Message) -> R {
+    message.advance(5);
+    R::decode(message).unwrap()
+}
+
+/// The payload of a secret that holds `text`.
+pub(crate) fn payload(text: &str) -> Payload {
+    let trusted_ca = Some(DataSource { specifier: Some(Specifier::InlineString(text.to_owned())) });
+    let context = CertificateValidationContext { trusted_ca, crl: None };
+    let secret = Secret { name: String::new(), r#type: Some(Type::ValidationContext(context)) };
+    Payload::from_bytes(secret.encode_to_vec().into())
+}
+
+/// The text that a secret of [`payload`] holds.
+pub(crate) fn value(secret: Secret) -> String {
+    let Some(Type::ValidationContext(context)) = secret.r#type else { panic!("not a trust bundle") };
+    match context.trusted_ca.unwrap().specifier.unwrap() {
+        Specifier::InlineString(text) => text,
+        _ => panic!("not a text"),
+    }
 }
 
 impl ClientDialect for StateOfTheWorld {
@@ -73,7 +104,8 @@ impl ClientDialect for StateOfTheWorld {
         }
     }
 
-    fn response(response: DiscoveryResponse) -> ResponseFields {
+    fn response(response: Message) -> ResponseFields {
+        let response: DiscoveryResponse = decoded(response);
         ResponseFields {
             nonce: response.nonce,
             type_url: response.type_url,
@@ -100,7 +132,8 @@ impl ClientDialect for Delta {
         }
     }
 
-    fn response(response: DeltaDiscoveryResponse) -> ResponseFields {
+    fn response(response: Message) -> ResponseFields {
+        let response: DeltaDiscoveryResponse = decoded(response);
         let labels = response.resources.iter().map(|one| (one.name.clone(), one.version.clone())).collect();
         let resources = response.resources.into_iter().map(|one| one.resource.expect("bytes")).collect();
         ResponseFields {

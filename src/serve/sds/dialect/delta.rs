@@ -1,18 +1,14 @@
 //! Delta: requests list only changes, each resource has its own version, each response has its own ACK or NACK, and a name
 //! that can never be served is sent as removed.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{
-    Dialect, Received, Refusal, check_names, check_node, check_type, combined, control_plane, verdict,
-};
+use super::{CONTROL_PLANE, Dialect, Received, Refusal, check_names, check_node, check_type, verdict};
 use crate::proto::SECRET_TYPE_URL;
-use crate::proto::envoy::service::discovery::v3::{
-    DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource as WireResource,
-};
-use crate::secret::{Resource, Version};
-use crate::serve::sds::session::{Push, Session};
+use crate::proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
+use crate::secret::Version;
+use crate::serve::sds::message::{Message, MessageWriter};
+use crate::serve::sds::session::{NameId, Push, PushItem, Session};
 
 /// The delta protocol of one stream.
 #[derive(Debug, Default)]
@@ -42,20 +38,16 @@ impl Dialect for Delta {
         } else if !request.response_nonce.is_empty() {
             received.verdict = verdict(session, &request.response_nonce, request.error_detail);
         }
-        let removed = request.resource_names_unsubscribe.into_iter();
-        received.removed = removed.filter(|name| session.unsubscribe(name)).collect();
+        let removed = request.resource_names_unsubscribe.iter();
+        received.removed = removed.filter_map(|name| session.unsubscribe(name)).collect();
         for name in request.resource_names_subscribe {
-            if session.subscribe(&name) {
-                received.added.push(name);
-            }
-        }
-        if !received.added.is_empty() {
-            check_names(session.names())?;
+            received.added.extend(session.subscribe(&name));
+            check_names(session.len(), session.name_bytes())?;
         }
         if is_first {
             // Versions that the client holds from an earlier stream; only newer ones need to be sent.
             for (name, version) in request.initial_resource_versions {
-                if let Some(version) = Version::claimed(version) {
+                if let Some(version) = Version::claimed(&version) {
                     session.holds(&name, version);
                 }
             }
@@ -65,28 +57,23 @@ impl Dialect for Delta {
 
     /// Only a name that this agent can never serve is removed: removing a known name that is only not available yet would take
     /// it from a running Envoy.
-    fn refuse(&self, session: &mut Session, name: &str) {
+    fn refuse(&self, session: &mut Session, name: NameId) {
         session.refuse(name);
     }
 
-    fn respond(
-        &mut self,
-        session: &mut Session,
-        resources: &HashMap<String, Resource>,
-    ) -> Option<(Push, DeltaDiscoveryResponse)> {
+    fn respond(&mut self, session: &mut Session) -> Option<(Push, Message)> {
         let push = session.push()?;
-        let resource = |(name, version): &(String, Version)| {
-            let any = resources.get(name)?.any.clone();
-            Some(WireResource { version: version.to_string(), resource: Some(any), name: name.clone() })
-        };
-        let response = DeltaDiscoveryResponse {
-            system_version_info: combined(session.held()),
-            resources: push.items.iter().filter_map(resource).collect(),
-            type_url: SECRET_TYPE_URL.to_owned(),
-            nonce: push.nonce.clone(),
-            removed_resources: push.removed.clone(),
-            control_plane: control_plane(),
-        };
-        Some((push, response))
+        let mut response = MessageWriter::default();
+        response.text(1, &session.held_version());
+        response.text(4, SECRET_TYPE_URL);
+        response.text(5, &push.nonce.to_string());
+        response.wrapped_text(7, CONTROL_PLANE);
+        for name in &push.removed {
+            response.item(6, name);
+        }
+        for PushItem { name, resource, .. } in &push.items {
+            response.labelled_secret(2, name, &resource.version.to_string(), resource);
+        }
+        Some((push, response.finish()))
     }
 }

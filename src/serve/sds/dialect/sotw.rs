@@ -1,16 +1,13 @@
 //! State of the world: each request lists all names, one `version_info` covers all, and a client acknowledges only the last
 //! response.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{
-    Dialect, Received, Refusal, check_names, check_node, check_type, combined, control_plane, verdict,
-};
-use crate::proto::SECRET_TYPE_URL;
+use super::{Dialect, Received, Refusal, check_names, check_node, check_type, response, verdict};
 use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
-use crate::secret::{Resource, Version};
-use crate::serve::sds::session::{Push, Session};
+use crate::serve::sds::message::Message;
+use crate::serve::sds::session::{NameId, Push, Session};
 
 /// The state-of-the-world protocol of one stream.
 #[derive(Debug, Default)]
@@ -31,8 +28,7 @@ impl Dialect for StateOfTheWorld {
 
     fn receive(&mut self, session: &mut Session, request: DiscoveryRequest) -> Result<Received, Refusal> {
         check_type(&request.type_url)?;
-        let names: BTreeSet<String> = request.resource_names.into_iter().collect();
-        check_names(names.iter().map(String::as_str))?;
+        let List { added, kept } = List::new(session, request.resource_names)?;
         let is_first = self.node_id.is_none();
         let mut received = Received::default();
         if is_first {
@@ -45,40 +41,53 @@ impl Dialect for StateOfTheWorld {
             }
             received.verdict = verdict(session, &request.response_nonce, request.error_detail);
         }
-        received.removed = session.names().filter(|name| !names.contains(*name)).map(str::to_owned).collect();
-        if !received.removed.is_empty() {
+        if kept < session.len() {
             // The claim covered other names. A name that is subscribed again is sent, even if the client held it before.
             self.claim = None;
+            let unlisted = session.unlisted();
+            received.removed = unlisted.iter().filter_map(|name| session.unsubscribe(name)).collect();
         }
-        for name in &received.removed {
-            session.unsubscribe(name);
-        }
-        received.added = names.into_iter().filter(|name| !session.is_subscribed(name)).collect();
-        for name in &received.added {
-            session.subscribe(name);
-        }
+        received.added = added.iter().filter_map(|name| session.subscribe(name)).collect();
         Ok(received)
     }
 
     /// The name is only not sent: this protocol has no field for refusing a single name.
-    fn refuse(&self, _: &mut Session, _: &str) {}
+    fn refuse(&self, _: &mut Session, _: NameId) {}
 
-    fn respond(
-        &mut self,
-        session: &mut Session,
-        resources: &HashMap<String, Resource>,
-    ) -> Option<(Push, DiscoveryResponse)> {
+    fn respond(&mut self, session: &mut Session) -> Option<(Push, Message)> {
         self.settle_claim(session);
         let push = session.push()?;
-        let any = |(name, _): &(String, Version)| resources.get(name).map(|resource| resource.any.clone());
-        let response = DiscoveryResponse {
-            version_info: combined(session.held()),
-            resources: push.items.iter().filter_map(any).collect(),
-            type_url: SECRET_TYPE_URL.to_owned(),
-            nonce: push.nonce.clone(),
-            control_plane: control_plane(),
-        };
-        Some((push, response))
+        let message = response(&session.held_version(), &push.nonce.to_string(), &push.items);
+        Some((push, message))
+    }
+}
+
+/// The names of a request.
+struct List {
+    /// Those that are not subscribed.
+    added: BTreeSet<String>,
+    /// How many are subscribed.
+    kept: usize,
+}
+
+impl List {
+    /// Begins a list of the session's names. What it costs depends on the request alone.
+    fn new(session: &mut Session, names: Vec<String>) -> Result<Self, Refusal> {
+        session.begin_list();
+        let (mut added, mut kept, mut bytes) = (BTreeSet::new(), 0, 0);
+        for name in names {
+            let length = name.len();
+            let is_new = match session.list(&name) {
+                Some(is_new) => {
+                    kept += usize::from(is_new);
+                    is_new
+                }
+                None => added.insert(name),
+            };
+            bytes += if is_new { length } else { 0 };
+            check_names(kept + added.len(), bytes)?;
+        }
+        Ok(Self { added, kept })
     }
 }
 
@@ -87,16 +96,12 @@ impl StateOfTheWorld {
     /// it accepted and keeps. A listener that is added later with the same sds_config shares the stream; with another
     /// sds_config it opens its own stream, without a version.
     fn settle_claim(&mut self, session: &mut Session) {
-        if session.offered().next().is_none() {
+        if self.claim.is_none() {
             return;
         }
-        let Some(claim) = self.claim.take() else { return };
-        if combined(session.offered()) == claim {
-            let held: Vec<_> =
-                session.offered().map(|(name, version)| (name.to_owned(), version.clone())).collect();
-            for (name, version) in held {
-                session.holds(&name, version);
-            }
+        let Some(offered) = session.offered_version() else { return };
+        if self.claim.take() == Some(offered) {
+            session.holds_all();
         }
     }
 }

@@ -18,12 +18,17 @@ mod subscriptions;
 mod unknown_names;
 mod verdicts;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::client::{ClientDialect, RequestFields, ResponseFields};
+use prost::Message as _;
+
+use super::client::{ClientDialect, RequestFields, ResponseFields, payload, value};
 use super::*;
+use crate::proto::envoy::extensions::transport_sockets::tls::v3::Secret;
 use crate::proto::google::protobuf::Any;
+use crate::secret::Resource;
 use crate::serve::sds::session::Session;
+use crate::serve::sds::version::Combined;
 
 /// One line of a conversation.
 #[derive(Debug)]
@@ -60,6 +65,8 @@ enum Step {
     Rejected(&'static [Item]),
     /// The last request had no verdict.
     NoVerdict,
+    /// Exactly this has turned out to be held from an earlier stream, since the last such step.
+    Held(&'static [Item]),
     /// Steps for state of the world only.
     InSotw(&'static [Step]),
     /// Steps for delta only.
@@ -78,8 +85,13 @@ fn version(name: &str, value: &str) -> Version {
     Version::of(format!("{name} {value}").as_bytes())
 }
 
-fn owned(items: &[Item]) -> Vec<(String, Version)> {
-    items.iter().map(|(name, value)| ((*name).to_owned(), version(name, value))).collect()
+fn owned(items: &[Item]) -> Vec<(Arc<str>, Version)> {
+    items.iter().map(|(name, value)| ((*name).into(), version(name, value))).collect()
+}
+
+/// One version for several names.
+fn combined<'a>(versions: impl Iterator<Item = (&'a str, &'a Version)>) -> String {
+    versions.collect::<Combined>().to_string()
 }
 
 fn strings(texts: &[&str]) -> Vec<String> {
@@ -91,7 +103,6 @@ fn strings(texts: &[&str]) -> Vec<String> {
 struct Talk<D> {
     session: Session,
     dialect: D,
-    resources: HashMap<String, Resource>,
     /// All published values, whether or not subscribed.
     published: BTreeMap<String, String>,
     subscribed: BTreeSet<String>,
@@ -100,6 +111,8 @@ struct Talk<D> {
     last: Option<ResponseFields>,
     nonces: BTreeSet<String>,
     received: Received,
+    /// What the client has turned out to hold since an earlier stream.
+    confirmed: Vec<(Arc<str>, Version)>,
 }
 
 /// What the client is sent: names and values, and removed names.
@@ -118,14 +131,12 @@ impl<D: ClientDialect> Talk<D> {
 
     fn receive(&mut self, fields: RequestFields) {
         self.received = self.dialect.receive(&mut self.session, D::request(fields)).unwrap();
-        for name in &self.received.removed {
-            self.resources.remove(name);
-        }
-        for name in self.received.added.clone() {
-            if SERVED.contains(&name.as_str()) {
+        for id in self.received.added.clone() {
+            let name = Arc::clone(self.session.name(id).unwrap());
+            if SERVED.contains(&&*name) {
                 self.offer(&name);
             } else {
-                self.dialect.refuse(&mut self.session, &name);
+                self.dialect.refuse(&mut self.session, id);
             }
         }
     }
@@ -176,25 +187,22 @@ impl<D: ClientDialect> Talk<D> {
     /// Like the store for a subscription: offers the newest value, now and at each change.
     fn offer(&mut self, name: &str) {
         if let Some(value) = self.published.get(name).filter(|_| self.subscribed.contains(name)) {
-            let version = version(name, value);
-            let value = format!("{name} {value}").into_bytes().into();
-            let any = Any { type_url: SECRET_TYPE_URL.to_owned(), value };
-            self.session.offer(name, version.clone());
-            self.resources.insert(name.to_owned(), Resource { version, any });
+            let resource = Resource { version: version(name, value), payload: payload(value) };
+            self.session.offer(self.session.id(name).unwrap(), resource);
         }
     }
 
     fn respond(&mut self) -> Sending {
-        let Some((_, response)) = self.dialect.respond(&mut self.session, &self.resources) else {
-            return Sending::default();
-        };
+        let response = self.dialect.respond(&mut self.session);
+        self.confirmed.extend(self.session.take_confirmed());
+        let Some((_, response)) = response else { return Sending::default() };
         let fields = D::response(response);
         assert!(self.nonces.insert(fields.nonce.clone()), "nonce {} again", fields.nonce);
         assert_eq!(fields.type_url, SECRET_TYPE_URL);
         let item = |any: &Any| {
             assert_eq!(any.type_url, SECRET_TYPE_URL);
-            let text = String::from_utf8(any.value.to_vec()).unwrap();
-            text.split_once(' ').map(|(name, value)| (name.to_owned(), value.to_owned())).unwrap()
+            let secret = Secret::decode(any.value.clone()).unwrap();
+            (secret.name.clone(), value(secret))
         };
         let items: Vec<_> = fields.resources.iter().map(item).collect();
         let labels: Vec<_> =
@@ -203,10 +211,7 @@ impl<D: ClientDialect> Talk<D> {
         let removed = fields.removed.clone();
         assert!(!items.is_empty() || !removed.is_empty(), "an empty response");
         self.last = Some(fields);
-        assert!(
-            self.dialect.respond(&mut self.session, &self.resources).is_none(),
-            "one response has everything"
-        );
+        assert!(self.dialect.respond(&mut self.session).is_none(), "one response has everything");
         (items, removed)
     }
 
@@ -224,8 +229,9 @@ impl<D: ClientDialect> Talk<D> {
             Open(names) => self.open(names, Vec::new()),
             Reconnect(names, items) => {
                 let held: Vec<_> = owned(items);
-                self.accepted = combined(held.iter().map(|(name, version)| (name.as_str(), version)));
-                let held = held.into_iter().map(|(name, version)| (name, version.to_string())).collect();
+                self.accepted = combined(held.iter().map(|(name, version)| (&**name, version)));
+                let held =
+                    held.iter().map(|(name, version)| (name.to_string(), version.to_string())).collect();
                 self.open(names, held);
             }
             SetNames(names) => self.set_names(&self.last_nonce(), names),
@@ -245,6 +251,7 @@ impl<D: ClientDialect> Talk<D> {
             Accepted(items) => assert_eq!(self.received.verdict, verdict(items, None)),
             Rejected(items) => assert_eq!(self.received.verdict, verdict(items, Some("no\u{fffd}way"))),
             NoVerdict => assert_eq!(self.received.verdict, None),
+            Held(items) => assert_eq!(std::mem::take(&mut self.confirmed), owned(items)),
             InSotw(steps) if !D::IS_DELTA => steps.iter().for_each(|step| self.play(step)),
             InDelta(steps) if D::IS_DELTA => steps.iter().for_each(|step| self.play(step)),
             InSotw(_) | InDelta(_) => {}

@@ -10,12 +10,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::metrics::ByName;
 use crate::metrics::{ByReason, Metrics};
 use crate::pki::key::{KeyType, SigningKey};
 use crate::secret::{Secret, TrustBundle, Version};
-use crate::serve::sds::SecretDiscovery;
 use crate::serve::sds::dialect::client::{ClientDialect, RequestFields, ResponseFields};
+use crate::serve::sds::{Capacity, SecretDiscovery};
 use crate::store::{Cache, Key, Observed, Origin, Published, Publisher, Workload};
 
 const ROOTS: Key = Key { workload: Workload::FIRST, name: SecretName::Roots };
@@ -33,9 +32,10 @@ struct Agent {
 /// The client side of one stream.
 struct Client<D: ClientDialect> {
     requests: Requests<D>,
-    responses: SecretStream<D, ReceiverStream<Result<D::Request, Status>>>,
+    responses: Responses<D>,
 }
 
+type Responses<D> = SecretStream<D, ReceiverStream<Result<<D as Dialect>::Request, Status>>>;
 type Requests<D> = mpsc::Sender<Result<<D as Dialect>::Request, Status>>;
 
 impl Agent {
@@ -64,8 +64,11 @@ impl Agent {
             self.metrics.clone(),
             crate::base::clock::Clock::system(),
             self.draining.clone(),
+            Capacity::default(),
         );
-        Client { requests, responses: SecretStream::new(service.0, ReceiverStream::new(inbound)) }
+        let peer = service.connection().unwrap().0;
+        let charge = peer.charge(0).unwrap();
+        Client { requests, responses: SecretStream::new(peer, ReceiverStream::new(inbound), charge) }
     }
 
     fn observed(&self) -> Observed {
@@ -74,12 +77,8 @@ impl Agent {
     }
 
     fn counts(&self) -> (u64, u64, u64) {
-        let name = ByName { workload: "".into(), name: "ROOTCA".to_owned() };
-        let count = |family: &prometheus_client::metrics::family::Family<ByName, _>| {
-            let counter: prometheus_client::metrics::counter::Counter = family.get_or_create_owned(&name);
-            counter.get()
-        };
-        (count(&self.metrics.pushes), count(&self.metrics.acks), count(&self.metrics.nacks))
+        let Observed { pushes, acks, nacks, .. } = self.observed();
+        (pushes, acks, nacks)
     }
 }
 
@@ -158,12 +157,12 @@ async fn an_available_secret_is_sent_and_a_change_is_pushed<D: ClientDialect>() 
     let mut client = agent.connect::<D>();
     client.open(&["ROOTCA"]).await;
     let response = client.next().await;
-    assert_eq!((response.version.as_str(), response.resources.len()), (first.as_str(), 1));
+    assert_eq!((response.version.clone(), response.resources.len()), (first.to_string(), 1));
     client.answer(&response, None).await;
     assert!(client.is_silent().await);
     // The change wakes the waiting client.
     let (response, second) = tokio::join!(client.next(), async { agent.renew() });
-    assert_eq!(response.version, second.as_str());
+    assert_eq!(response.version, second.to_string());
     assert_eq!(agent.counts(), (2, 1, 0));
 }
 
@@ -179,7 +178,7 @@ async fn a_secret_is_sent_once_it_becomes_available<D: ClientDialect>() {
     }
     assert!(client.is_silent().await);
     let (response, version) = tokio::join!(client.next(), async { agent.renew() });
-    assert_eq!((response.version.as_str(), response.resources.len()), (version.as_str(), 1));
+    assert_eq!((response.version.clone(), response.resources.len()), (version.to_string(), 1));
     assert_eq!(response.removed, Vec::<String>::new());
     let unknown = agent.metrics.refusals.get_or_create_owned(&ByReason { reason: "unknown_name" });
     assert_eq!(unknown.get(), 1);
@@ -196,7 +195,7 @@ async fn a_slow_reader_gets_only_the_newest_version<D: ClientDialect>() {
     }
     let newest = agent.renew();
     let response = client.next().await;
-    assert_eq!(response.version, newest.as_str());
+    assert_eq!(response.version, newest.to_string());
     assert!(client.is_silent().await, "there is no queue of older versions");
     assert_eq!(agent.counts(), (2, 0, 0));
 }
@@ -209,7 +208,7 @@ async fn a_client_that_closes_its_side_gets_what_is_ready_before_the_stream_ends
     let Client { requests, mut responses } = client;
     drop(requests);
     let response = D::response(responses.next().await.unwrap().unwrap());
-    assert_eq!(response.version, version.as_str());
+    assert_eq!(response.version, version.to_string());
     assert!(responses.next().await.is_none());
     agent.renew();
     assert!(responses.next().await.is_none(), "an ended stream stays ended");
@@ -315,30 +314,35 @@ async fn new_streams_get_the_last_good_value_after_a_failed_renewal<D: ClientDia
     agent.roots.fail("the CA is down".to_owned());
     let mut client = agent.connect::<D>();
     client.open(&["ROOTCA"]).await;
-    assert_eq!(client.next().await.version, good.as_str());
+    assert_eq!(client.next().await.version, good.to_string());
     agent.roots.fail("the CA is still down".to_owned());
     assert!(client.is_silent().await, "a failure is not sent");
 }
 
 async fn a_restarted_client_is_sent_only_what_is_newer<D: ClientDialect>() {
     let agent = Agent::new();
-    let version = agent.renew().to_string();
+    let held = agent.renew();
+    let version = held.to_string();
     let mut client = agent.connect::<D>();
     let names = vec!["ROOTCA".to_owned()];
-    let (subscribe, held) = (names.clone(), vec![("ROOTCA".to_owned(), version.clone())]);
+    let subscribe = names.clone();
+    let claims = vec![("ROOTCA".to_owned(), version.clone())];
     client
         .send(RequestFields {
             node: RequestFields::node(),
             names,
             subscribe,
             version,
-            held,
+            held: claims,
             ..RequestFields::default()
         })
         .await;
     assert!(client.is_silent().await);
+    // The root switch need not wait for this client.
+    assert_eq!(agent.observed().acknowledged(), HashMap::from([(held, 1)]));
+    agent.roots.settled().await;
     let (response, newer) = tokio::join!(client.next(), async { agent.renew() });
-    assert_eq!(response.version, newer.as_str());
+    assert_eq!(response.version, newer.to_string());
     assert_eq!(agent.counts(), (1, 0, 0));
 }
 
@@ -363,7 +367,7 @@ async fn a_name_that_is_unsubscribed_and_subscribed_again_is_sent_again<D: Clien
     };
     client.send(fields).await;
     let response = client.next().await;
-    assert_eq!(response.version, newer.as_str());
+    assert_eq!(response.version, newer.to_string());
     assert_ne!(response.nonce, first.nonce);
     assert!(client.is_silent().await);
     assert_eq!(agent.observed().streams, 1);
@@ -381,7 +385,7 @@ async fn a_name_that_is_requested_again_is_sent_again() {
     for unsubscribe in [Vec::new(), names()] {
         client.send(RequestFields { subscribe: names(), unsubscribe, ..RequestFields::default() }).await;
         let answer = client.next().await;
-        assert_eq!(answer.version, version.as_str());
+        assert_eq!(answer.version, version.to_string());
         client.answer(&answer, None).await;
         assert!(client.is_silent().await);
         assert_eq!(agent.observed().acknowledged(), HashMap::from([(version.clone(), 1)]));

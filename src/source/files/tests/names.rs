@@ -1,7 +1,7 @@
 //! Names that streams subscribe to: when they are followed, and what that costs.
 
 use super::*;
-use crate::metrics::{Agent, ByName, Format, HangingPaths};
+use crate::metrics::{Agent, Format, HangingPaths};
 
 /// Longer than a value is kept without streams.
 const LINGER: Duration = Duration::from_secs(301);
@@ -54,8 +54,7 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
             let streams = [mount.subscribe(name).await, mount.subscribe(name).await];
             let failed = mount.until(name.clone(), "its failure", |entry| entry.failure().is_some()).await;
             assert!(failed.good.is_none());
-            let label = ByName { workload: "".into(), name: name.name.to_string() };
-            mount.metrics.nacks.get_or_create(&label).inc();
+            streams[0].rejected(Version::of(b"bad"), "bad");
             let is_watched = async {
                 while mount.kernel.watched() <= before {
                     tokio::time::sleep(Duration::from_millis(1)).await;

@@ -43,14 +43,18 @@ impl Referee {
     }
 
     /// The items that must be reported with a verdict.
-    fn verdict(&mut self, nonce: &str, is_ack: bool) -> Vec<(String, Version)> {
+    fn verdict(&mut self, nonce: &str, is_ack: bool) -> Vec<(Arc<str>, Version)> {
         let Some(at) = self.responses.iter().position(|(sent, _)| sent == nonce) else { return Vec::new() };
         let counts = self.is_delta || at + 1 == self.responses.len();
         if !counts || self.verdicts.iter().any(|(settled, _)| *settled == at) {
             return Vec::new();
         }
         self.verdicts.push((at, is_ack));
-        self.responses[at].1.iter().map(|(name, value)| (name.clone(), version(name, value))).collect()
+        self.responses[at]
+            .1
+            .iter()
+            .map(|(name, value)| (name.as_str().into(), version(name, value)))
+            .collect()
     }
 
     /// The responses with `name` since it was subscribed, with its values.

@@ -12,13 +12,22 @@ fn a_reconnecting_client_is_sent_only_what_it_does_not_hold() {
                 Reconnect(&["a"], &[("a", "1")]),
                 NoVerdict,
                 Silence,
+                Held(&[("a", "1")]),
                 Publish("a", "2"),
                 Sent(&[("a", "2")]),
+                Held(&[]),
             ],
         ),
         (
             "the client holds an older version",
-            &[Publish("a", "2"), Reconnect(&["a"], &[("a", "1")]), Sent(&[("a", "2")]), Ack, Silence],
+            &[
+                Publish("a", "2"),
+                Reconnect(&["a"], &[("a", "1")]),
+                Sent(&[("a", "2")]),
+                Ack,
+                Silence,
+                Held(&[]),
+            ],
         ),
         (
             "the client holds the newest version of all names",
@@ -27,6 +36,7 @@ fn a_reconnecting_client_is_sent_only_what_it_does_not_hold() {
                 Publish("b", "1"),
                 Reconnect(&["a", "b"], &[("a", "1"), ("b", "1")]),
                 Silence,
+                Held(&[("a", "1"), ("b", "1")]),
                 Publish("b", "2"),
                 Sent(&[("b", "2")]),
             ],
@@ -40,6 +50,8 @@ fn a_reconnecting_client_is_sent_only_what_it_does_not_hold() {
                 InSotw(&[Sent(&[("a", "1"), ("b", "2")])]),
                 InDelta(&[Sent(&[("b", "2")])]),
                 Silence,
+                InSotw(&[Held(&[])]),
+                InDelta(&[Held(&[("a", "1")])]),
             ],
         ),
         (
@@ -54,7 +66,14 @@ fn a_reconnecting_client_is_sent_only_what_it_does_not_hold() {
         ),
         (
             "the held version is published only later: it is not sent then",
-            &[Reconnect(&["a"], &[("a", "1")]), Silence, Publish("a", "1"), Silence],
+            &[
+                Reconnect(&["a"], &[("a", "1")]),
+                Silence,
+                Held(&[]),
+                Publish("a", "1"),
+                Silence,
+                Held(&[("a", "1")]),
+            ],
         ),
         (
             "the claim counts only once",
