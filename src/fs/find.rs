@@ -147,7 +147,7 @@ pub fn find(path: &Path, bounds: &Bounds, gate: &dyn Gate) -> Result<Found, Fail
         let is_inside = match &prefix {
             Some(prefix) => real_path(reached)?.starts_with(prefix),
             // The prefix does not exist, so nothing beneath it does.
-            None => !walk.has_given_up_outside(bounds.prefix, given),
+            None => true,
         };
         if !is_inside {
             return Err(OutOfBounds::Prefix.denied());
@@ -221,12 +221,6 @@ impl<'a> Walk<'a> {
     /// Whether no link is being followed.
     fn is_at_given(&self) -> bool {
         self.ahead.last().is_none_or(|step| step.is_given)
-    }
-
-    /// Whether the walk ended before `prefix` was reached, by a link that leads elsewhere and to nothing.
-    fn has_given_up_outside(&self, prefix: Option<usize>, given: usize) -> bool {
-        let left = self.ahead.iter().filter(|step| step.is_given).count();
-        prefix.is_some_and(|prefix| given - left > prefix)
     }
 
     fn enter(&mut self, directory: OwnedFd, inode: Inode) -> Result<(), Failed> {

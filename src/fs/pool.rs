@@ -206,7 +206,11 @@ impl Shared {
         state.threads -= 1;
     }
 
-    fn run<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>, mut task: Task) -> MutexGuard<'a, State> {
+    fn run<'a>(
+        self: &'a Arc<Self>,
+        mut state: MutexGuard<'a, State>,
+        mut task: Task,
+    ) -> MutexGuard<'a, State> {
         let id = state.next;
         state.next += 1;
         state.running.insert(id, Running { since: Instant::now(), device: None, is_slow: false });
@@ -253,7 +257,8 @@ impl State {
     /// Drops what is no longer wanted once the work that waits has doubled: while a device hangs it could pile up.
     fn drop_unwanted(&mut self) {
         const FEW: usize = 64;
-        let waiting = |state: &Self| state.queue.len() + state.set_aside.values().map(Vec::len).sum::<usize>();
+        let waiting =
+            |state: &Self| state.queue.len() + state.set_aside.values().map(Vec::len).sum::<usize>();
         if waiting(self) <= 2 * self.wanted + FEW {
             return;
         }

@@ -10,7 +10,9 @@ use tonic::{Code, Status};
 use crate::support::dead_fs::DeadFs;
 use crate::support::files::{Mounted, swap};
 use crate::support::process::{Agent, output, strs};
-use crate::support::sds::{Client, DeltaStream, Stream, certificates, content, fetch, on_connection, secrets};
+use crate::support::sds::{
+    Client, DeltaStream, Stream, certificates, content, fetch, on_connection, secrets,
+};
 use crate::support::wait::{wait_for, wait_until};
 
 /// How long the exit may take after the drain timeout, on a busy machine: without a bound it takes for ever.
@@ -64,7 +66,9 @@ impl House {
 /// How many threads the agent has for files that streams name.
 fn threads(agent: &Agent) -> usize {
     let tasks = format!("/proc/{}/task", agent.process.pid().as_raw_nonzero());
-    let names = std::fs::read_dir(tasks).unwrap().map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")));
+    let names = std::fs::read_dir(tasks)
+        .unwrap()
+        .map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")));
     names.filter(|name| name.as_ref().is_ok_and(|name| name.trim() == THREAD)).count()
 }
 
@@ -91,7 +95,8 @@ async fn lives_beside_dead_names(options: impl Fn(&House) -> Vec<String>) {
     // The one that resolved the links of the prefixes ends when it has nothing more to do.
     wait_until("there is no thread before a file is asked for", || threads(&agent) == 0).await;
     let dead: Vec<_> = (0..40).map(|number| roots_name(house.path(&format!("dead/{number}.pem")))).collect();
-    let [dead_roots, dead_pair] = [roots_name(house.path("dead/root-cert.pem")), pair_name(&house.path("dead"))];
+    let [dead_roots, dead_pair] =
+        [roots_name(house.path("dead/root-cert.pem")), pair_name(&house.path("dead"))];
     let [live, later] = ["live", "later"].map(|name| roots_name(house.path(name).join("root-cert.pem")));
     on_connection(&agent.socket.clone(), async |client| {
         let mut waiting = Stream::open(&client, &[&dead_roots, &dead_pair]).await.unwrap();
@@ -199,7 +204,10 @@ async fn a_name_outside_the_prefixes_is_refused_from_its_text() {
         for name in &outside {
             let error = refusal(&client, name).await;
             assert_eq!(error.code(), Code::NotFound, "{name}: {error:?}");
-            assert!(error.message().contains("outside the directories that --file-prefix allows"), "{error:?}");
+            assert!(
+                error.message().contains("outside the directories that --file-prefix allows"),
+                "{error:?}"
+            );
         }
         // A stream learns that it is never served.
         let mut delta = DeltaStream::open(&client, &strs(&outside)).await.unwrap();
@@ -243,7 +251,11 @@ async fn the_agents_own_files_are_served_by_no_name() {
         let link = house.path(&format!("link-{prefix}"));
         symlink(house.path("ca"), &link).unwrap();
         let ca_pair = |directory: &Path| {
-            format!("file-cert:{}~{}", directory.join("ca-cert.pem").display(), directory.join("ca-key.pem").display())
+            format!(
+                "file-cert:{}~{}",
+                directory.join("ca-cert.pem").display(),
+                directory.join("ca-key.pem").display()
+            )
         };
         let live_chain = house.path("live/cert-chain.pem");
         let mut private = vec![
@@ -309,7 +321,8 @@ async fn ten_thousand_names_that_do_not_exist_cost_little_and_are_served_when_th
     .await;
     on_connection(&agent.socket.clone(), async |client| {
         // What a first name costs is not a matter of their number.
-        let mut first = Stream::open(&client, &["default", &roots_name(house.path("live/root-cert.pem"))]).await.unwrap();
+        let mut first =
+            Stream::open(&client, &["default", &roots_name(house.path("live/root-cert.pem"))]).await.unwrap();
         first.next().await.unwrap();
         let before = agent.memory();
         let name = |number: usize| match number % 2 {

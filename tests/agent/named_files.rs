@@ -454,7 +454,9 @@ async fn a_prefix_exposes_nothing_outside_it() {
         assert_eq!(certificates(&stream.next().await.unwrap()).as_bytes(), next.root);
     })
     .await;
-    assert!(agent.metric("attache_source_failures_total{source=\"files\",reason=\"unreadable\"}").await >= 2.0);
+    assert!(
+        agent.metric("attache_source_failures_total{source=\"files\",reason=\"unreadable\"}").await >= 2.0
+    );
     assert!(agent.metric("attache_refusals_total{reason=\"forbidden\"}").await > 8.0);
 }
 

@@ -118,7 +118,9 @@ fn links_do_not_lead_out_of_a_prefix() {
         assert_eq!(read("file").as_deref(), Ok("inside/..data"));
         assert!(read("missing").unwrap_err().starts_with("Missing"));
         assert!(read("dangling").unwrap_err().starts_with("Missing"));
-        for name in ["escape", "way-out/file", "way-out/missing", "way-out/missing/deep", "dangling-out", "way-out"] {
+        for name in
+            ["escape", "way-out/file", "way-out/missing", "way-out/missing/deep", "dangling-out", "way-out"]
+        {
             assert_eq!(read(name).unwrap_err(), OutOfBounds::Prefix.to_string(), "{prefix}/{name}");
         }
     }
@@ -138,7 +140,9 @@ fn what_lies_in_a_private_directory_is_not_found_by_any_path() {
         Private { path: "/elsewhere".into(), ..private },
     ] {
         let bounds = Bounds { prefix: None, private: vec![private] };
-        for name in ["outside/secret/file", "inside/escape", "inside/way-out/file", "prefix/../outside/secret/file"] {
+        for name in
+            ["outside/secret/file", "inside/escape", "inside/way-out/file", "prefix/../outside/secret/file"]
+        {
             assert!(tree.read(name, &bounds).unwrap_err().contains("the agent's own"), "{name}");
         }
         assert!(tree.read("inside/file", &bounds).is_ok());

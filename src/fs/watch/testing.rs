@@ -61,7 +61,10 @@ impl Kernel {
 
     /// Returns once every watch is woken that events until now wake.
     pub(crate) fn catch_up(&self) {
-        assert!(self.watcher.0.catch_up());
+        // Another thread may be changing what is watched.
+        while !self.watcher.0.catch_up() {
+            std::thread::yield_now();
+        }
     }
 
     /// How many directories and files are watched.

@@ -61,6 +61,7 @@ struct Shared {
 /// Files, as their names lead to them.
 #[derive(Debug)]
 struct Known {
+    /// Sorted.
     names: Vec<Key>,
     state: State,
 }
@@ -68,10 +69,15 @@ struct Known {
 #[derive(Debug)]
 enum State {
     /// They are being looked for. True: their file system has not answered for a while, and the names' entries say so.
-    Sought { is_unanswered: bool },
+    Sought {
+        is_unanswered: bool,
+    },
     /// At least one does not exist.
     Missing(Vec<Absence>),
-    Followed { changes: mpsc::UnboundedSender<NameChange>, task: AbortHandle },
+    Followed {
+        changes: mpsc::UnboundedSender<NameChange>,
+        task: AbortHandle,
+    },
 }
 
 /// What has become of the names.
@@ -83,6 +89,8 @@ struct Running {
     groups: HashMap<PathBuf, Group>,
     /// Searches that have begun, the oldest first, until they count as unanswered.
     searches: VecDeque<(Instant, Weak<Files>)>,
+    /// Names whose files are missing or unanswered, and whose entries don't say so yet.
+    reports: VecDeque<Key>,
     /// Names without streams whose value is kept for a while.
     lingering: HashSet<Key>,
     tasks: JoinSet<Option<Key>>,
@@ -106,7 +114,7 @@ impl NamedFiles {
     }
 
     pub(super) async fn with_pool(
-        settings: FileSettings,
+        mut settings: FileSettings,
         cache: &Cache,
         workload: Workload,
         watcher: Watcher,
@@ -115,6 +123,7 @@ impl NamedFiles {
         metrics: Metrics,
     ) -> Self {
         let working_directory: Arc<Path> = std::env::current_dir().unwrap_or_else(|_| "/".into()).into();
+        settings.system_roots = settings.system_roots.map(|path| normalized(&path, &working_directory));
         let prefixes = resolve_prefixes(&pool, &settings.prefixes, &working_directory).await;
         let unresolved = |path: &PathBuf| Private { path: path.clone(), inode: None };
         let shared = Shared {
@@ -132,7 +141,8 @@ impl NamedFiles {
         let admission =
             move |name: &SecretName| Files::of(name, &at).map_or(Ok(()), |files| prefixes.admit(&files));
         let demand = cache.demand_for(NameKind::File, Scope::Workload(workload), admission);
-        let demand = demand.inspect_err(|error| tracing::error!(%error, "requested files are not served")).ok();
+        let demand =
+            demand.inspect_err(|error| tracing::error!(%error, "requested files are not served")).ok();
         Self { settings, working_directory, demand, shared: Arc::new(shared) }
     }
 
@@ -149,6 +159,7 @@ impl NamedFiles {
             files: HashMap::new(),
             groups: HashMap::new(),
             searches: VecDeque::new(),
+            reports: VecDeque::new(),
             lingering: HashSet::new(),
             tasks: JoinSet::new(),
             results,
@@ -179,7 +190,8 @@ impl NamedFiles {
                 Some(result) = searched.recv() => running.found(result),
                 Some(event) = group_events.recv() => running.take_event(event),
                 Some(ended) = running.tasks.join_next() => running.end(ended),
-                () = unanswered => running.report_unanswered(),
+                () = unanswered => running.give_up(),
+                () = tokio::task::yield_now(), if !running.reports.is_empty() => running.report(),
                 () = &mut supervised => {}
             }
         }
@@ -244,13 +256,15 @@ impl Running {
             self.files.insert(Arc::clone(&files), Known { names: vec![key], state });
             return self.search(&files);
         };
-        match &known.state {
-            State::Sought { is_unanswered: false } => {}
-            State::Sought { is_unanswered: true } => self.shared.fail(&key, &unanswered(&files)),
-            State::Missing(absences) => self.shared.fail(&key, &missing(&files, absences)),
-            State::Followed { changes, .. } => drop(changes.send(NameChange::Added(key.clone()))),
+        if let State::Followed { changes, .. } = &known.state {
+            // Fails when its task has ended.
+            let _ = changes.send(NameChange::Added(key.clone()));
+        } else {
+            self.reports.push_back(key.clone());
         }
-        known.names.push(key);
+        if let Err(at) = known.names.binary_search(&key) {
+            known.names.insert(at, key);
+        }
     }
 
     fn search(&mut self, files: &Arc<Files>) {
@@ -262,16 +276,26 @@ impl Running {
         self.shared.pool.submit(path, Search { shared, files: Arc::downgrade(files), reply });
     }
 
-    /// Reports the searches that take too long.
-    fn report_unanswered(&mut self) {
+    /// Notes which searches take too long.
+    fn give_up(&mut self) {
         while let Some((_, files)) = self.searches.pop_front_if(|(begun, _)| begun.elapsed() >= HANGING) {
-            let Some(files) = files.upgrade() else { continue };
-            let Some(Known { names, state: State::Sought { is_unanswered } }) = self.files.get_mut(&files) else {
-                continue;
-            };
-            if !std::mem::replace(is_unanswered, true) {
-                let error = unanswered(&files);
-                names.iter().for_each(|key| self.shared.fail(key, &error));
+            let known = files.upgrade().and_then(|files| self.files.get_mut(&files));
+            if let Some(Known { names, state: State::Sought { is_unanswered } }) = known {
+                *is_unanswered = true;
+                self.reports.extend(names.iter().cloned());
+            }
+        }
+    }
+
+    /// Reports why some names are not served: a few in one turn.
+    fn report(&mut self) {
+        const TURN: usize = 16;
+        for key in self.reports.drain(..TURN.min(self.reports.len())) {
+            let Some(files) = Files::of(&key.name, &self.working_directory) else { continue };
+            match self.files.get(&files).map(|known| &known.state) {
+                Some(State::Missing(absences)) => self.shared.fail(&key, &missing(&files, absences)),
+                Some(State::Sought { is_unanswered: true }) => self.shared.fail(&key, &unanswered(&files)),
+                _ => {}
             }
         }
     }
@@ -300,10 +324,11 @@ impl Running {
             }
             Sought::Missing(absences) if absences == before => {}
             Sought::Missing(absences) => {
-                let paths = |absences: &[Absence]| absences.iter().map(|it| it.path.clone()).collect::<Vec<_>>();
+                let paths = |absences: &[Absence]| {
+                    absences.iter().map(|absence| absence.path.clone()).collect::<Vec<_>>()
+                };
                 if paths(&absences) != paths(&before) {
-                    let error = missing(&files, &absences);
-                    known.names.iter().for_each(|key| self.shared.fail(key, &error));
+                    self.reports.extend(known.names.iter().cloned());
                 }
                 known.state = State::Missing(absences.clone());
                 self.leave_groups(&files, &before);
@@ -383,7 +408,9 @@ impl Running {
         }
         let Some(files) = Files::of(&key.name, &self.working_directory) else { return };
         let Some(known) = self.files.get_mut(&files) else { return };
-        known.names.retain(|name| *name != key);
+        if let Ok(at) = known.names.binary_search(&key) {
+            known.names.remove(at);
+        }
         if let State::Followed { changes, .. } = &known.state {
             // Fails when its task has ended.
             let _ = changes.send(NameChange::Removed(key.clone()));

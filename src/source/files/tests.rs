@@ -224,7 +224,10 @@ impl Mount {
         let (cache, watcher, pool) = (self.cache.clone(), self.watcher.clone(), self.pool.clone());
         let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
         tokio::spawn(async move {
-            NamedFiles::with_pool(settings, &cache, WORKLOAD, watcher, pool, clock, metrics).await.run().await;
+            NamedFiles::with_pool(settings, &cache, WORKLOAD, watcher, pool, clock, metrics)
+                .await
+                .run()
+                .await;
         });
     }
 

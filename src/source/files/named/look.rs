@@ -107,16 +107,17 @@ impl Disk {
                 return Err(blocked);
             }
         }
+        // A device that hangs from now on is met by the next look, which closes it.
+        entrance.leave();
         // What is read is what was checked, through its descriptor: the watch only learns where the paths lead.
         let look = self.watch.look(limits::FILE_BYTES, |_| Some(io::ErrorKind::PermissionDenied.into()));
         let mut files = Vec::new();
         for (path, bounds) in paths.iter().zip(&bounds) {
             files.push(FoundFile { real: path.clone(), content: read(path, bounds, entrance)? });
         }
+        entrance.leave();
         let activity = self.watch.activity(&look.lookups);
         let activity = if self.watch.follow(look.lookups) { activity } else { Activity::Change };
-        // Parsing takes long and needs no disk.
-        entrance.leave();
         let (found, content) = shared.parse(&self.places, files);
         Ok(Seen { found, content, activity })
     }

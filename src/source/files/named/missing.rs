@@ -188,7 +188,9 @@ impl Group {
     pub(super) fn take_appeared(&self) -> Vec<Arc<Files>> {
         let mut state = self.names.lock();
         let appeared = std::mem::take(&mut state.appeared);
-        let of = |hash: NameHash| state.missing.range((hash, 0)..=(hash, u32::MAX)).map(|(_, files)| Arc::clone(files));
+        let of = |hash: NameHash| {
+            state.missing.range((hash, 0)..=(hash, u32::MAX)).map(|(_, files)| Arc::clone(files))
+        };
         appeared.into_iter().flat_map(of).collect()
     }
 }
@@ -211,7 +213,12 @@ async fn follow(
     let mut is_polled = false;
     loop {
         let (reply, armed) = oneshot::channel();
-        let arm = Arm { directory: Arc::clone(&directory), names: Arc::clone(&names), watch: Some(watch), reply: Some(reply) };
+        let arm = Arm {
+            directory: Arc::clone(&directory),
+            names: Arc::clone(&names),
+            watch: Some(watch),
+            reply: Some(reply),
+        };
         shared.pool.submit(Arc::clone(&directory), arm);
         let Ok(Armed { watch: again, at, stamp }) = armed.await else { return std::future::pending().await };
         watch = again;
@@ -259,7 +266,9 @@ impl Work for Arm {
     fn run(&mut self, entrance: &Entrance) -> Result<(), Blocked> {
         let stamp = match find(&self.directory, &Bounds::default(), entrance) {
             Err(Failed::Blocked(blocked)) => return Err(blocked),
-            Ok(_) => std::fs::metadata(&self.directory).ok().map(|it| (it.ino(), it.mtime(), it.mtime_nsec())),
+            Ok(_) => {
+                std::fs::metadata(&self.directory).ok().map(|it| (it.ino(), it.mtime(), it.mtime_nsec()))
+            }
             Err(_) => None,
         };
         let (Some(mut watch), Some(reply)) = (self.watch.take(), self.reply.take()) else { return Ok(()) };

@@ -1,5 +1,6 @@
 //! Files that streams name, followed for all names that lead to them.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -15,6 +16,9 @@ use crate::secret::Secret;
 use crate::source::files::publisher::SecretPublisher;
 use crate::source::files::set::{OPEN_PATIENCE, PAUSE, PendingChange};
 use crate::store::Key;
+
+/// So many names are served in one turn; others of the agent's tasks get theirs in between.
+const TURN: usize = 4;
 
 /// A change of the names that lead to the same files.
 #[derive(Debug)]
@@ -38,7 +42,7 @@ pub(super) struct NamedSet {
 struct Names {
     shared: Arc<Shared>,
     places: Arc<Places>,
-    served: Vec<(Key, SecretPublisher)>,
+    served: BTreeMap<Key, SecretPublisher>,
     changes: mpsc::UnboundedReceiver<NameChange>,
     /// What was found last and taken as whole.
     taken: Option<Found<Secret>>,
@@ -74,7 +78,7 @@ impl NamedSet {
                     disk.watch.forget_writers();
                 }
                 pending = PendingChange::default();
-                if self.take(seen) {
+                if self.take(seen).await {
                     pause = PAUSE;
                 }
                 self.next_change().await;
@@ -112,7 +116,7 @@ impl NamedSet {
                 () = &mut unanswered, if !is_reported => {
                     is_reported = true;
                     let error = FileError::Unanswered { path: path.clone() };
-                    self.names.serve(Found { secret: Err(error), rank: 0 });
+                    self.names.serve(Found { secret: Err(error), rank: 0 }).await;
                 }
             }
         }
@@ -124,7 +128,7 @@ impl NamedSet {
             Activity::None => {
                 pending.is_settled
                     || pending.lasts(looked, 10 * self.shared.debounce)
-                    || self.names.served.iter().all(|(_, publisher)| publisher.expects(&seen.found))
+                    || self.names.served.values().all(|publisher| publisher.expects(&seen.found))
             }
             Activity::Open => pending.is_quiet(looked, OPEN_PATIENCE),
             Activity::Change => false,
@@ -132,9 +136,9 @@ impl NamedSet {
     }
 
     /// Publishes what was seen, or reports what is wrong with it. True if it is a new secret for some name.
-    fn take(&mut self, seen: Seen) -> bool {
+    async fn take(&mut self, seen: Seen) -> bool {
         self.content = seen.content.or(self.content.take());
-        let is_new = self.names.serve(seen.found);
+        let is_new = self.names.serve(seen.found).await;
         if is_new {
             self.published = Some(Instant::now());
         }
@@ -144,7 +148,7 @@ impl NamedSet {
     /// Returns when a file changes, or when a certificate becomes valid or expires.
     async fn next_change(&mut self) {
         let now = self.shared.clock.now();
-        let expiries = self.names.served.iter().filter_map(|(_, publisher)| publisher.not_after());
+        let expiries = self.names.served.values().filter_map(SecretPublisher::not_after);
         let expires = expiries.filter(|moment| *moment > now).min();
         let starts = self.names.taken.as_ref().and_then(Found::starts);
         let next = starts.into_iter().chain(expires).min();
@@ -176,7 +180,7 @@ impl NamedSet {
     async fn wait_for_rest(&mut self, pending: &mut PendingChange, looked: Instant) {
         if pending.lasts(looked, OPEN_PATIENCE) && !std::mem::replace(&mut pending.is_reported, true) {
             let error = FileError::Restless { paths: self.places.paths() };
-            self.names.serve(Found { secret: Err(error), rank: 0 });
+            self.names.serve(Found { secret: Err(error), rank: 0 }).await;
         }
         pending.since.get_or_insert(looked);
         let changed = tokio::time::timeout(self.shared.debounce, self.changed()).await;
@@ -207,19 +211,22 @@ impl Names {
                     if let Some(found) = &self.taken {
                         self.shared.serve(&mut publisher, found, &self.places);
                     }
-                    self.served.push((key, publisher));
+                    self.served.insert(key, publisher);
                 }
-                Some(NameChange::Removed(key)) => self.served.retain(|(known, _)| *known != key),
+                Some(NameChange::Removed(key)) => drop(self.served.remove(&key)),
                 None => std::future::pending().await,
             }
         }
     }
 
     /// Serves every name what was found. True if that is new for some of them.
-    fn serve(&mut self, found: Found<Secret>) -> bool {
+    async fn serve(&mut self, found: Found<Secret>) -> bool {
         let mut is_new = false;
-        for (_, publisher) in &mut self.served {
+        for (number, publisher) in self.served.values_mut().enumerate() {
             is_new |= self.shared.serve(publisher, &found, &self.places);
+            if number % TURN == TURN - 1 {
+                tokio::task::yield_now().await;
+            }
         }
         self.taken = Some(found);
         is_new
