@@ -196,6 +196,8 @@ impl Shared {
                 state = self.run(state, task);
                 continue;
             }
+            // Much work at a time is rare.
+            state.queue.shrink_to(0);
             let (again, waited) =
                 self.ready.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
             state = again;

@@ -86,7 +86,7 @@ struct Running {
     settings: FileSettings,
     working_directory: Arc<Path>,
     files: HashMap<Arc<Files>, Known>,
-    groups: HashMap<PathBuf, Group>,
+    groups: HashMap<Arc<Path>, Group>,
     /// Searches that have begun, the oldest first, until they count as unanswered.
     searches: VecDeque<(Instant, Weak<Files>)>,
     /// Names whose files are missing or unanswered, and whose entries don't say so yet.
@@ -298,6 +298,11 @@ impl Running {
                 _ => {}
             }
         }
+        // Thousands of names at a time are rare.
+        if self.reports.is_empty() {
+            self.reports.shrink_to(0);
+            self.searches.shrink_to(0);
+        }
     }
 
     /// A search has come to its end.
@@ -323,11 +328,16 @@ impl Running {
                 self.leave_groups(&files, &before);
             }
             Sought::Missing(absences) if absences == before => {}
-            Sought::Missing(absences) => {
-                let paths = |absences: &[Absence]| {
-                    absences.iter().map(|absence| absence.path.clone()).collect::<Vec<_>>()
-                };
-                if paths(&absences) != paths(&before) {
+            Sought::Missing(mut absences) => {
+                // One text for all that is missing there.
+                for absence in &mut absences {
+                    if let Some((directory, _)) = self.groups.get_key_value(&absence.directory) {
+                        absence.directory = Arc::clone(directory);
+                    }
+                }
+                let files_of =
+                    |absences: &[Absence]| absences.iter().map(|absence| absence.file).collect::<Vec<_>>();
+                if files_of(&absences) != files_of(&before) {
                     self.reports.extend(known.names.iter().cloned());
                 }
                 known.state = State::Missing(absences.clone());
@@ -340,9 +350,11 @@ impl Running {
     fn join_groups(&mut self, files: &Arc<Files>, absences: &[Absence], sought: std::time::Instant) {
         let mut may_have_appeared = false;
         for absence in absences {
-            let group = self.groups.entry(absence.directory.clone()).or_insert_with(|| {
-                Group::new(&self.shared, &absence.directory, self.events.clone(), &mut self.tasks)
-            });
+            let directory = Arc::clone(&absence.directory);
+            let group = self
+                .groups
+                .entry(Arc::clone(&directory))
+                .or_insert_with(|| Group::new(&self.shared, directory, self.events.clone(), &mut self.tasks));
             may_have_appeared |= group.add(absence.name, Arc::clone(files), sought);
         }
         if may_have_appeared {
@@ -441,12 +453,13 @@ fn unanswered(files: &Files) -> FileError {
 
 /// Why files are not served of which some don't exist.
 fn missing(files: &Files, absences: &[Absence]) -> FileError {
-    let is_absent = |path: &&Path| absences.iter().any(|absence| absence.path == **path);
-    let (absent, present): (Vec<_>, Vec<_>) = files.paths().partition(is_absent);
+    let is_absent = |file: usize| absences.iter().any(|absence| absence.file == file);
+    let (absent, present): (Vec<_>, Vec<_>) =
+        files.paths().enumerate().partition(|(file, _)| is_absent(*file));
     match (present.first(), absent.first()) {
-        (Some(present), Some(absent)) => {
+        (Some((_, present)), Some((_, absent))) => {
             FileError::Half { present: (*present).to_owned(), absent: (*absent).to_owned() }
         }
-        _ => FileError::Missing { paths: absent.into_iter().map(Path::to_owned).collect() },
+        _ => FileError::Missing { paths: absent.into_iter().map(|(_, path)| path.to_owned()).collect() },
     }
 }

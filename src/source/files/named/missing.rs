@@ -34,8 +34,9 @@ pub(super) fn hash_of(name: &OsStr) -> NameHash {
 /// Where a file is missing: a directory that exists, and the name in it that does not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Absence {
-    pub(super) path: PathBuf,
-    pub(super) directory: PathBuf,
+    /// Which one of the paths of the files.
+    pub(super) file: usize,
+    pub(super) directory: Arc<Path>,
     pub(super) name: NameHash,
 }
 
@@ -72,10 +73,10 @@ impl Work for Search {
         let Some(files) = self.files.upgrade() else { return Ok(()) };
         let begun = Instant::now();
         let mut missing = Vec::new();
-        for path in files.paths() {
+        for (file, path) in files.paths().enumerate() {
             match find(path, &self.shared.bounds(path), entrance) {
                 Err(Failed::Blocked(blocked)) => return Err(blocked),
-                Err(Failed::Missing(Some(existing))) => missing.extend(absence(path, existing)),
+                Err(Failed::Missing(Some(existing))) => missing.extend(absence(file, path, existing)),
                 Ok(_) | Err(Failed::Missing(None) | Failed::Io(_)) => {}
             }
         }
@@ -87,12 +88,12 @@ impl Work for Search {
 }
 
 /// Where `path` is missing if so many of its names exist.
-fn absence(path: &Path, existing: usize) -> Option<Absence> {
+fn absence(file: usize, path: &Path, existing: usize) -> Option<Absence> {
     let mut names = path.components();
     // The root directory, and the names in it.
     let directory: PathBuf = names.by_ref().take(existing + 1).collect();
     let name = hash_of(names.next()?.as_os_str());
-    Some(Absence { path: path.to_owned(), directory, name })
+    Some(Absence { file, directory: directory.into(), name })
 }
 
 /// What is missing in one directory.
@@ -149,12 +150,12 @@ impl Group {
     /// A group for what is missing in `directory`, which begins to be watched now.
     pub(super) fn new(
         shared: &Arc<Shared>,
-        directory: &Path,
+        directory: Arc<Path>,
         events: mpsc::UnboundedSender<GroupEvent>,
         tasks: &mut JoinSet<Option<Key>>,
     ) -> Self {
         let names = Arc::new(Names::default());
-        let followed = follow(Arc::clone(shared), directory.into(), Arc::clone(&names), events);
+        let followed = follow(Arc::clone(shared), directory, Arc::clone(&names), events);
         let task = tasks.spawn(async { match followed.await {} });
         Self { names, armed: None, task }
     }
