@@ -64,7 +64,6 @@ pub struct Citadel {
 
 /// The credential of a call. Never both: a CA that accepts the certificate does not get the token.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one at a time, for the duration of a call")]
 enum Credential {
     Certificate(ClientCertificate),
     Token(Bearer),

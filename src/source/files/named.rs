@@ -168,10 +168,10 @@ impl NamedFiles {
         let mut supervised = std::pin::pin!(shared.pool.supervise());
         let mut is_first = true;
         loop {
-            let due = running.searches.front().map(|(begun, _)| *begun + HANGING);
+            let due = running.searches.front().map(|(begun, _)| HANGING.saturating_sub(begun.elapsed()));
             let unanswered = async {
                 match due {
-                    Some(due) => tokio::time::sleep_until(due).await,
+                    Some(due) => tokio::time::sleep(due).await,
                     None => std::future::pending().await,
                 }
             };
