@@ -134,8 +134,8 @@ pub struct RunArgs {
     /// Use mounted files alone, never a CA [FILE_MOUNTED_CERTS]
     #[arg(long, help_heading = "Mounted files")]
     pub file_mounted_certs: bool,
-    /// A directory that must hold, links resolved, the files that Envoy names as file-cert:CHAIN~KEY and file-root:PATH;
-    /// repeatable (ATTACHE_FILE_PREFIX: separated by ":") [default: anywhere]
+    /// A directory with which the paths that Envoy names as file-cert:CHAIN~KEY and file-root:PATH must begin, and that
+    /// their links must not leave; repeatable (ATTACHE_FILE_PREFIX: separated by ":") [default: anywhere]
     #[arg(long, value_name = "DIR", help_heading = "Mounted files")]
     pub file_prefix: Vec<String>,
     /// Publish changed files at most once in this time [default: 100ms] [FILE_DEBOUNCE_DURATION]

@@ -71,10 +71,11 @@ impl FileOptions {
         self,
         mounted: Vec<Place>,
         own: Vec<PathBuf>,
+        private: Vec<PathBuf>,
         is_alone: bool,
     ) -> files::FileSettings {
         let Self { prefixes, system_roots, debounce, .. } = self;
-        files::FileSettings { mounted, own, is_alone, debounce, prefixes, system_roots }
+        files::FileSettings { mounted, own, private, is_alone, debounce, prefixes, system_roots }
     }
 }
 

@@ -108,6 +108,7 @@ impl Config {
         let mut own = own_dirs(output.as_ref(), state.as_ref());
         let selection = options.select(r, &files.places(&own).0);
         let mounted = mounted_files(r, &files, &mut own, &options, &selection);
+        let mut private: Vec<PathBuf> = own.iter().map(|(path, _)| (*path).to_owned()).collect();
         check_output(r, &files, output.as_ref(), &selection, &mounted);
         let (workload, providers) = workload_and_providers(r, args, options, &selection, state);
 
@@ -116,13 +117,14 @@ impl Config {
         let admin_address = operation::admin_address(r, args, status_address);
         let landlock = operation::landlock(r, args, &providers, output.as_ref());
         let drain_timeout = r.duration("drain-timeout", &args.drain_timeout, &[], Duration::ZERO);
+        private.extend(ca_directories(r, args, &providers));
         let own = own_dirs(output.as_ref(), workload.state.as_ref());
         let own = own.into_iter().map(|(path, _)| path.to_owned()).collect();
         let config = Self {
             socket,
             socket_mode,
             allowed,
-            files: files.into_settings(mounted, own, providers.is_empty()),
+            files: files.into_settings(mounted, own, absolute(private), providers.is_empty()),
             providers,
             provider_reason: selection.reason,
             workload,
@@ -154,6 +156,21 @@ fn own_dirs<'a>(output: Option<&'a export::OutputSettings>, state: Option<&'a St
     let output = output.map(|output| (output.directory.as_path(), "the agent writes its own files there"));
     let state = state.map(|state| (state.path(), "the agent keeps its state there"));
     output.into_iter().chain(state).collect()
+}
+
+/// The directories of keys of CAs. One that is configured for another agent of this machine counts as well.
+fn ca_directories(r: &Reader<'_>, args: &RunArgs, providers: &[Provider]) -> Vec<PathBuf> {
+    let used = providers.iter().filter_map(|provider| provider.directory()).map(Path::to_owned);
+    let embedded = args.providers.embedded.ca_dir.as_deref().or_else(|| r.variable("ATTACHE_CA_DIR"));
+    used.chain(embedded.map(PathBuf::from)).collect()
+}
+
+fn absolute(paths: Vec<PathBuf>) -> Vec<PathBuf> {
+    let mut paths: Vec<_> =
+        paths.into_iter().map(|path| std::path::absolute(&path).unwrap_or(path)).collect();
+    paths.sort_unstable();
+    paths.dedup();
+    paths
 }
 
 /// The places of mounted files, now that the CA is known: its client certificate's directory is none of them.

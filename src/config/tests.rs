@@ -591,6 +591,22 @@ fn the_state_directory_is_no_source_and_unused_without_a_ca() {
 }
 
 #[test]
+fn the_agents_own_directories_are_private() {
+    let private = |line: &str, environment: &[_]| config(line, environment).unwrap().files.private;
+    let current = std::env::current_dir().unwrap();
+    assert_eq!(private("--ca embedded", &[]), [current.join("attache-ca")]);
+    let all = "--ca embedded --ca-dir /ca --state-dir /state --output-dir out";
+    assert_eq!(private(all, &[]), [Path::new("/ca"), Path::new("/state"), &current.join("out")]);
+    let client = "--ca-address ca --ca-client-cert-dir /client --cert-dir /client";
+    assert_eq!(
+        private(client, &[("ATTACHE_CA_DIR", "/ca")]),
+        [Path::new("/ca"), Path::new("/client")],
+        "the directory of another agent's CA holds a key as well"
+    );
+    assert_eq!(private("--ca none", &[("PROV_CERT", "/certs")]), [] as [&Path; 0], "no CA is shown it");
+}
+
+#[test]
 fn allowed_peers_are_numbers() {
     let found =
         config("--ca embedded --allow-uid 1337 --allow-uid 0", &[("ATTACHE_ALLOW_GID", "5, 6")]).unwrap();

@@ -2,6 +2,9 @@
 
 pub mod disk;
 pub mod file;
+pub mod find;
 pub mod generation;
 pub mod pending;
+pub mod pool;
+pub mod walk;
 pub mod watch;

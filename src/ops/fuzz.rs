@@ -36,7 +36,7 @@ fn servers() -> &'static Servers {
         let about =
             About { started: UNIX_EPOCH, socket: "/run/sds.sock".into(), provider: "none", cas: Vec::new() };
         let ((cache, workload), clock) = (Cache::with_workload(""), Clock::system());
-        let (metrics, watcher) = (Metrics::default(), Watcher::new());
+        let (metrics, watcher) = (Metrics::default(), Watcher::new(PendingOperations::default()));
         let (pending, draining, log) =
             (PendingOperations::default(), CancellationToken::new(), Log::detached());
         let status = Status::new(

@@ -1,13 +1,12 @@
 //! Secrets from files: read as one generation, checked as exactly those bytes, published when they fit.
 
 mod locations;
+pub mod named;
 mod publisher;
 mod set;
 
 use std::path::PathBuf;
 use std::time::Duration;
-
-use tokio::task::JoinSet;
 
 pub use self::locations::{PLATFORM_DIRECTORY, places};
 use self::publisher::SecretPublisher;
@@ -16,8 +15,8 @@ use crate::base::clock::Clock;
 use crate::fs::generation::{Place, Places};
 use crate::fs::watch::Watcher;
 use crate::metrics::Metrics;
-use crate::secret::{NameKind, SecretName};
-use crate::store::{Cache, Demand, Key, Origin, Scope, Workload};
+use crate::secret::SecretName;
+use crate::store::{Cache, Key, Workload};
 
 /// Which files are served, and how.
 #[derive(Clone, Debug)]
@@ -30,25 +29,23 @@ pub struct FileSettings {
     pub debounce: Duration,
     /// The directories to which the agent itself writes: what lies there, after all links, is not served.
     pub own: Vec<PathBuf>,
+    /// The directories with files of the agent's own, which no name leads to.
+    pub private: Vec<PathBuf>,
     /// The directories in which files that streams name must lie; anywhere if empty.
     pub prefixes: Vec<PathBuf>,
     /// The file of the system's roots, instead of those that distributions have (`SSL_CERT_FILE`).
     pub system_roots: Option<PathBuf>,
 }
 
-/// Serves `default` and `ROOTCA` from mounted files, and the files that streams name.
+/// Serves `default` and `ROOTCA` from mounted files.
 #[derive(Debug)]
 pub struct FileSource {
-    settings: FileSettings,
     mounted: FileSet,
-    context: Context,
 }
 
-/// What every set needs.
+/// What a set needs.
 #[derive(Clone, Debug)]
 struct Context {
-    cache: Cache,
-    workload: Workload,
     watcher: Watcher,
     debounce: Duration,
     clock: Clock,
@@ -65,13 +62,11 @@ impl FileSource {
         clock: Clock,
         metrics: Metrics,
     ) -> Self {
-        let context =
-            Context { cache: cache.clone(), workload, watcher, debounce: settings.debounce, clock, metrics };
-        let places = Places { own: settings.own.clone(), ..Places::new(settings.mounted.clone()) };
+        let context = Context { watcher, debounce: settings.debounce, clock, metrics };
+        let places = Places { own: settings.own, ..Places::new(settings.mounted) };
         let publisher = |name| Some(SecretPublisher::new(cache, Key { workload, name }, settings.is_alone));
         let (key_pair, roots) = (publisher(SecretName::Workload), publisher(SecretName::Roots));
-        let mounted = FileSet::new(places, key_pair, roots, context.clone());
-        Self { settings, mounted, context }
+        Self { mounted: FileSet::new(places, key_pair, roots, context) }
     }
 
     /// Publishes what is mounted now, so that no CA is called for what files provide.
@@ -79,64 +74,10 @@ impl FileSource {
         self.mounted.publish_once();
     }
 
-    /// Follows every change of the mounted files, and of those that streams name. Does not return.
+    /// Follows every change of the mounted files. Does not return.
     pub async fn run(self) {
-        let Self { settings, mounted, context } = self;
-        let demand = context.cache.demand(NameKind::File, Scope::Workload(context.workload));
-        let mut demand =
-            demand.inspect_err(|error| tracing::error!(%error, "requested files are not served")).ok();
-        let mut sets = JoinSet::new();
         // The first look is settled: the files may have changed since `publish_once`, before they were watched.
-        sets.spawn(mounted.run(true));
-        loop {
-            tokio::select! {
-                Some(key) = next(&mut demand) => {
-                    let places = locations::places_of(&key.name, &settings);
-                    drop(sets.spawn(context.clone().serve(key, places)));
-                }
-                Some(ended) = sets.join_next() => {
-                    if let Err(error) = ended {
-                        std::panic::resume_unwind(error.into_panic());
-                    }
-                }
-            }
-        }
-    }
-}
-
-impl Context {
-    /// Serves a name that a stream asked for, until no stream has been subscribed for a while.
-    async fn serve(self, key: Key, places: Places) {
-        locations::warn_of_own(&places);
-        let cache = self.cache.clone();
-        let publisher = Some(SecretPublisher::new(&cache, key.clone(), true));
-        let subscribers = cache.publisher(key.clone(), Origin::FILES);
-        let retired = async {
-            loop {
-                subscribers.deserted().await;
-                if cache.retire(&key) {
-                    return;
-                }
-            }
-        };
-        let (key_pair, roots) = match &key.name {
-            SecretName::FileKeyPair(_) => (publisher, None),
-            _ => (None, publisher),
-        };
-        let set = FileSet::new(places, key_pair, roots, self);
-        tokio::select! {
-            () = set.run(false) => {}
-            () = retired => {}
-        }
-        tracing::debug!(name = %key.name, "no stream left, files no longer watched");
-    }
-}
-
-/// The next name on demand; waits forever where another source serves the files of the workload.
-async fn next(demand: &mut Option<Demand>) -> Option<Key> {
-    match demand {
-        Some(demand) => demand.next().await,
-        None => std::future::pending().await,
+        self.mounted.run(true).await;
     }
 }
 

@@ -98,7 +98,7 @@ pub(super) struct Desertion {
 
 impl Desertion {
     pub(super) fn report(&self) {
-        // Without a source there is no receiver.
+        // Fails when the source has ended.
         let _ = self.sender.send(Event::Deserted(self.key.clone()));
     }
 }

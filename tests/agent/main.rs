@@ -28,6 +28,7 @@ mod command_line;
 mod conformance;
 mod crl;
 mod dead_disks;
+mod dead_names;
 mod docs;
 mod envoy_sds;
 mod failover;

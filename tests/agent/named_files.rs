@@ -373,9 +373,8 @@ async fn a_prefix_exposes_nothing_outside_it() {
         for name in [
             roots_name(path("allowed/root-cert.pem")),
             roots_name(path("prefix/root-cert.pem")),
-            roots_name(path("way-in/root-cert.pem")),
-            roots_name(path("elsewhere/../allowed/root-cert.pem")),
             roots_name("allowed/..data/root-cert.pem"),
+            roots_name("./allowed//root-cert.pem"),
         ] {
             let response = fetch(&client, &[&name]).await.unwrap();
             assert_eq!(certificates(&response).as_bytes(), inside.root, "{name}");
@@ -389,6 +388,9 @@ async fn a_prefix_exposes_nothing_outside_it() {
             roots_name(path("allowed/escape.pem")),
             roots_name(path("allowed/escape/root-cert.pem")),
             roots_name(path("allowed/../elsewhere/root-cert.pem")),
+            // They lead into it, but their text does not say so.
+            roots_name(path("way-in/root-cert.pem")),
+            roots_name(path("elsewhere/../allowed/root-cert.pem")),
             roots_name("elsewhere/root-cert.pem"),
             roots_name(path("allowed-too/root-cert.pem")),
             roots_name("/proc/self/environ"),
@@ -431,7 +433,7 @@ async fn a_prefix_exposes_nothing_outside_it() {
         });
         let mut reads = 0;
         while Instant::now() < until {
-            // A new name each time, so that the file is read again each time.
+            // A new name each time: names share what was read, and nothing may come with it.
             reads += 1;
             let name = roots_name(path(&format!("allowed{}/restless.pem", "/.".repeat(reads))));
             let mut request = tonic::Request::new(request(&[&name]));
@@ -452,8 +454,10 @@ async fn a_prefix_exposes_nothing_outside_it() {
         assert_eq!(certificates(&stream.next().await.unwrap()).as_bytes(), next.root);
     })
     .await;
-    let label = "attache_source_failures_total{source=\"files\",reason=\"unreadable\"}";
-    assert!(agent.metric(label).await > 10.0);
+    assert!(
+        agent.metric("attache_source_failures_total{source=\"files\",reason=\"unreadable\"}").await >= 2.0
+    );
+    assert!(agent.metric("attache_refusals_total{reason=\"forbidden\"}").await > 8.0);
 }
 
 #[tokio::test]

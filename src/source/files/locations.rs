@@ -1,6 +1,6 @@
 //! Which files belong to which name.
 
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 
 use super::FileSettings;
 use crate::fs::file;
@@ -23,6 +23,9 @@ const SYSTEM_ROOTS: [&str; 6] = [
     "/etc/ssl/cert.pem",
 ];
 
+/// The same text as for a file to which a link leads out.
+const OUTSIDE: &str = "outside the directories that --file-prefix allows";
+
 /// The places of `default` and `ROOTCA` in `directory`. GKE's file names count where its certificates are mounted.
 pub fn places(directory: &Path) -> Vec<Place> {
     let mut places = vec![Place::in_directory(directory, NAMES)];
@@ -32,28 +35,96 @@ pub fn places(directory: &Path) -> Vec<Place> {
     places
 }
 
-/// The files behind a name that a stream asked for.
-pub(super) fn places_of(name: &SecretName, settings: &FileSettings) -> Places {
-    // Readers of the log don't know the agent's working directory.
-    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let roots = |path: &Path| Place { roots: Some(absolute(path)), key_pair: None };
-    let named = |place| {
-        let (inside, own) = (settings.prefixes.clone(), settings.own.clone());
-        Places { inside, own, ..Places::new(vec![place]) }
-    };
-    match name {
-        SecretName::FileKeyPair(name) => {
-            let key_pair = Some((absolute(name.chain()), absolute(name.key())));
-            named(Place { key_pair, roots: None })
+/// `path` from the root directory, without `.` and empty names. A `..` stays where it may follow a link; a relative path
+/// starts at `working_directory`, which has none.
+pub(super) fn normalized(path: &Path, working_directory: &Path) -> PathBuf {
+    let mut normal = if path.is_absolute() { PathBuf::from("/") } else { working_directory.to_owned() };
+    let mut is_free_of_links = true;
+    for component in path.components() {
+        match component {
+            Component::ParentDir if is_free_of_links => drop(normal.pop()),
+            Component::ParentDir | Component::Normal(_) => {
+                is_free_of_links = false;
+                normal.push(component);
+            }
+            Component::Prefix(_) | Component::RootDir | Component::CurDir => {}
         }
-        SecretName::FileRoots(name) => named(roots(name.path())),
-        SecretName::SystemRoots => {
-            let known = || SYSTEM_ROOTS.map(|path| roots(path.as_ref())).to_vec();
-            let ranked = settings.system_roots.as_deref().map_or_else(known, |path| vec![roots(path)]);
-            Places { is_lenient: true, ..Places::new(ranked) }
+    }
+    normal
+}
+
+/// The files of a name that a stream asked for. Different spellings of a path are the same files.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Files {
+    KeyPair { chain: PathBuf, key: PathBuf },
+    Roots(PathBuf),
+    SystemRoots,
+}
+
+impl Files {
+    /// Not for names that are served without demand.
+    pub(super) fn of(name: &SecretName, working_directory: &Path) -> Option<Self> {
+        let normalized = |path| normalized(path, working_directory);
+        match name {
+            SecretName::FileKeyPair(name) => {
+                Some(Self::KeyPair { chain: normalized(name.chain()), key: normalized(name.key()) })
+            }
+            SecretName::FileRoots(name) => Some(Self::Roots(normalized(name.path()))),
+            SecretName::SystemRoots => Some(Self::SystemRoots),
+            SecretName::Workload | SecretName::Roots => None,
         }
-        // Never on demand: they are served from the start.
-        SecretName::Workload | SecretName::Roots => named(Place::default()),
+    }
+
+    pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
+        let (first, second) = match self {
+            Self::KeyPair { chain, key } => (Some(chain), Some(key)),
+            Self::Roots(path) => (Some(path), None),
+            Self::SystemRoots => (None, None),
+        };
+        first.into_iter().chain(second).map(PathBuf::as_path)
+    }
+
+    pub(super) fn places(&self, settings: &FileSettings) -> Places {
+        let roots = |path: &Path| Place { roots: Some(path.to_owned()), key_pair: None };
+        match self {
+            Self::KeyPair { chain, key } => {
+                Places::new(vec![Place { key_pair: Some((chain.clone(), key.clone())), roots: None }])
+            }
+            Self::Roots(path) => Places::new(vec![roots(path)]),
+            Self::SystemRoots => {
+                let known = || SYSTEM_ROOTS.map(|path| roots(path.as_ref())).to_vec();
+                let ranked = settings.system_roots.as_deref().map_or_else(known, |path| vec![roots(path)]);
+                Places { is_lenient: true, ..Places::new(ranked) }
+            }
+        }
+    }
+}
+
+/// The directories in which files must lie that streams name; anywhere if there are none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Prefixes(Vec<PathBuf>);
+
+impl Prefixes {
+    /// `given` are the directories as the user spelled them, and with their links resolved.
+    pub(super) fn new(given: &[PathBuf], working_directory: &Path) -> Self {
+        Self(given.iter().map(|prefix| normalized(prefix, working_directory)).collect())
+    }
+
+    /// Whether these files may be looked at, decided from their paths alone.
+    pub(super) fn admit(&self, files: &Files) -> Result<(), &'static str> {
+        let is_admitted = |path: &Path| self.0.is_empty() || self.length(path).is_some();
+        match files.paths().all(is_admitted) {
+            true => Ok(()),
+            false => Err(OUTSIDE),
+        }
+    }
+
+    /// How many names of `path` are the directory that it must not lead out of. A path that goes up may leave any
+    /// directory.
+    pub(super) fn length(&self, path: &Path) -> Option<usize> {
+        let goes_up = path.components().any(|component| component == Component::ParentDir);
+        let holder = self.0.iter().filter(|prefix| !goes_up && path.starts_with(prefix));
+        holder.map(|prefix| prefix.components().count() - 1).max()
     }
 }
 
@@ -61,5 +132,65 @@ pub(super) fn places_of(name: &SecretName, settings: &FileSettings) -> Places {
 pub(super) fn warn_of_own(places: &Places) {
     for path in places.paths().iter().filter(|path| file::is_within(path, &places.own)) {
         tracing::warn!(path = %path.display(), "file ignored: its path leads to where the agent itself writes");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(name: &str) -> Files {
+        Files::of(&name.parse().unwrap(), Path::new("/work/here")).unwrap()
+    }
+
+    #[test]
+    fn spellings_of_a_path_are_the_same_files() {
+        for (spelled, normal) in [
+            ("/a/b", "/a/b"),
+            ("/a//b", "/a/b"),
+            ("//a/./b/.", "/a/b"),
+            ("b", "/work/here/b"),
+            ("./b", "/work/here/b"),
+            ("../b", "/work/b"),
+            ("../../../b", "/b"),
+            ("/../a", "/a"),
+            // What is before it may be a link.
+            ("/a/../b", "/a/../b"),
+            ("c/../b", "/work/here/c/../b"),
+        ] {
+            assert_eq!(files(&format!("file-root:{spelled}")), Files::Roots(normal.into()), "{spelled}");
+            let pair = files(&format!("file-cert:{spelled}~/key"));
+            assert_eq!(pair, Files::KeyPair { chain: normal.into(), key: "/key".into() }, "{spelled}");
+        }
+        assert_eq!(files("file-root:system"), Files::SystemRoots);
+        assert_eq!(files("file-root:./system"), Files::Roots("/work/here/system".into()));
+    }
+
+    #[test]
+    fn a_prefix_admits_by_the_text_of_a_path() {
+        let given = ["/tls", "certs/", "/tls/deep"].map(PathBuf::from);
+        let prefixes = Prefixes::new(&given, Path::new("/work/here"));
+        for (name, is_admitted) in [
+            ("file-root:/tls/a", true),
+            ("file-root://tls/./a", true),
+            ("file-root:certs/a", true),
+            ("file-root:/work/here/certs/a", true),
+            ("file-root:../here/certs/a", true),
+            ("file-root:system", true),
+            ("file-cert:/tls/a~certs/b", true),
+            ("file-cert:/tls/a~/etc/b", false),
+            ("file-cert:/etc/a~/tls/b", false),
+            ("file-root:/tls-too/a", false),
+            ("file-root:/a", false),
+            ("file-root:a", false),
+            ("file-root:/tls/../a", false),
+            ("file-root:/tls/a/../b", false),
+            ("file-root:/etc/../tls/b", false),
+        ] {
+            assert_eq!(prefixes.admit(&files(name)).is_ok(), is_admitted, "{name}");
+            assert_eq!(Prefixes::default().admit(&files(name)), Ok(()));
+        }
+        let length = |path: &str| prefixes.length(Path::new(path));
+        assert_eq!([length("/tls/a"), length("/tls/deep/a"), length("/a")], [Some(1), Some(2), None]);
     }
 }

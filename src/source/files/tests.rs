@@ -22,18 +22,21 @@ use tokio::time::Instant;
 
 use self::rotations::{ROTATIONS, Rotation, swap};
 use super::locations::GKE_NAMES;
+use super::named::NamedFiles;
 use super::publisher::REMOVED;
 use super::set::OPEN_PATIENCE;
 use super::*;
 use crate::base::spiffe_id::SpiffeId;
 use crate::ca::embedded::DevelopmentCa;
 use crate::fs::generation::NAMES;
+use crate::fs::pending::PendingOperations;
+use crate::fs::pool::Pool;
 use crate::fs::watch::testing::{self, Kernel};
 use crate::metrics::BySource;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
 use crate::pki::{csr, pem};
 use crate::secret::{KeyPair, Resource, Secret, TrustBundle, Version};
-use crate::store::{Entry, Published, Subscription};
+use crate::store::{Entry, Origin, Published, Subscription};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const DEBOUNCE: Duration = Duration::from_millis(20);
@@ -147,6 +150,7 @@ fn settings(directory: &Path) -> FileSettings {
     FileSettings {
         mounted: places(directory),
         own: Vec::new(),
+        private: Vec::new(),
         is_alone: false,
         debounce: DEBOUNCE,
         prefixes: Vec::new(),
@@ -160,6 +164,7 @@ struct Mount {
     cache: Cache,
     watcher: Watcher,
     kernel: Kernel,
+    pool: Pool,
     metrics: Metrics,
     clock: Clock,
 }
@@ -175,14 +180,15 @@ impl Mount {
             cache: Cache::with_workload("").0,
             watcher,
             kernel,
+            pool: Pool::new(PendingOperations::default()),
             metrics: Metrics::default(),
             clock: Clock::system(),
         }
     }
 
-    /// A mount where inotify refuses every watch.
+    /// A mount where inotify refuses every watch. Time may be virtual.
     fn polled() -> Self {
-        let mount = Self::new();
+        let mount = Self { pool: Pool::inline(), ..Self::new() };
         mount.kernel.refuse_watches();
         mount
     }
@@ -208,9 +214,21 @@ impl Mount {
         self.source_of(self.directory())
     }
 
-    /// Follows the directory from now on.
+    /// Follows the directory from now on, and the names that streams ask for.
     fn follow(&self) {
-        tokio::spawn(self.source().run());
+        self.follow_with(settings(&self.directory()));
+    }
+
+    fn follow_with(&self, settings: FileSettings) {
+        tokio::spawn(self.source_with(settings.clone()).run());
+        let (cache, watcher, pool) = (self.cache.clone(), self.watcher.clone(), self.pool.clone());
+        let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
+        tokio::spawn(async move {
+            NamedFiles::with_pool(settings, &cache, WORKLOAD, watcher, pool, clock, metrics)
+                .await
+                .run()
+                .await;
+        });
     }
 
     /// Subscribes to a name, as a stream does.

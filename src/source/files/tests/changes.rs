@@ -1,7 +1,10 @@
 //! Every way to change files, under every kind of name, many times: each generation is published once, and nothing
 //! else is.
 
+use tokio::task::JoinSet;
+
 use super::*;
+use crate::fs::pending::PendingOperations;
 
 const SHORT: Duration = Duration::from_millis(4);
 /// Longer than a window, so that half of a change is reported.
@@ -10,7 +13,7 @@ const LONG: Duration = Duration::from_millis(60);
 /// A way to change files, and the number of rounds.
 type Way = (&'static str, usize, Rotation);
 
-fn rename_over(directory: &Path, name: &str, content: &[u8]) {
+pub(super) fn rename_over(directory: &Path, name: &str, content: &[u8]) {
     put(directory, "new", content);
     fs::rename(directory.join("new"), directory.join(name)).unwrap();
 }
@@ -252,7 +255,7 @@ async fn goes_through((title, rounds, rotate): Way, watcher: Watcher) {
 
 /// Tries all of these ways concurrently.
 async fn go_through(ways: Vec<Way>) {
-    let watcher = Watcher::new();
+    let watcher = Watcher::new(PendingOperations::default());
     let mut going = JoinSet::new();
     for way in ways {
         going.spawn(goes_through(way, watcher.clone()));
@@ -275,7 +278,7 @@ async fn a_thousand_swaps_are_noticed() {
     let mut files = Files::new();
     swap(&mount.directory(), &files, |_| {});
     let settings = FileSettings { debounce: Duration::from_millis(1), ..settings(&mount.directory()) };
-    tokio::spawn(mount.source_with(settings).run());
+    mount.follow_with(settings);
     let name = key_of(&format!("file-root:{}", mount.path(ROOT_FILE).display()));
     let _stream = mount.subscribe(&name).await;
     mount.serves_version(&name, &files.version(&name.name), "at first").await;
@@ -304,9 +307,7 @@ async fn no_part_of_a_bundle_is_served_while_it_is_written() {
         let mount = Mount::new();
         let window = Duration::from_millis(1);
         Files::nth(0).write(&mount.directory());
-        tokio::spawn(
-            mount.source_with(FileSettings { debounce: window, ..settings(&mount.directory()) }).run(),
-        );
+        mount.follow_with(FileSettings { debounce: window, ..settings(&mount.directory()) });
         let name = key_of(&format!("file-root:{}", mount.path(ROOT_FILE).display()));
         let _stream = mount.subscribe(&name).await;
         mount.serves(&Files::nth(0), "at first").await;

@@ -204,7 +204,7 @@ async fn each_secret_comes_from_the_first_place_that_has_it() {
     };
     let of = Files::nth;
     write_lower(&of(0));
-    tokio::spawn(mount.source_with(settings).run());
+    mount.follow_with(settings);
     mount.serves(&of(0), "the lower place").await;
     let records = [KEY_PAIR, ROOTS].map(|key| record(mount.watch(key)));
 
@@ -252,7 +252,7 @@ async fn only_half_of_a_change_or_an_early_one_waits_for_a_window() {
     let mount = Mount::new();
     let of = Files::nth;
     of(0).write(&mount.directory());
-    tokio::spawn(mount.source_with(FileSettings { debounce, ..settings(&mount.directory()) }).run());
+    mount.follow_with(FileSettings { debounce, ..settings(&mount.directory()) });
     mount.serves(&of(0), "at first").await;
     tokio::time::sleep(debounce).await;
     // The first change after a while.

@@ -460,7 +460,7 @@ impl Model {
         let mut settings = settings(&self.mount.directory());
         settings.mounted.push(lower);
         settings.debounce = debounce;
-        tokio::spawn(self.mount.source_with(settings).run());
+        self.mount.follow_with(settings);
         for number in 0..self.names.len() {
             let key = self.names[number].key.clone();
             if key.name.is_on_demand() {

@@ -55,7 +55,13 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
             let failed = mount.until(name.clone(), "its failure", |entry| entry.failure().is_some()).await;
             assert!(failed.good.is_none());
             streams[0].rejected(Version::of(b"bad"), "bad");
-            assert!(mount.kernel.watched() > before, "round {round}: its directories are not watched");
+            let is_watched = async {
+                while mount.kernel.watched() <= before {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let watched = tokio::time::timeout(PATIENCE, is_watched).await;
+            assert!(watched.is_ok(), "round {round}: its directories are not watched");
             let [first, last] = streams;
             drop(first);
             tokio::task::yield_now().await;
@@ -161,6 +167,48 @@ async fn hundreds_of_names_in_one_directory_share_its_watch_and_each_notices_eac
         assert_eq!(*record.lock().unwrap(), expected, "{number}");
     }
     assert_eq!(mount.kernel.watched(), watched);
+}
+
+#[tokio::test]
+async fn names_of_equal_content_share_what_was_parsed() {
+    const SPELLINGS: usize = 100;
+    let mount = Mount::new();
+    let [one, other] = ["one", "other"].map(|name| mount.temp.path().join(name));
+    for directory in [&one, &other] {
+        fs::create_dir(directory).unwrap();
+        Files::nth(0).write(directory);
+    }
+    symlink(&one, mount.temp.path().join("link")).unwrap();
+    mount.follow();
+    let mut names = vec![
+        one.join(ROOT_FILE),
+        one.join("../one").join(ROOT_FILE),
+        mount.temp.path().join("link").join(ROOT_FILE),
+        // A copy.
+        other.join(ROOT_FILE),
+    ];
+    names.extend((0..SPELLINGS).map(|number| one.join("./".repeat(number)).join(ROOT_FILE)));
+    let names: Vec<_> = names.iter().map(|name| roots_at(name)).collect();
+    let mut streams = vec![mount.subscribe(&names[0]).await];
+    mount.serves_version(&names[0], &Files::nth(0).version(&names[0].name), "the first name").await;
+    for name in &names {
+        streams.push(mount.subscribe(name).await);
+    }
+    for round in 0..3 {
+        let files = Files::nth(round);
+        for directory in [&one, &other] {
+            changes::rename_over(directory, ROOT_FILE, &files.root);
+        }
+        let mut contents = Vec::new();
+        for name in &names {
+            mount.serves_version(name, &files.version(&name.name), &format!("round {round}")).await;
+            let good = mount.entry(name.clone()).good.unwrap();
+            let Secret::TrustBundle(bundle) = &good.secret else { panic!("no roots") };
+            contents.push(bundle.roots().as_ptr());
+        }
+        contents.dedup();
+        assert_eq!(contents.len(), 1, "round {round}: it was parsed more than once");
+    }
 }
 
 #[tokio::test]

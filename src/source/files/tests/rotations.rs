@@ -193,7 +193,7 @@ async fn changes_during_an_overflow_are_found_afterwards() {
 async fn a_directory_that_appears_later_is_found() {
     let mount = Mount::new();
     let deep = mount.path("a/b/c");
-    tokio::spawn(mount.source_of(deep.clone()).run());
+    mount.follow_with(settings(&deep.clone()));
     // The first look has to be over, or it alone would find everything.
     tokio::task::yield_now().await;
     assert!(mount.entry(KEY_PAIR).good.is_none());

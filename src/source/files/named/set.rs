@@ -1,0 +1,249 @@
+//! Files that streams name, followed for all names that lead to them.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::Shared;
+use super::look::{Content, Disk, Look, Seen};
+use crate::fs::generation::{FileError, Found, Places};
+use crate::fs::pending::HANGING;
+use crate::fs::watch::Activity;
+use crate::secret::Secret;
+use crate::source::files::publisher::SecretPublisher;
+use crate::source::files::set::{OPEN_PATIENCE, PAUSE, PendingChange};
+use crate::store::Key;
+
+/// So many names are served in one turn; others of the agent's tasks get theirs in between.
+const TURN: usize = 4;
+
+/// A change of the names that lead to the same files.
+#[derive(Debug)]
+pub(super) enum NameChange {
+    Added(Key),
+    Removed(Key),
+}
+
+/// Files that are looked at together.
+pub(super) struct NamedSet {
+    shared: Arc<Shared>,
+    places: Arc<Places>,
+    /// Here between two looks; during a look, with the thread that makes it.
+    disk: Option<Disk>,
+    names: Names,
+    content: Option<Arc<Content>>,
+    published: Option<Instant>,
+}
+
+/// The names as which files are served.
+struct Names {
+    shared: Arc<Shared>,
+    places: Arc<Places>,
+    served: BTreeMap<Key, SecretPublisher>,
+    changes: mpsc::UnboundedReceiver<NameChange>,
+    /// What was found last and taken as whole.
+    taken: Option<Found<Secret>>,
+}
+
+impl NamedSet {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        places: Places,
+        names: Vec<Key>,
+        changes: mpsc::UnboundedReceiver<NameChange>,
+    ) -> Self {
+        let watch = shared.watcher.watch(places.paths());
+        let places = Arc::new(places);
+        let disk = Some(Disk { places: Arc::clone(&places), watch });
+        let publisher = |key: Key| (key.clone(), SecretPublisher::new(&shared.cache, key, true));
+        let served = names.into_iter().map(publisher).collect();
+        let (at, of) = (Arc::clone(&shared), Arc::clone(&places));
+        let names = Names { shared: at, places: of, served, changes, taken: None };
+        Self { shared, places, disk, names, content: None, published: None }
+    }
+
+    /// Follows every change. Does not return.
+    pub(super) async fn run(mut self) -> Infallible {
+        let debounce = self.shared.debounce;
+        let mut pending = PendingChange::default();
+        let mut pause = PAUSE;
+        loop {
+            let seen = self.look().await;
+            let looked = Instant::now();
+            if self.is_complete(&seen, &pending, looked) {
+                if let (Activity::Open, Some(disk)) = (seen.activity, &self.disk) {
+                    disk.watch.forget_writers();
+                }
+                pending = PendingChange::default();
+                if self.take(seen).await {
+                    pause = PAUSE;
+                }
+                self.next_change().await;
+                self.wait_for_window().await;
+            } else {
+                self.wait_for_rest(&mut pending, looked).await;
+            }
+            // A file that changes all the time, and never to a good one, must not keep the agent busy.
+            let rest = pause.saturating_sub(looked.elapsed());
+            if !rest.is_zero() {
+                tokio::time::sleep(rest).await;
+            }
+            pause = (2 * pause).min(debounce / 10);
+        }
+    }
+
+    /// Has a thread look at the files, however long that takes.
+    async fn look(&mut self) -> Seen {
+        let (reply, mut looked) = oneshot::channel();
+        let path = self.places.paths().into_iter().next().unwrap_or_default();
+        let look = Look { shared: Arc::clone(&self.shared), disk: self.disk.take(), reply: Some(reply) };
+        self.shared.pool.submit(path.as_path().into(), look);
+        let mut unanswered = std::pin::pin!(tokio::time::sleep(HANGING));
+        let mut is_reported = false;
+        loop {
+            tokio::select! {
+                biased;
+                looked = &mut looked => {
+                    // A panic of the thread is one of the agent.
+                    let Ok((disk, seen)) = looked else { return std::future::pending().await };
+                    self.disk = Some(disk);
+                    return seen;
+                }
+                never = self.names.follow() => match never {},
+                () = &mut unanswered, if !is_reported => {
+                    is_reported = true;
+                    let error = FileError::Unanswered { path: path.clone() };
+                    self.names.serve(Found { secret: Err(error), rank: 0 }).await;
+                }
+            }
+        }
+    }
+
+    /// Whether to take what was seen, or to wait for the rest of a change.
+    fn is_complete(&self, seen: &Seen, pending: &PendingChange, looked: Instant) -> bool {
+        match seen.activity {
+            Activity::None => {
+                pending.is_settled
+                    || pending.lasts(looked, 10 * self.shared.debounce)
+                    || self.names.served.values().all(|publisher| publisher.expects(&seen.found))
+            }
+            Activity::Open => pending.is_quiet(looked, OPEN_PATIENCE),
+            Activity::Change => false,
+        }
+    }
+
+    /// Publishes what was seen, or reports what is wrong with it. True if it is a new secret for some name.
+    async fn take(&mut self, seen: Seen) -> bool {
+        self.content = seen.content.or(self.content.take());
+        let is_new = self.names.serve(seen.found).await;
+        if is_new {
+            self.published = Some(Instant::now());
+        }
+        is_new
+    }
+
+    /// Returns when a file changes, or when a certificate becomes valid or expires.
+    async fn next_change(&mut self) {
+        let now = self.shared.clock.now();
+        let expiries = self.names.served.values().filter_map(SecretPublisher::not_after);
+        let expires = expiries.filter(|moment| *moment > now).min();
+        let starts = self.names.taken.as_ref().and_then(Found::starts);
+        let next = starts.into_iter().chain(expires).min();
+        let clock = self.shared.clock.clone();
+        let due = async {
+            match next {
+                Some(moment) => clock.sleep_until(moment).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.changed() => {}
+            () = due => {}
+        }
+    }
+
+    /// Waits until the window of the last publish is over: later changes are folded into the next one.
+    async fn wait_for_window(&mut self) {
+        let Some(published) = self.published else { return };
+        let window = self.shared.debounce.saturating_sub(published.elapsed());
+        if !window.is_zero() {
+            // Names may come and go meanwhile.
+            let _ = tokio::time::timeout(window, self.names.follow()).await;
+        }
+    }
+
+    /// Waits for the rest of a change, one window at most: if nothing completes it by then, it is reported. So is a
+    /// change that goes on and gets no better.
+    async fn wait_for_rest(&mut self, pending: &mut PendingChange, looked: Instant) {
+        if pending.lasts(looked, OPEN_PATIENCE) && !std::mem::replace(&mut pending.is_reported, true) {
+            let error = FileError::Restless { paths: self.places.paths() };
+            self.names.serve(Found { secret: Err(error), rank: 0 }).await;
+        }
+        pending.since.get_or_insert(looked);
+        let changed = tokio::time::timeout(self.shared.debounce, self.changed()).await;
+        pending.is_settled = changed.is_err();
+        pending.quiet_since = match pending.is_settled {
+            true => pending.quiet_since.or_else(|| Some(Instant::now())),
+            false => None,
+        };
+    }
+
+    /// Returns when a file may have changed.
+    async fn changed(&mut self) {
+        let Some(disk) = &self.disk else { return };
+        tokio::select! {
+            _ = disk.watch.changed() => {}
+            never = self.names.follow() => match never {},
+        }
+    }
+}
+
+impl Names {
+    /// Takes up names that come, and drops those that go.
+    async fn follow(&mut self) -> Infallible {
+        loop {
+            match self.changes.recv().await {
+                Some(NameChange::Added(key)) => {
+                    let mut publisher = SecretPublisher::new(&self.shared.cache, key.clone(), true);
+                    if let Some(found) = &self.taken {
+                        self.shared.serve(&mut publisher, found, &self.places);
+                    }
+                    self.served.insert(key, publisher);
+                }
+                Some(NameChange::Removed(key)) => drop(self.served.remove(&key)),
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Serves every name what was found. True if that is new for some of them.
+    async fn serve(&mut self, found: Found<Secret>) -> bool {
+        let mut is_new = false;
+        for (number, publisher) in self.served.values_mut().enumerate() {
+            is_new |= self.shared.serve(publisher, &found, &self.places);
+            if number % TURN == TURN - 1 {
+                tokio::task::yield_now().await;
+            }
+        }
+        self.taken = Some(found);
+        is_new
+    }
+}
+
+impl Shared {
+    /// Serves a name what was found. True if that is new.
+    fn serve(&self, publisher: &mut SecretPublisher, found: &Found<Secret>, places: &Places) -> bool {
+        let secret = match &found.secret {
+            Ok(secret) => Ok(secret.clone()),
+            Err(error) => {
+                publisher.fail(error, &self.metrics);
+                return false;
+            }
+        };
+        let found = Found { secret, rank: found.rank };
+        publisher.take(found, self.clock.now(), places, &self.metrics)
+    }
+}
