@@ -1,6 +1,7 @@
 //! Wires the parts together. The only place that spawns what lives as long as the agent.
 
 mod inventory;
+mod mounted;
 mod signals;
 mod sockets;
 pub mod workloads;
@@ -199,7 +200,7 @@ async fn start_workload(
     };
     let plan =
         Plan { files: config.files, crl: config.crl, cas, issuer: config.workload, output: config.output };
-    workloads.start(running, plan).await;
+    workloads.start(running, plan).await.context("starting the thread for mounted files failed")?;
     let Shared { cache, history, pending, clock, .. } = shared.clone();
     Ok(Reporter { cache, workload: running.workload, history, pending, about, clock })
 }

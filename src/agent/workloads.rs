@@ -2,11 +2,16 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::io;
+use std::time::Duration;
 
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::mounted;
 use crate::base::clock::Clock;
 use crate::ca::failover::Failover;
 use crate::export::output::{Output, OutputSettings};
@@ -20,6 +25,9 @@ use crate::source::files::{self, FileSource};
 use crate::source::issuer::{IssuanceQueue, Issuer, IssuerContext, IssuerSettings};
 use crate::store::history::History;
 use crate::store::{Cache, Workload};
+
+/// How long the start waits for what is mounted, so that no CA is called for what files provide.
+const FIRST_LOOK: Duration = Duration::from_secs(2);
 
 /// What all workloads share. Clones share the same.
 #[derive(Clone, Debug)]
@@ -45,7 +53,7 @@ impl Shared {
             cache: Cache::default(),
             metrics: Metrics::default(),
             history: History::default(),
-            watcher: Watcher::new(),
+            watcher: Watcher::new(pending.clone()),
             disk: Disk::new(pending.clone(), clock.clone()),
             pending,
             clock,
@@ -80,13 +88,15 @@ pub struct Running {
 pub struct Workloads {
     shared: Shared,
     running: HashMap<Workload, CancellationToken>,
+    /// The thread for mounted files. It starts with the first workload: the process may confine itself before that.
+    mounted: Option<Handle>,
     /// None: the task ended as it should. Some: it ended by itself, although its workload exists.
     tasks: JoinSet<Option<()>>,
 }
 
 impl Workloads {
     pub fn new(shared: Shared) -> Self {
-        Self { shared, running: HashMap::new(), tasks: JoinSet::new() }
+        Self { shared, running: HashMap::new(), mounted: None, tasks: JoinSet::new() }
     }
 
     /// Adds a workload, which has no secrets yet. `name` is for people and metrics; empty for a sidecar's only one.
@@ -98,19 +108,16 @@ impl Workloads {
     }
 
     /// Starts the sources and exports of a workload. What is mounted, or kept from an earlier run, is published before
-    /// this returns.
-    pub async fn start(&mut self, running: &Running, plan: Plan) {
+    /// this returns, unless its file system does not answer.
+    pub async fn start(&mut self, running: &Running, plan: Plan) -> io::Result<()> {
         let Running { workload, ended } = running;
         let Shared { cache, metrics, history, watcher, disk, clock, queue, .. } = self.shared.clone();
         let debounce = plan.files.debounce;
-        let mut crls =
+        let crls =
             CrlSource::new(plan.crl, debounce, &cache, *workload, &watcher, clock.clone(), metrics.clone());
-        crls.amend_once().await;
-        let mut files =
+        let files =
             FileSource::new(plan.files, &cache, *workload, watcher.clone(), clock.clone(), metrics.clone());
-        files.publish_once();
-        self.spawn(ended, files.run());
-        self.spawn(ended, crls.run());
+        self.follow_mounted(ended, files, crls).await?;
         self.spawn(ended, history.follow(cache.clone(), *workload, clock.clone()));
         if !plan.cas.is_empty() {
             let disk = disk.within(plan.issuer.timeout);
@@ -124,6 +131,35 @@ impl Workloads {
             let output = Output::new(settings, &cache, *workload, &watcher, disk, clock, metrics);
             self.spawn_draining(output.run(ended.clone()));
         }
+        Ok(())
+    }
+
+    /// Follows what is mounted, on its thread. Returns after the first look, unless a file system does not answer.
+    async fn follow_mounted(
+        &mut self,
+        ended: &CancellationToken,
+        mut files: FileSource,
+        mut crls: CrlSource,
+    ) -> io::Result<()> {
+        let mounted = match &self.mounted {
+            Some(mounted) => mounted.clone(),
+            None => self.mounted.insert(mounted::start(self.shared.stop.clone())?).clone(),
+        };
+        self.shared.clock.watch_jumps();
+        let (looked, first_look) = oneshot::channel();
+        let follow = async move {
+            // The first trust bundle already has its CRLs.
+            crls.amend_once();
+            files.publish_once();
+            // The receiver may have given up waiting.
+            let _ = looked.send(());
+            tokio::join!(files.run(), crls.run());
+        };
+        self.tasks.spawn_on(until(ended.clone(), follow), &mounted);
+        if tokio::time::timeout(FIRST_LOOK, first_look).await.is_err() {
+            tracing::warn!(waited = ?FIRST_LOOK, "mounted files not read yet, starting without them");
+        }
+        Ok(())
     }
 
     /// The service that serves a workload's secrets.
@@ -134,15 +170,7 @@ impl Workloads {
 
     /// Runs `task` until the workload is removed or the agent stops.
     pub fn spawn(&mut self, ended: &CancellationToken, task: impl Future<Output = ()> + Send + 'static) {
-        let ended = ended.clone();
-        self.tasks.spawn(async move {
-            // The token first: a source of a removed workload finds its secrets missing, and must not request new ones.
-            tokio::select! {
-                biased;
-                () = ended.cancelled() => None,
-                () = task => Some(()),
-            }
-        });
+        self.tasks.spawn(until(ended.clone(), task));
     }
 
     /// Runs `task`, which ends by itself when its workload is removed or the agent stops. The agent waits for it when
@@ -176,6 +204,16 @@ impl Workloads {
                 None => std::future::pending().await,
             }
         }
+    }
+}
+
+/// Runs `task` until `ended`. Some if it ended by itself.
+async fn until(ended: CancellationToken, task: impl Future<Output = ()>) -> Option<()> {
+    // The token first: a source of a removed workload finds its secrets missing, and must not request new ones.
+    tokio::select! {
+        biased;
+        () = ended.cancelled() => None,
+        () = task => Some(()),
     }
 }
 

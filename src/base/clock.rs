@@ -81,6 +81,14 @@ impl Clock {
         }
     }
 
+    /// Has this runtime wait for jumps of the wall clock, for all clones. Sleepers on other threads depend on its thread
+    /// from now on, instead of it on theirs.
+    pub fn watch_jumps(&self) {
+        if let Kind::System(timer) = &self.0 {
+            timer.get_or_init(jump_timer);
+        }
+    }
+
     /// Returns when the wall clock was set or the machine has slept; never if the kernel does not report it.
     pub async fn jumped(&self) {
         match &self.0 {

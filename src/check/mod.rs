@@ -174,7 +174,7 @@ impl Findings {
     fn mounted(&mut self, config: &Config) {
         let (cache, workload) = Cache::with_workload("");
         let (clock, metrics) = (self.clock.clone(), Metrics::default());
-        let watcher = Watcher::new();
+        let watcher = Watcher::new(PendingOperations::default());
         let mut files = FileSource::new(config.files.clone(), &cache, workload, watcher, clock, metrics);
         files.publish_once();
         for one in cache.snapshot() {
@@ -233,7 +233,7 @@ impl Findings {
     fn limits(&mut self, config: &Config) {
         let paths: Vec<PathBuf> =
             config.files.mounted.iter().filter_map(Place::home).map(Path::to_owned).collect();
-        let mut watch = Watcher::new().watch(paths);
+        let mut watch = Watcher::new(PendingOperations::default()).watch(paths);
         watch.arm();
         let limit = |name: &str| {
             let read = fs::read_to_string(format!("/proc/sys/fs/inotify/{name}"));

@@ -387,7 +387,7 @@ async fn or_report<T>(work: impl Future<Output = T>, report: impl FnOnce()) -> T
 /// Returns when the written files may have changed. Does not touch the disk, which may hang.
 async fn files_changed(watch: Option<&Watch>) {
     match watch {
-        Some(watch) if !watch.polls() => watch.changed().await,
+        Some(watch) if !watch.polls() => drop(watch.changed().await),
         _ => std::future::pending().await,
     }
 }

@@ -3,7 +3,7 @@
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -24,7 +24,12 @@ pub fn is_within(path: &Path, directories: &[PathBuf]) -> bool {
 }
 
 fn starts_with_any(real: &Path, directories: &[PathBuf]) -> bool {
-    directories.iter().filter_map(|directory| directory.canonicalize().ok()).any(|it| real.starts_with(it))
+    without_links(directories).iter().any(|it| real.starts_with(it))
+}
+
+/// Where `directories` are, as far as they exist.
+pub(super) fn without_links(directories: &[PathBuf]) -> Vec<PathBuf> {
+    directories.iter().filter_map(|directory| directory.canonicalize().ok()).collect()
 }
 
 /// Like [`read`], for a file that must lie in one of `directories` after all links; anywhere if there are none.
@@ -34,9 +39,6 @@ pub fn read_within(path: &Path, limit: u64, directories: &[PathBuf]) -> io::Resu
     if directories.is_empty() {
         return read(path, limit);
     }
-    let outside = || {
-        io::Error::new(io::ErrorKind::PermissionDenied, "outside the directories that --file-prefix allows")
-    };
     // Before anything is opened: opening a device has effects.
     let absolute = std::path::absolute(path)?;
     let existing = absolute.ancestors().find_map(|ancestor| ancestor.canonicalize().ok());
@@ -64,7 +66,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 fn open_once(path: &Path) -> io::Result<File> {
     let check = |metadata: Metadata| match metadata.is_file() {
         true => Ok(()),
-        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
+        false => Err(not_regular()),
     };
     // Checked before it is opened, because opening some devices has effects, and again afterwards.
     check(std::fs::metadata(path)?)?;
@@ -79,33 +81,33 @@ fn bits(flags: OFlags) -> i32 {
 
 fn content(file: File, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
     let metadata = file.metadata()?;
-    let too_large = || io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {}", size(limit)));
     if metadata.len() > limit {
-        return Err(too_large());
+        return Err(too_large(limit));
     }
     // Sized beforehand: a buffer that grows leaves copies of a key in memory.
     let size = usize::try_from(metadata.len()).unwrap_or_default();
     let mut content = Zeroizing::new(Vec::with_capacity(size + 1));
     file.take(limit + 1).read_to_end(&mut content)?;
     if content.len() as u64 > limit {
-        return Err(too_large());
+        return Err(too_large(limit));
     }
     Ok(content)
 }
 
-fn size(bytes: u64) -> String {
-    if bytes >= 1 << 20 { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
+pub(super) fn outside() -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, "outside the directories that --file-prefix allows")
 }
 
-/// Distinguishes two states of a file or a link: device and inode, size, and the times of the last changes (mtime and
-/// ctime). None if nothing exists.
-pub type Stamp = Option<((u64, u64), u64, (i64, i64), (i64, i64))>;
+pub(super) fn not_regular() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")
+}
 
-pub fn stamp(metadata: io::Result<Metadata>) -> Stamp {
-    let metadata = metadata.ok()?;
-    let modified = (metadata.mtime(), metadata.mtime_nsec());
-    let changed = (metadata.ctime(), metadata.ctime_nsec());
-    Some(((metadata.dev(), metadata.ino()), metadata.size(), modified, changed))
+pub(super) fn too_large(limit: u64) -> io::Error {
+    io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {}", size(limit)))
+}
+
+fn size(bytes: u64) -> String {
+    if bytes >= 1 << 20 { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
 }
 
 /// Locks the directory at `path` against other callers of this function, until the file is dropped.

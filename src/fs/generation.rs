@@ -4,15 +4,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use aws_lc_rs::digest;
 use zeroize::Zeroizing;
 
 use crate::base::clock::rfc3339;
 use crate::base::limits;
 use crate::fs::file;
+use crate::fs::walk::{FoundFile, Walk};
 use crate::pki::certificate::Certificate;
 use crate::pki::key::{NotAKey, PrivateKey};
 use crate::pki::pem::{self, NotPem};
-use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle};
+use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle, Unchained};
 
 /// File name of a certificate chain.
 pub const CHAIN_FILE: &str = "cert-chain.pem";
@@ -21,9 +23,6 @@ pub const KEY_FILE: &str = "key.pem";
 /// File name of the trust roots.
 pub const ROOT_FILE: &str = "root-cert.pem";
 pub const NAMES: [&str; 3] = [CHAIN_FILE, KEY_FILE, ROOT_FILE];
-
-/// How often files are read again when they change while they are being read.
-const READS: usize = 5;
 
 /// Why files are not served.
 #[derive(Debug, thiserror::Error)]
@@ -139,6 +138,8 @@ pub struct Places {
 pub struct Generation {
     pub key_pair: Found<KeyPair>,
     pub roots: Found<TrustBundle>,
+    /// Whether the leaf chains to the roots, where both are good.
+    pub chained: Option<Result<(), Unchained>>,
 }
 
 /// What was found of one secret.
@@ -170,6 +171,52 @@ impl<T> Found<T> {
 
 type Content = Result<Option<Zeroizing<Vec<u8>>>, FileError>;
 
+pub type Digest = [u8; 32];
+
+/// What the files of [`Places::paths`] held at one moment.
+#[derive(Debug)]
+pub struct Contents(Vec<Content>);
+
+impl Contents {
+    /// Distinguishes two contents.
+    pub fn digest(&self) -> Digest {
+        let mut digest = digest::Context::new(&digest::SHA256);
+        for content in &self.0 {
+            let text;
+            let (kind, bytes): (u8, &[u8]) = match content {
+                Ok(None) => (0, &[]),
+                Ok(Some(content)) => (1, content),
+                Err(error) => {
+                    text = error.to_string();
+                    (2, text.as_bytes())
+                }
+            };
+            digest.update(&[kind]);
+            digest.update(&bytes.len().to_le_bytes());
+            digest.update(bytes);
+        }
+        digest.finish().as_ref().try_into().unwrap_or_default()
+    }
+
+    /// Parses the files of `places`, and checks them as of `now`.
+    pub fn parse(self, places: &Places, now: SystemTime) -> Generation {
+        let mut contents = self.0.into_iter();
+        let mut next = || contents.next().unwrap_or(Ok(None));
+        let (mut pairs, mut bundles) = (Vec::new(), Vec::new());
+        for place in &places.ranked {
+            pairs.push(place.key_pair.as_ref().map(|(chain, key)| {
+                let pair = parse_pair((chain, next()), (key, next()));
+                pair.and_then(|pair| check_time(chain, pair, now))
+            }));
+            bundles.push(place.roots.as_ref().map(|path| places.parse_roots(path, next(), now)));
+        }
+        let (key_pair, roots) = (first(pairs), first(bundles));
+        let both = key_pair.good().zip(roots.good());
+        let chained = both.map(|(pair, roots): (&KeyPair, &TrustBundle)| roots.verify(pair, now));
+        Generation { key_pair, roots, chained }
+    }
+}
+
 impl Places {
     /// Places without restrictions.
     pub fn new(ranked: Vec<Place>) -> Self {
@@ -200,51 +247,36 @@ impl Places {
         FileError::Missing { paths: paths.collect() }
     }
 
-    /// Reads all files together and checks them as of `now`. Starts over if one of them changed meanwhile.
+    /// Reads all files together and checks them as of `now`.
     pub fn look(&self, now: SystemTime) -> Generation {
-        let stamps = |paths: &[PathBuf]| -> Vec<_> {
-            paths.iter().map(|path| file::stamp(std::fs::metadata(path))).collect()
-        };
-        let paths = self.paths();
-        for _ in 0..READS {
-            let before = stamps(&paths);
-            let contents = paths.iter().map(|path| self.read(path)).collect();
-            if before == stamps(&paths) {
-                return self.parse(contents, now);
+        let mut walk = Walk::new(self.paths());
+        let look = walk.read(limits::FILE_BYTES, self.refusal());
+        self.contents(look.files, look.is_restless).parse(self, now)
+    }
+
+    /// The reason why a file at this path, which has no links, is not read: it lies where the agent itself writes, or
+    /// outside the allowed directories.
+    pub fn refusal(&self) -> impl Fn(&Path) -> Option<io::Error> + use<'_> {
+        let [own, inside] = [&self.own, &self.inside].map(|directories| file::without_links(directories));
+        move |real| {
+            let lies_in = |directories: &[PathBuf]| directories.iter().any(|it| real.starts_with(it));
+            if lies_in(&own) {
+                return Some(io::ErrorKind::NotFound.into());
             }
-        }
-        let restless = || FileError::Restless { paths: paths.clone() };
-        Generation {
-            key_pair: Found { secret: Err(restless()), rank: 0 },
-            roots: Found { secret: Err(restless()), rank: 0 },
+            let is_inside = self.inside.is_empty() || lies_in(&inside);
+            (!is_inside).then(file::outside)
         }
     }
 
-    /// Parses the contents of [`Places::paths`].
-    fn parse(&self, contents: Vec<Content>, now: SystemTime) -> Generation {
-        let mut contents = contents.into_iter();
-        let mut next = || contents.next().unwrap_or(Ok(None));
-        let (mut pairs, mut bundles) = (Vec::new(), Vec::new());
-        for place in &self.ranked {
-            pairs.push(place.key_pair.as_ref().map(|(chain, key)| {
-                let pair = parse_pair((chain, next()), (key, next()));
-                pair.and_then(|pair| check_time(chain, pair, now))
-            }));
-            bundles.push(place.roots.as_ref().map(|path| self.parse_roots(path, next(), now)));
-        }
-        Generation { key_pair: first(pairs), roots: first(bundles) }
-    }
-
-    /// The content of a file, if it exists.
-    fn read(&self, path: &Path) -> Content {
-        if file::is_within(path, &self.own) {
-            return Ok(None);
-        }
-        match file::read_within(path, limits::FILE_BYTES, &self.inside) {
+    /// Names the contents of files that were found at [`Places::paths`].
+    pub fn contents(&self, found: Vec<FoundFile>, is_restless: bool) -> Contents {
+        let content = |(path, file): (PathBuf, FoundFile)| match file.content {
+            _ if is_restless => Err(FileError::Restless { paths: self.paths() }),
             Ok(content) => Ok(Some(content)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(FileError::Unreadable { path: path.to_owned(), source }),
-        }
+            Err(source) => Err(FileError::Unreadable { path, source }),
+        };
+        Contents(self.paths().into_iter().zip(found).map(content).collect())
     }
 
     fn parse_roots(

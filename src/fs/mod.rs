@@ -4,4 +4,5 @@ pub mod disk;
 pub mod file;
 pub mod generation;
 pub mod pending;
+pub mod walk;
 pub mod watch;

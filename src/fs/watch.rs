@@ -2,35 +2,48 @@
 //!
 //! A path is a chain of look-ups: each directory on the way, each link's target. The kubelet changes a mounted
 //! file by swapping a link that lies two look-ups before it. Every directory in which a name is looked up is
-//! watched, and an event counts if it is about one of these names. A file that has other names elsewhere (hard links,
-//! or a mount of that one file) is watched itself: writing to it under another name does nothing to the directory.
+//! watched, and an event counts if it is about one of these names. Where files are read, writes are reported too; on the
+//! way there, names alone. A file that has other names elsewhere (hard links, or a mount of that one file) is watched
+//! itself: writing to it under another name does nothing to the directory. So is a file in a directory where other
+//! programs write all the time.
 //!
 //! One [`Watcher`] serves any number of [`Watch`]es. A directory is watched once, however many of them look a name up
-//! in it. Where inotify does not report changes, the look-ups are compared every two seconds.
+//! in it. Where inotify does not report changes, a watch asks for a look every two seconds.
 
+mod backend;
 mod index;
 mod inotify;
-mod lookup;
 mod poll;
 #[cfg(test)]
 pub(crate) mod testing;
 
-use std::path::PathBuf;
+use std::collections::{BTreeSet, HashSet};
+use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use self::backend::{Backend, Targets};
 pub use self::index::Activity;
-use self::index::SharedIndex;
-use self::inotify::{Backend, Followed, Inotify, Notifier};
-use self::lookup::{Inodes, Lookups};
-use self::poll::Snapshot;
+use self::index::{Name, SharedIndex};
+use self::inotify::{Inotify, Notifier};
+use crate::fs::pending::{Operation, PendingOperations};
+use crate::fs::walk::{Look, Lookups, MAX_LINKS, Step, Walk};
 
 /// No code panics while it holds one of these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// What all watches share. Clones are the same watcher.
@@ -40,13 +53,17 @@ pub struct Watcher(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     index: SharedIndex,
-    /// Never locked on inotify's thread: the holder of this lock waits for that thread.
     backend: Mutex<Backend>,
+    /// Held while inotify is told something, which may take forever where a file system doesn't answer. So nothing waits
+    /// for this lock: who doesn't get it leaves the change to its holder, and polls meanwhile.
+    notifier: Mutex<Box<dyn Notifier>>,
+    /// Where looks are registered.
+    pending: PendingOperations,
     next_id: AtomicU64,
     started: Instant,
 }
 
-/// How many directories, and files with several names, are watched in which way.
+/// How many directories, and files that are watched themselves, are watched in which way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WatchCount {
     pub inotify: usize,
@@ -54,109 +71,132 @@ pub struct WatchCount {
     pub polling: usize,
 }
 
-impl Default for Watcher {
-    fn default() -> Self {
-        Self::new()
-    }
+/// Why to look again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// Something has changed.
+    Event,
+    /// Inotify doesn't report every change.
+    Poll,
 }
 
 impl Watcher {
-    pub fn new() -> Self {
-        Self::with(|index| Box::new(Inotify::new(index)))
+    /// A watcher that registers in `pending` while it touches the disk.
+    pub fn new(pending: PendingOperations) -> Self {
+        Self::with(pending, |index| Box::new(Inotify::new(index)))
     }
 
     /// A watcher with the notifier that `notifier` makes, which passes its events to the index.
-    fn with(notifier: impl FnOnce(SharedIndex) -> Box<dyn Notifier>) -> Self {
+    fn with(pending: PendingOperations, notifier: impl FnOnce(SharedIndex) -> Box<dyn Notifier>) -> Self {
         let index = SharedIndex::default();
-        let backend = Mutex::new(Backend::new(notifier(index.clone())));
-        Self(Arc::new(Shared { index, backend, next_id: AtomicU64::new(0), started: Instant::now() }))
+        let notifier = Mutex::new(notifier(index.clone()));
+        let backend = Mutex::new(Backend::default());
+        let (next_id, started) = (AtomicU64::new(0), Instant::now());
+        Self(Arc::new(Shared { index, backend, notifier, pending, next_id, started }))
     }
 
     pub fn count(&self) -> WatchCount {
         lock(&self.0.backend).count()
     }
 
-    /// A watch of `paths`, which need not exist. It starts with [`Watch::arm`].
+    /// A watch of `paths`, which need not exist. It starts with the first [`Watch::look`] or [`Watch::arm`].
     pub fn watch(&self, paths: Vec<PathBuf>) -> Watch {
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         Watch {
             shared: Arc::clone(&self.0),
             id,
-            paths,
-            changed: self.0.index.lock().add(id),
+            walk: Walk::new(paths),
+            wakes: self.0.index.lock().add(id),
             lookups: Lookups::default(),
-            snapshot: Snapshot::default(),
-            polls: false,
-            events: 0,
+            targets: Targets::new(),
+            polls: true,
         }
     }
 }
 
 /// Follows a set of paths until it is dropped.
+///
+/// [`Watch::look`], [`Watch::follow`] and [`Watch::arm`] touch the disk. A look finds the files, and `follow` what has to
+/// be watched so that nothing that happens after the look is missed; what the look found may be used in between.
 #[derive(Debug)]
 pub struct Watch {
     shared: Arc<Shared>,
     id: u64,
-    paths: Vec<PathBuf>,
-    changed: Arc<Notify>,
+    walk: Walk,
+    wakes: Arc<Notify>,
+    /// What is followed.
     lookups: Lookups,
-    /// Compared while this watch polls.
-    snapshot: Snapshot,
+    targets: Targets,
     polls: bool,
-    /// How many events had woken it when it was armed.
-    events: u64,
 }
 
 impl Watch {
+    /// Reads the files, of `limit` bytes at most each, except for those that `refuse` has an error for.
+    pub fn look(&mut self, limit: u64, refuse: impl Fn(&Path) -> Option<std::io::Error>) -> Look {
+        let _operation = self.begin_operation();
+        self.begin_look();
+        self.walk.read(limit, refuse)
+    }
+
+    /// What has happened to these files since the last look began, which is the one that found them. Polling doesn't notice
+    /// writers.
+    pub fn activity(&self, lookups: &Lookups) -> Activity {
+        if self.may_be_half_written(lookups) && !self.shared.catch_up() {
+            return Activity::Change;
+        }
+        self.shared.index.lock().activity(self.id, lookups)
+    }
+
+    /// Watches where a look has led: whatever happens after that look wakes [`Watch::changed`]. False if something has
+    /// happened already.
+    pub fn follow(&mut self, lookups: Lookups) -> bool {
+        let Following { targets, new_names, unreported } =
+            self.shared.follow(self.id, &self.targets, &lookups);
+        let _operation = (!unreported.is_empty() || !new_names.is_empty()).then(|| self.begin_operation());
+        self.shared.apply(self.id);
+        let still_unreported = self.shared.unreported(&targets);
+        // What inotify reports from now on may have changed since the look.
+        let is_reported_now = |path: &Path| unreported.contains(path) && !still_unreported.contains(path);
+        let is_new = |path: &Path| {
+            let key = lookups.key(path).map(|(directory, name)| (directory, name.to_owned()));
+            key.is_some_and(|key| new_names.contains(&key))
+                || is_reported_now(path)
+                || path.parent().is_some_and(is_reported_now)
+        };
+        let is_current =
+            lookups.names.keys().filter(|path| is_new(path)).all(|path| lookups.is_current(path));
+        if !is_current {
+            self.wakes.notify_one();
+        }
+        self.polls = !still_unreported.is_empty() || lookups.is_broken;
+        (self.lookups, self.targets) = (lookups, targets);
+        is_current
+    }
+
     /// Watches where the paths lead now. Whatever happens after this call wakes [`Watch::changed`].
     pub fn arm(&mut self) {
         // A link may be swapped between its look-up and the watch on its directory: repeat until nothing changes.
-        for _ in 0..lookup::MAX_LINKS {
-            let lookups = Lookups::of(&self.paths);
-            let is_same = lookups == self.lookups;
-            if !is_same {
-                self.shared.index.lock().register(self.id, &lookups);
-            }
-            let Followed { is_new, polls } =
-                self.shared.follow(self.id, &self.lookups.inodes, &lookups.inodes);
-            self.polls = polls;
-            self.lookups = lookups;
-            if is_same && !is_new {
+        for _ in 0..MAX_LINKS {
+            let operation = self.begin_operation();
+            self.begin_look();
+            let lookups = self.walk.look_up();
+            drop(operation);
+            if self.follow(lookups) {
                 break;
             }
         }
-        lock(&self.shared.backend).log_recovery();
-        if self.polls {
-            self.snapshot.refresh(&self.lookups.names);
-        }
-        self.events = self.shared.index.lock().events(self.id);
     }
 
-    /// Returns once something may have changed since [`Watch::arm`].
-    pub async fn changed(&self) {
+    /// Returns once something may have changed since the last look.
+    pub async fn changed(&self) -> Wake {
         if !self.polls {
-            return self.changed.notified().await;
+            self.wakes.notified().await;
+            return Wake::Event;
         }
-        let polled = async {
-            loop {
-                poll::next_round(self.shared.started).await;
-                if self.snapshot.differs(&self.lookups.names)
-                    || lock(&self.shared.backend).retry(&self.lookups.inodes)
-                {
-                    return;
-                }
-            }
-        };
         tokio::select! {
-            () = self.changed.notified() => {}
-            () = polled => {}
+            () = self.wakes.notified() => Wake::Event,
+            () = poll::next_round(self.shared.started) => Wake::Poll,
         }
-    }
-
-    /// What has happened since [`Watch::arm`]. Polling doesn't notice writers.
-    pub fn activity(&self) -> Activity {
-        self.shared.catch_up();
-        self.shared.index.lock().activity(self.id, self.events)
     }
 
     /// No longer counts files as open that were written to and not closed.
@@ -168,35 +208,100 @@ impl Watch {
     pub fn polls(&self) -> bool {
         self.polls
     }
+
+    /// Registers that the file system of these paths is asked, until this is dropped.
+    fn begin_operation(&self) -> Option<Operation> {
+        self.walk.paths().first().map(|path| self.shared.pending.begin(path))
+    }
+
+    fn begin_look(&self) {
+        // What has happened until now is seen by this look: it needs no further one.
+        let _ = pin!(self.wakes.notified()).enable();
+        self.shared.index.lock().begin_look(self.id);
+    }
+
+    /// Whether a file has changed in a directory whose writers are known: its writer may not have finished.
+    fn may_be_half_written(&self, lookups: &Lookups) -> bool {
+        lookups.files().any(|(path, file)| {
+            let directory = path.parent().and_then(|parent| lookups.directories.get_key_value(parent));
+            let is_known = directory.is_some_and(|(path, now)| {
+                self.lookups.directories.get(path).is_some_and(|before| before.inode == now.inode)
+            });
+            is_known && self.lookups.names.get(path) != Some(&Step::File(*file))
+        })
+    }
 }
 
 impl Drop for Watch {
-    /// Logs no recovery, though fewer directories are watched afterwards: at shutdown all watches are dropped.
+    /// What it alone has watched is no longer watched from the next change on. Logs no recovery: at shutdown all watches
+    /// are dropped.
     fn drop(&mut self) {
+        self.shared.follow(self.id, &self.targets, &Lookups::default());
         self.shared.index.lock().remove(self.id);
-        self.shared.follow(self.id, &self.lookups.inodes, &Inodes::new());
     }
 }
 
+/// What has been noted down for a watch, and is not applied yet.
+#[derive(Debug)]
+struct Following {
+    targets: Targets,
+    /// About these no event woke the watch before.
+    new_names: HashSet<Name>,
+    /// Those of the targets where inotify doesn't report every change.
+    unreported: BTreeSet<PathBuf>,
+}
+
 impl Shared {
-    /// Watches `inodes` for watch `id`, and no longer those of `before` that no watch needs.
-    fn follow(&self, id: u64, before: &Inodes, inodes: &Inodes) -> Followed {
+    /// Notes down what watch `id` needs for `lookups`, and what of `before` it no longer needs.
+    fn follow(&self, id: u64, before: &Targets, lookups: &Lookups) -> Following {
+        let flaws = self.index.lock().take_flaws();
         let mut backend = lock(&self.backend);
-        let removed = self.index.lock().take_removed();
-        for path in removed {
-            backend.lose(&path);
-        }
-        for path in before.keys().filter(|path| !inodes.contains_key(*path)) {
-            if backend.release(id, path) {
-                self.index.lock().forget(path);
-            }
-        }
-        backend.follow(id, inodes)
+        backend.note_flaws(flaws);
+        let targets = backend.targets(lookups);
+        let not_needed = before.keys().filter(|path| !targets.contains_key(*path));
+        let unused: Vec<_> = not_needed.filter(|path| backend.release(id, path)).collect();
+        backend.follow(id, &targets);
+        let unreported = backend.unreported(&targets);
+        drop(backend);
+        let mut index = self.index.lock();
+        unused.into_iter().for_each(|path| index.forget(path));
+        let inodes = targets.iter().map(|(path, target)| (path, target.inode));
+        let new_names = index.register(id, lookups, inodes);
+        drop(index);
+        Following { targets, new_names, unreported }
     }
 
-    /// Returns once the index has every event until now.
-    fn catch_up(&self) {
-        lock(&self.backend).flush();
+    /// Makes the changes that are noted down, of whichever watches, and wakes those, except for `id`, that have to look
+    /// again. May block where a file system doesn't answer.
+    fn apply(&self, id: u64) {
+        let Some(mut notifier) = try_lock(&self.notifier) else { return };
+        loop {
+            let changes = lock(&self.backend).take_changes();
+            if changes.is_empty() {
+                break;
+            }
+            for (report, mut change) in changes {
+                // inotify would report changes by this machine only, and a file system that doesn't answer would stop it.
+                change.watch.retain(|path| {
+                    let kind = inotify::remote_file_system(path);
+                    kind.inspect(|kind| lock(&self.backend).settle_polled(path, kind)).is_none()
+                });
+                let outcomes = notifier.update(report, change);
+                let users = lock(&self.backend).settle(report, outcomes);
+                let index = self.index.lock();
+                users.into_iter().filter(|user| *user != id).for_each(|user| index.wake(user));
+            }
+        }
+        lock(&self.backend).log_recovery();
+    }
+
+    fn unreported(&self, targets: &Targets) -> BTreeSet<PathBuf> {
+        lock(&self.backend).unreported(targets)
+    }
+
+    /// Returns once the index has every event until now. False if inotify's threads are busy.
+    fn catch_up(&self) -> bool {
+        try_lock(&self.notifier).map(|mut notifier| notifier.flush()).is_some()
     }
 }
 

@@ -12,14 +12,13 @@ use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::fs::file;
+use crate::fs::walk::{FoundFile, Look};
 use crate::fs::watch::{Activity, Watch, Watcher};
 use crate::metrics::{BySource, Metrics};
 use crate::pki::crl::{self, Crl, NotCrls};
 use crate::secret::{Gap, SecretName, Uncovered, Version};
 use crate::store::{Cache, Key, Workload};
 
-/// The size in bytes above which a file takes more than a millisecond to parse.
-const LONG: usize = 64 << 10;
 /// How long to wait for an empty file that was written to and is kept open.
 const OPEN_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -123,9 +122,10 @@ impl CrlSource {
     }
 
     /// Reads the file once, so that the first trust bundle already has its CRLs.
-    pub async fn amend_once(&mut self) {
-        if let Some(content) = self.look() {
-            self.take(parsed(&self.file, content).await);
+    pub fn amend_once(&mut self) {
+        let found = self.watch.look(limits::FILE_BYTES, |_| None).files.pop();
+        if let Some(content) = self.content(found) {
+            self.take(parse(&self.file, &content));
         }
         self.amend();
     }
@@ -138,14 +138,13 @@ impl CrlSource {
         let mut next_change = None;
         loop {
             tokio::select! {
-                () = self.watch.changed() => {
+                _ = self.watch.changed() => {
                     changes = Some(Changes::after(changes, self.debounce));
                     continue;
                 }
                 () = at(changes.as_ref().map(|changes| changes.due)) => {
-                    self.watch.arm();
                     let now = changes.take().unwrap_or_else(Changes::now);
-                    if self.read(&now).await == Read::TooSoon {
+                    if self.read(&now) == Read::TooSoon {
                         changes = Some(Changes { due: Instant::now() + self.debounce, ..now });
                     }
                 }
@@ -161,15 +160,18 @@ impl CrlSource {
     }
 
     /// Reads the file, if it has changed.
-    async fn read(&mut self, changes: &Changes) -> Read {
-        let Some(content) = self.look() else { return Read::Done };
+    fn read(&mut self, changes: &Changes) -> Read {
+        let Look { mut files, lookups, .. } = self.watch.look(limits::FILE_BYTES, |_| None);
+        let activity = self.watch.activity(&lookups);
+        self.watch.follow(lookups);
+        let Some(content) = self.content(files.pop()) else { return Read::Done };
         // A writer that overwrites a file empties it first.
         let is_loss = self.holds_crls() && crl::is_blank(&content);
-        if is_loss && !changes.are_over(self.debounce, self.watch.activity() == Activity::None) {
+        if is_loss && !changes.are_over(self.debounce, activity == Activity::None) {
             self.seen = None;
             return Read::TooSoon;
         }
-        self.take(parsed(&self.file, content).await);
+        self.take(parse(&self.file, &content));
         Read::Done
     }
 
@@ -178,10 +180,10 @@ impl CrlSource {
     }
 
     /// The file's content, if it exists and is new.
-    fn look(&mut self) -> Option<Zeroizing<Vec<u8>>> {
+    fn content(&mut self, found: Option<FoundFile>) -> Option<Zeroizing<Vec<u8>>> {
         let is_first_look = std::mem::take(&mut self.is_first_look);
         let file = self.file.path.display();
-        match file::read(&self.file.path, limits::FILE_BYTES) {
+        match found?.content {
             Ok(content) => {
                 let version = Version::of(&content);
                 let is_new = self.seen.as_ref() != Some(&version);
@@ -336,21 +338,6 @@ async fn at_time(clock: &Clock, moment: Option<SystemTime>) {
     match moment {
         Some(moment) => clock.sleep_until(moment).await,
         None => std::future::pending().await,
-    }
-}
-
-/// Parses `content`, on another thread if it is long.
-async fn parsed(file: &CrlFile, content: Zeroizing<Vec<u8>>) -> Result<Vec<Arc<Crl>>, CrlError> {
-    if content.len() < LONG {
-        return parse(file, &content);
-    }
-    let file = file.clone();
-    let parsed = tokio::task::spawn_blocking(move || parse(&file, &content)).await;
-    match parsed.map_err(tokio::task::JoinError::try_into_panic) {
-        Ok(parsed) => parsed,
-        Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        // The runtime is shutting down.
-        Err(Err(_)) => std::future::pending().await,
     }
 }
 

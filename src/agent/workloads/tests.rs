@@ -104,8 +104,8 @@ async fn workloads_come_and_go_while_others_are_served() {
     let shared = Shared::new(Clock::system());
     let mut workloads = Workloads::new(shared.clone());
     let [web, api] = ["web", "api"].map(|name| workloads.add(name));
-    workloads.start(&web, plan("web", ca)).await;
-    workloads.start(&api, plan("api", ca)).await;
+    workloads.start(&web, plan("web", ca)).await.unwrap();
+    workloads.start(&api, plan("api", ca)).await.unwrap();
     let (_web_requests, mut web_stream) = subscribe(&workloads, &web).await;
     let (_api_requests, mut api_stream) = subscribe(&workloads, &api).await;
     assert!(identity(&mut web_stream).await.ends_with("/sa/web"));
@@ -133,7 +133,7 @@ async fn workloads_come_and_go_while_others_are_served() {
     shared.cache.renew(&key).await.unwrap();
     assert!(identity(&mut api_stream).await.ends_with("/sa/api"));
     let late = workloads.add("web");
-    workloads.start(&late, plan("late", ca)).await;
+    workloads.start(&late, plan("late", ca)).await.unwrap();
     let (_late_requests, mut late_stream) = subscribe(&workloads, &late).await;
     assert!(identity(&mut late_stream).await.ends_with("/sa/late"));
     let is_failed = tokio::time::timeout(Duration::ZERO, workloads.failed()).await;

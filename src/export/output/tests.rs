@@ -9,6 +9,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::ca::embedded::DevelopmentCa;
+use crate::fs::pending::PendingOperations;
 use crate::pki::csr;
 use crate::pki::key::{KeyType, SigningKey};
 use crate::secret::{KeyPair, TrustBundle};
@@ -42,7 +43,7 @@ impl Stage {
         let hook = hook.map(|command| Hook { command: command.into(), timeout: LIMIT });
         let directory = place.path().join("out");
         let settings = OutputSettings { directory, key_mode: 0o600, cert_mode: 0o644, hook };
-        let watcher = Watcher::new();
+        let watcher = Watcher::new(PendingOperations::default());
         let output = Output::new(
             settings,
             &cache,

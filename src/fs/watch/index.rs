@@ -1,16 +1,23 @@
 //! Maps inotify events to the watches they wake.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use notify::event::ModifyKind;
+use notify::event::{AccessKind, ModifyKind, RenameMode};
 use notify::{Event, EventHandler, EventKind};
 use tokio::sync::Notify;
 
 use super::lock;
-use super::lookup::{Inode, Inodes, Lookups};
+use crate::fs::walk::{Inode, Lookups};
+
+/// After so many writes to files that nobody reads, the files of their directory that somebody reads are watched instead
+/// of the directory.
+const STRAYS: u32 = 64;
+
+/// A name in a directory.
+pub(super) type Name = (Inode, OsString);
 
 /// What happened to the files of a [`Watch`](super::Watch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,107 +28,130 @@ pub enum Activity {
     Change,
 }
 
-/// The index, as inotify's thread and the watches share it.
+/// Why a directory, or a file, needs another inotify watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flaw {
+    /// The directory was removed or renamed, and its inotify watch with it.
+    Lost,
+    /// Other programs write to files in it that nobody reads.
+    Noisy,
+}
+
+/// The index, as inotify's threads and the watches share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedIndex(Arc<Mutex<Index>>);
 
 impl SharedIndex {
-    /// Inotify's thread takes this lock for each event: nothing that waits for that thread may hold it.
+    /// Inotify's threads take this lock for each event: nothing that waits for such a thread may hold it.
     pub(super) fn lock(&self) -> MutexGuard<'_, Index> {
         lock(&self.0)
     }
 }
 
 impl EventHandler for SharedIndex {
-    /// Runs on inotify's thread.
+    /// Runs on one of inotify's threads.
     fn handle_event(&mut self, event: notify::Result<Event>) {
         self.lock().handle(event);
     }
 }
 
+/// Nothing in it grows with the number of events.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    inodes: Inodes,
+    /// The directories that are watched, and the files that are watched themselves.
+    inodes: HashMap<PathBuf, Inode>,
     /// The watches that look a name up, by its directory.
-    watches_of: HashMap<Inode, HashMap<OsString, BTreeSet<u64>>>,
+    watches_of: HashMap<Inode, HashMap<OsString, HashSet<u64>>>,
     watches: HashMap<u64, Registered>,
-    /// Directories that were removed or renamed, and their inotify watches with them.
-    removed: BTreeSet<PathBuf>,
+    flaws: BTreeMap<PathBuf, Flaw>,
+    /// Writes to files that nobody reads, by their directory.
+    strays: HashMap<PathBuf, u32>,
 }
 
 /// A watch, as the index knows it.
 #[derive(Debug, Default)]
 struct Registered {
-    changed: Arc<Notify>,
+    wakes: Arc<Notify>,
     /// Its names in [`Index::watches_of`].
-    names: Vec<(Inode, OsString)>,
+    names: HashSet<Name>,
+    /// Those that changed since its last look began.
+    changed: HashSet<Name>,
     /// Files that were written to, and not closed since.
-    written: HashSet<(Inode, OsString)>,
-    /// How many events woke it.
-    events: u64,
-}
-
-impl Registered {
-    fn wake(&mut self) {
-        self.events += 1;
-        self.changed.notify_one();
-    }
+    written: HashSet<Name>,
 }
 
 impl Index {
     /// Adds watch `id`, and returns what wakes it.
     pub(super) fn add(&mut self, id: u64) -> Arc<Notify> {
-        Arc::clone(&self.watches.entry(id).or_default().changed)
+        Arc::clone(&self.watches.entry(id).or_default().wakes)
     }
 
-    /// From now on, events about `lookups` wake watch `id`, and no others.
-    pub(super) fn register(&mut self, id: u64, lookups: &Lookups) {
-        let Some(registered) = self.watches.get_mut(&id) else { return };
-        for (directory, name) in registered.names.drain(..) {
-            let Some(names) = self.watches_of.get_mut(&directory) else { continue };
-            if names.get_mut(&name).is_some_and(|ids| ids.remove(&id) && ids.is_empty()) {
-                names.remove(&name);
+    /// From now on, events about `lookups` wake watch `id`, and no others. `inodes` are what is watched for it. Returns the
+    /// names about which no event woke it before.
+    pub(super) fn register<'a>(
+        &mut self,
+        id: u64,
+        lookups: &Lookups,
+        inodes: impl Iterator<Item = (&'a PathBuf, Inode)>,
+    ) -> HashSet<Name> {
+        self.inodes.extend(inodes.map(|(path, inode)| (path.clone(), inode)));
+        let Some(registered) = self.watches.get_mut(&id) else { return HashSet::new() };
+        let names: HashSet<_> =
+            lookups.keys().map(|(directory, name)| (directory, name.to_owned())).collect();
+        for (directory, name) in registered.names.difference(&names) {
+            let Some(ids_of) = self.watches_of.get_mut(directory) else { continue };
+            if ids_of.get_mut(name).is_some_and(|ids| ids.remove(&id) && ids.is_empty()) {
+                ids_of.remove(name);
             }
-            if names.is_empty() {
-                self.watches_of.remove(&directory);
+            if ids_of.is_empty() {
+                self.watches_of.remove(directory);
             }
         }
-        for path in &lookups.names {
-            let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { continue };
-            let Some(directory) = lookups.inodes.get(parent) else { continue };
-            let names = self.watches_of.entry(*directory).or_default();
-            names.entry(name.to_owned()).or_default().insert(id);
-            registered.names.push((*directory, name.to_owned()));
+        let new: HashSet<_> = names.difference(&registered.names).cloned().collect();
+        for (directory, name) in &new {
+            let ids_of = self.watches_of.entry(*directory).or_default();
+            ids_of.entry(name.clone()).or_default().insert(id);
         }
-        self.inodes.extend(lookups.inodes.iter().map(|(path, inode)| (path.clone(), *inode)));
+        registered.changed.retain(|name| names.contains(name));
+        registered.written.retain(|name| names.contains(name));
+        registered.names = names;
+        new
     }
 
     pub(super) fn remove(&mut self, id: u64) {
-        self.register(id, &Lookups::default());
+        self.register(id, &Lookups::default(), std::iter::empty());
         self.watches.remove(&id);
     }
 
     /// No watch needs `path` now.
     pub(super) fn forget(&mut self, path: &Path) {
         self.inodes.remove(path);
+        self.strays.remove(path);
     }
 
-    /// Directories that were removed or renamed since the last call.
-    pub(super) fn take_removed(&mut self) -> BTreeSet<PathBuf> {
-        std::mem::take(&mut self.removed)
+    /// What needs another inotify watch since the last call.
+    pub(super) fn take_flaws(&mut self) -> BTreeMap<PathBuf, Flaw> {
+        std::mem::take(&mut self.flaws)
     }
 
-    /// How many events woke watch `id`.
-    pub(super) fn events(&self, id: u64) -> u64 {
-        self.watches.get(&id).map_or(0, |registered| registered.events)
+    /// A look begins: what has changed until now is seen by it.
+    pub(super) fn begin_look(&mut self, id: u64) {
+        if let Some(registered) = self.watches.get_mut(&id) {
+            registered.changed.clear();
+        }
     }
 
-    /// What happened to the files of watch `id` since it had counted so many `events`.
-    pub(super) fn activity(&self, id: u64, events: u64) -> Activity {
-        match self.watches.get(&id) {
-            Some(registered) if registered.events != events => Activity::Change,
-            Some(registered) if !registered.written.is_empty() => Activity::Open,
-            _ => Activity::None,
+    /// What happened to `lookups` since [`Index::begin_look`].
+    pub(super) fn activity(&self, id: u64, lookups: &Lookups) -> Activity {
+        let Some(Registered { changed, written, .. }) = self.watches.get(&id) else { return Activity::None };
+        let is_in = |names: &HashSet<Name>| {
+            !names.is_empty()
+                && lookups.keys().any(|(directory, name)| names.contains(&(directory, name.to_owned())))
+        };
+        match (is_in(changed), is_in(written)) {
+            (true, _) => Activity::Change,
+            (false, true) => Activity::Open,
+            (false, false) => Activity::None,
         }
     }
 
@@ -131,72 +161,118 @@ impl Index {
         }
     }
 
+    pub(super) fn wake(&self, id: u64) {
+        if let Some(registered) = self.watches.get(&id) {
+            registered.wakes.notify_one();
+        }
+    }
+
     pub(super) fn handle(&mut self, event: notify::Result<Event>) {
         match event {
+            // Each half of a rename is an event of its own.
+            Ok(Event { kind: EventKind::Modify(ModifyKind::Name(RenameMode::Both)), .. }) => {}
             Ok(event) if !event.need_rescan() => {
                 for path in &event.paths {
-                    self.wake(event.kind, path);
+                    self.handle_path(event.kind, path);
                 }
             }
             // Events were lost, about any of the directories.
             _ => {
-                self.removed.extend(self.inodes.keys().cloned());
+                self.flaws.extend(self.inodes.keys().map(|path| (path.clone(), Flaw::Lost)));
                 for registered in self.watches.values_mut() {
                     registered.written.clear();
-                    registered.wake();
+                    registered.changed.clone_from(&registered.names);
+                    registered.wakes.notify_one();
                 }
             }
         }
     }
 
-    fn wake(&mut self, kind: EventKind, path: &Path) {
+    fn handle_path(&mut self, kind: EventKind, path: &Path) {
         // An inode with several paths has one inotify watch, and notify reports one of the paths.
-        let Some(inode) = self.inodes.get(path) else { return self.wake_at(kind, path) };
+        let Some(inode) = self.inodes.get(path) else { return self.handle_name(kind, path) };
         let same = self.inodes.iter().filter(|(_, other)| *other == inode);
         for path in same.map(|(path, _)| path.clone()).collect::<Vec<_>>() {
-            self.wake_at(kind, &path);
+            self.handle_name(kind, &path);
         }
     }
 
-    fn wake_at(&mut self, kind: EventKind, path: &Path) {
+    fn handle_name(&mut self, kind: EventKind, path: &Path) {
         let is_away = matches!(kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
         if is_away && self.inodes.contains_key(path) {
-            self.removed.insert(path.to_owned());
+            self.flaws.insert(path.to_owned(), Flaw::Lost);
         }
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return };
-        let Some(directory) = self.inodes.get(parent) else { return };
-        let Some(ids) = self.watches_of.get(directory).and_then(|names| names.get(name)) else { return };
+        let Some(directory) = self.inodes.get(parent).copied() else { return };
+        let is_write = matches!(kind, EventKind::Modify(ModifyKind::Data(_)));
+        let is_close = matches!(kind, EventKind::Access(AccessKind::Close(_)));
+        let Some(names) = self.watches_of.get(&directory) else { return };
+        let Some(ids) = names.get(name) else {
+            if is_write || is_close {
+                self.count_stray(parent);
+            }
+            return;
+        };
+        let name = (directory, name.to_owned());
         for id in ids {
             let Some(registered) = self.watches.get_mut(id) else { continue };
-            if matches!(kind, EventKind::Modify(ModifyKind::Data(_))) {
-                registered.written.insert((*directory, name.to_owned()));
+            if is_write {
+                registered.written.insert(name.clone());
             } else if !matches!(kind, EventKind::Modify(ModifyKind::Metadata(_))) {
                 // The file was closed, or replaced by another one.
-                registered.written.remove(&(*directory, name.to_owned()));
+                registered.written.remove(&name);
             }
-            registered.wake();
+            registered.changed.insert(name.clone());
+            registered.wakes.notify_one();
+        }
+    }
+
+    fn count_stray(&mut self, directory: &Path) {
+        let count = self.strays.entry(directory.to_owned()).or_default();
+        *count += 1;
+        if *count != STRAYS {
+            return;
+        }
+        let Some(inode) = self.inodes.get(directory).copied() else { return };
+        self.flaws.entry(directory.to_owned()).or_insert(Flaw::Noisy);
+        let ids = self.watches_of.get(&inode).into_iter().flat_map(HashMap::values).flatten();
+        for id in ids.copied().collect::<HashSet<_>>() {
+            self.wake(id);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use notify::event::{AccessKind, AccessMode, CreateKind, DataChange, Flag, RemoveKind};
+    use std::collections::BTreeSet;
+
+    use notify::event::{AccessMode, CreateKind, DataChange, Flag, RemoveKind};
 
     use super::*;
+    use crate::fs::walk::{Directory, Step};
 
     const WRITE: EventKind = EventKind::Modify(ModifyKind::Data(DataChange::Any));
     const CLOSE: EventKind = EventKind::Access(AccessKind::Close(AccessMode::Write));
 
-    /// Watch 1 looks up `/a/file`; watch 2 looks up `/b/file` and `/b/other`; `/a` and `/b` are one directory.
+    fn lookups(names: &[&str]) -> Lookups {
+        let names: BTreeSet<PathBuf> = names.iter().map(PathBuf::from).collect();
+        let directory = Directory { inode: (0, 7), holds_files: true };
+        let directories = names.iter().map(|name| (name.parent().unwrap().to_owned(), directory)).collect();
+        let names = names.into_iter().map(|name| (name, Step::Missing)).collect();
+        Lookups { names, directories, is_broken: false }
+    }
+
+    /// What watch 1 looks up, and what watch 2 does; `/a` and `/b` are one directory.
+    fn both() -> [(u64, Lookups); 2] {
+        [(1, lookups(&["/a/file"])), (2, lookups(&["/b/file", "/b/other"]))]
+    }
+
     fn index() -> Index {
         let mut index = Index::default();
-        for (id, names) in [(1, &["/a/file"][..]), (2, &["/b/file", "/b/other"])] {
-            let names: BTreeSet<PathBuf> = names.iter().map(PathBuf::from).collect();
-            let directories = names.iter().map(|name| (name.parent().unwrap().to_owned(), (0, 7)));
-            let inodes = directories.collect();
+        for (id, lookups) in both() {
             index.add(id);
-            index.register(id, &Lookups { names, inodes });
+            let inodes = lookups.directories.iter().map(|(path, directory)| (path, directory.inode));
+            index.register(id, &lookups, inodes);
         }
         index
     }
@@ -205,19 +281,24 @@ mod tests {
         index.handle(Ok(Event::new(kind).add_path(path.into())));
     }
 
+    fn activities(index: &Index) -> [Activity; 2] {
+        both().map(|(id, lookups)| index.activity(id, &lookups))
+    }
+
     #[test]
     fn an_event_wakes_the_watches_that_look_its_name_up_in_that_directory() {
+        use Activity::{Change, None};
         let cases = [
-            ("/a/file", [1, 1]),
-            ("/b/file", [1, 1]),
-            ("/a/other", [0, 1]),
-            ("/a/stranger", [0, 0]),
-            ("/c/file", [0, 0]),
+            ("/a/file", [Change, Change]),
+            ("/b/file", [Change, Change]),
+            ("/a/other", [None, Change]),
+            ("/a/stranger", [None, None]),
+            ("/c/file", [None, None]),
         ];
         for (path, expected) in cases {
             let mut index = index();
             handle(&mut index, EventKind::Create(CreateKind::File), path);
-            assert_eq!([index.events(1), index.events(2)], expected, "{path}");
+            assert_eq!(activities(&index), expected, "{path}");
         }
     }
 
@@ -226,35 +307,56 @@ mod tests {
         let mut index = index();
         index.remove(2);
         handle(&mut index, WRITE, "/b/other");
-        assert_eq!((index.events(2), index.watches_of[&(0, 7)].len()), (0, 1));
+        assert_eq!((activities(&index)[1], index.watches_of[&(0, 7)].len()), (Activity::None, 1));
+    }
+
+    #[test]
+    fn what_no_longer_leads_to_a_file_does_not_count() {
+        let mut index = index();
+        handle(&mut index, EventKind::Create(CreateKind::File), "/b/other");
+        assert_eq!(index.activity(2, &lookups(&["/b/file"])), Activity::None);
     }
 
     #[test]
     fn a_written_file_is_open_until_it_is_closed() {
         let mut index = index();
         handle(&mut index, WRITE, "/b/other");
-        assert_eq!(index.activity(2, 0), Activity::Change);
-        assert_eq!(index.activity(2, index.events(2)), Activity::Open);
-        assert_eq!(index.activity(1, 0), Activity::None);
+        assert_eq!(activities(&index)[1], Activity::Change);
+        index.begin_look(2);
+        assert_eq!(activities(&index), [Activity::None, Activity::Open]);
         handle(&mut index, CLOSE, "/b/other");
-        assert_eq!(index.activity(2, index.events(2)), Activity::None);
+        index.begin_look(2);
+        assert_eq!(activities(&index)[1], Activity::None);
     }
 
     #[test]
     fn a_removed_directory_is_reported_by_each_of_its_paths() {
         let mut index = index();
         handle(&mut index, EventKind::Remove(RemoveKind::Folder), "/a");
-        assert_eq!(index.take_removed(), ["/a", "/b"].map(PathBuf::from).into());
+        assert_eq!(index.take_flaws(), ["/a", "/b"].map(|path| (path.into(), Flaw::Lost)).into());
     }
 
     #[test]
     fn an_overflow_wakes_every_watch_and_distrusts_every_directory() {
         let mut index = index();
         handle(&mut index, WRITE, "/b/other");
-        let before = index.events(2);
+        let _ = [1, 2].map(|id| index.begin_look(id));
         index.handle(Ok(Event::new(EventKind::Other).set_flag(Flag::Rescan)));
-        assert_eq!([index.activity(1, 0), index.activity(2, before)], [Activity::Change; 2]);
-        assert_eq!(index.activity(2, index.events(2)), Activity::None, "no writer is known");
-        assert_eq!(index.take_removed().len(), 2);
+        assert_eq!(activities(&index), [Activity::Change; 2]);
+        let _ = [1, 2].map(|id| index.begin_look(id));
+        assert_eq!(activities(&index)[1], Activity::None, "no writer is known");
+        assert_eq!(index.take_flaws().into_values().collect::<Vec<_>>(), [Flaw::Lost; 2]);
+    }
+
+    #[test]
+    fn a_storm_of_events_takes_no_memory_and_writes_to_other_files_are_reported_once() {
+        let mut index = index();
+        for number in 0..100_000 {
+            handle(&mut index, WRITE, &format!("/a/log-{number}"));
+            handle(&mut index, EventKind::Create(CreateKind::File), "/a/file");
+        }
+        assert_eq!(index.take_flaws(), [("/a".into(), Flaw::Noisy)].into());
+        let registered = &index.watches[&1];
+        assert_eq!((registered.changed.len(), index.strays.len(), index.inodes.len()), (1, 1, 2));
     }
 }

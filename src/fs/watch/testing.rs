@@ -1,15 +1,15 @@
 //! An inotify that refuses watches and loses events when a test says so.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use notify::event::Flag;
 use notify::{ErrorKind, Event, EventHandler, EventKind};
 
+use super::Watcher;
 use super::index::SharedIndex;
-use super::inotify::{Inotify, Notifier};
-use super::{Watcher, lock};
+use super::inotify::{Change, Inotify, Notifier, Outcomes, Report, Watching};
+use crate::fs::pending::PendingOperations;
 
 /// The kernel's side of a [`Watcher`].
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub(crate) fn watcher() -> (Watcher, Kernel) {
         let events = Events { index, loses: Arc::clone(&switches.loses) };
         Box::new(Limited { inotify: Inotify::new(events), refuses: Arc::clone(&switches.refuses) }) as Box<_>
     };
-    let watcher = Watcher::with(notifier);
+    let watcher = Watcher::with(PendingOperations::default(), notifier);
     (watcher.clone(), Kernel { watcher, switches })
 }
 
@@ -61,12 +61,12 @@ impl Kernel {
 
     /// Returns once every watch is woken that events until now wake.
     pub(crate) fn catch_up(&self) {
-        self.watcher.0.catch_up();
+        assert!(self.watcher.0.catch_up());
     }
 
     /// How many directories and files are watched.
     pub(crate) fn watched(&self) -> usize {
-        let count = lock(&self.watcher.0.backend).count();
+        let count = self.watcher.count();
         count.inotify + count.polling
     }
 }
@@ -94,15 +94,14 @@ struct Limited {
 }
 
 impl Notifier for Limited {
-    fn watch(&mut self, path: &Path) -> notify::Result<()> {
-        match self.refuses.load(Ordering::Relaxed) {
-            true => Err(notify::Error::new(ErrorKind::MaxFilesWatch)),
-            false => self.inotify.watch(path),
+    fn update(&mut self, report: Report, change: Change) -> Outcomes {
+        if !self.refuses.load(Ordering::Relaxed) {
+            return self.inotify.update(report, change);
         }
-    }
-
-    fn unwatch(&mut self, path: &Path) {
-        self.inotify.unwatch(path);
+        let refused = || Watching::Limit(notify::Error::new(ErrorKind::MaxFilesWatch));
+        let outcomes = change.watch.into_iter().take(1).map(|path| (path, refused())).collect();
+        self.inotify.update(report, Change { unwatch: change.unwatch, watch: Vec::new() });
+        outcomes
     }
 
     fn flush(&mut self) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tracing::subscriber::DefaultGuard;
 
+use super::inotify::{Change, Report, Watching};
 use super::*;
 
 /// What was logged on this thread.
@@ -42,28 +43,53 @@ const LIMIT: &str = "inotify limit reached";
 const RECOVERY: &str = "inotify available again";
 
 #[tokio::test(start_paused = true)]
-async fn a_poll_that_finds_a_change_is_followed_by_one_more_look() {
+async fn without_inotify_each_round_asks_for_a_look() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("file");
     let (watcher, kernel) = testing::watcher();
     kernel.refuse_watches();
-    let mut watch = watcher.watch(vec![path.clone()]);
-    for content in ["one", "two"] {
-        std::fs::write(&path, content).unwrap();
-        watch.arm();
-        tokio::time::timeout(2 * poll::INTERVAL, watch.changed()).await.expect("one more look");
-        watch.arm();
-        let idle = tokio::time::timeout(10 * poll::INTERVAL, watch.changed()).await;
-        assert!(idle.is_err(), "nothing has changed since");
+    let mut watch = watcher.watch(vec![directory.path().join("file")]);
+    watch.arm();
+    for _ in 0..3 {
+        let wake = tokio::time::timeout(poll::INTERVAL, watch.changed()).await;
+        assert_eq!(wake.expect("a round"), Wake::Poll);
     }
 }
 
 #[test]
 fn a_directory_that_was_just_removed_is_not_taken_for_a_watched_one() {
     let directory = tempfile::tempdir().unwrap();
-    let removed = Inodes::from([(directory.path().join("removed"), (0, 7))]);
-    let followed = Backend::new(Box::new(Inotify::new(SharedIndex::default()))).follow(1, &removed);
-    assert!(followed.polls && !followed.is_new, "its successor may have the same inode number");
+    let removed = directory.path().join("removed");
+    let change = Change { unwatch: Vec::new(), watch: vec![removed.clone()] };
+    let outcomes = Inotify::new(SharedIndex::default()).update(Report::Names, change);
+    assert!(matches!(outcomes[&removed], Watching::Gone), "its successor may have the same inode number");
+}
+
+#[test]
+fn one_bad_path_keeps_no_other_one_from_being_watched() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    for name in ["first", "last"] {
+        std::fs::create_dir(path(name)).unwrap();
+    }
+    let unwatch = vec![path("never watched")];
+    let change = Change { unwatch, watch: ["first", "missing", "last"].map(path).into() };
+    let outcomes = Inotify::new(SharedIndex::default()).update(Report::Content, change);
+    let is_watched = |name| matches!(outcomes[&path(name)], Watching::Ok);
+    assert_eq!(["first", "missing", "last"].map(is_watched), [true, false, true]);
+}
+
+#[test]
+fn a_thread_that_hangs_in_inotify_keeps_nobody_else_waiting() {
+    let directory = tempfile::tempdir().unwrap();
+    let (watcher, _kernel) = testing::watcher();
+    let stuck = watcher.0.notifier.lock().unwrap();
+    let mut watch = watcher.watch(vec![directory.path().join("file")]);
+    watch.arm();
+    assert!(watch.polls(), "until inotify answers");
+    assert_eq!(watch.activity(&Lookups::default()), Activity::None);
+    drop(stuck);
+    watch.arm();
+    assert!(!watch.polls());
 }
 
 #[tokio::test(start_paused = true)]

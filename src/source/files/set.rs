@@ -7,9 +7,11 @@ use tokio::time::Instant;
 use super::publisher::SecretPublisher;
 use super::{Context, locations};
 use crate::base::failure_log::FailureLog;
-use crate::fs::generation::{FileError, Generation, Places};
-use crate::fs::watch::{Activity, Watch};
-use crate::secret::Secret;
+use crate::base::limits;
+use crate::fs::generation::{Contents, Digest, FileError, Generation, Places};
+use crate::fs::walk::Lookups;
+use crate::fs::watch::{Activity, Wake, Watch};
+use crate::secret::{Secret, Unchained};
 
 /// How long to wait for a file that was written to and is kept open, while nothing more is written.
 pub(super) const OPEN_PATIENCE: Duration = Duration::from_secs(5);
@@ -25,7 +27,32 @@ pub(super) struct FileSet {
     roots: Option<SecretPublisher>,
     /// Whether the leaf chains to the roots.
     chained: FailureLog,
+    taken: Option<Taken>,
     context: Context,
+}
+
+/// What was published or reported last.
+#[derive(Debug)]
+struct Taken {
+    digest: Digest,
+    at: SystemTime,
+    /// When the same content has to be judged again: a certificate becomes valid or expires.
+    until: Option<SystemTime>,
+}
+
+impl Taken {
+    fn holds_at(&self, now: SystemTime) -> bool {
+        self.at <= now && self.until.is_none_or(|until| now < until)
+    }
+}
+
+/// What came of a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// The files are published or reported.
+    Taken { is_new: bool },
+    /// They may be half of a change.
+    Incomplete,
 }
 
 /// A change that may not be complete yet.
@@ -59,13 +86,15 @@ impl FileSet {
         context: Context,
     ) -> Self {
         let watch = context.watcher.watch(places.paths());
-        Self { places, watch, key_pair, roots, chained: FailureLog::default(), context }
+        Self { places, watch, key_pair, roots, chained: FailureLog::default(), taken: None, context }
     }
 
+    /// Publishes what the files hold now, good or not.
     pub(super) fn publish_once(&mut self) {
         locations::warn_of_own(&self.places);
-        let generation = self.look();
-        self.publish(generation);
+        let (contents, _) = self.look();
+        let (now, digest) = (self.context.clock.now(), contents.digest());
+        self.publish(contents.parse(&self.places, now), digest, now);
     }
 
     /// Follows every change. Does not return. If `is_settled`, what the first look finds is reported at once.
@@ -74,22 +103,18 @@ impl FileSet {
         let mut pending = PendingChange { is_settled, ..PendingChange::default() };
         let mut pause = PAUSE;
         loop {
-            self.watch.arm();
-            let generation = self.look();
+            let (contents, lookups) = self.look();
             let looked = Instant::now();
             // A file that is read while it is written may be half of what it will be.
-            let activity = self.watch.activity();
-            if self.is_complete(&generation, activity, &pending, looked) {
-                // Only here: a write that has begun since the look must not be forgotten.
-                if activity == Activity::Open {
-                    self.watch.forget_writers();
-                }
+            let activity = self.watch.activity(&lookups);
+            let outcome = self.consider(contents, activity, &pending, looked);
+            self.watch.follow(lookups);
+            if let Outcome::Taken { is_new } = outcome {
                 pending = PendingChange::default();
-                let starts = generation.key_pair.starts();
-                if self.publish(generation) {
+                if is_new {
                     pause = PAUSE;
                 }
-                self.next_change(starts).await;
+                self.next_change().await;
                 self.wait_for_window().await;
             } else {
                 self.wait_for_rest(&mut pending, looked).await;
@@ -103,59 +128,63 @@ impl FileSet {
         }
     }
 
+    /// Touches the disk.
+    fn look(&mut self) -> (Contents, Lookups) {
+        let look = self.watch.look(limits::FILE_BYTES, self.places.refusal());
+        (self.places.contents(look.files, look.is_restless), look.lookups)
+    }
+
+    /// Takes `contents`, unless they may be half of a change.
+    fn consider(
+        &mut self,
+        contents: Contents,
+        activity: Activity,
+        pending: &PendingChange,
+        looked: Instant,
+    ) -> Outcome {
+        let is_due = match activity {
+            Activity::Change => return Outcome::Incomplete,
+            Activity::Open => pending.is_quiet(looked, OPEN_PATIENCE),
+            Activity::None => pending.is_settled || pending.lasts(looked, 10 * self.context.debounce),
+        };
+        let now = self.context.clock.now();
+        let digest = contents.digest();
+        if self.taken.as_ref().is_some_and(|taken| taken.digest == digest && taken.holds_at(now)) {
+            return Outcome::Taken { is_new: false };
+        }
+        let generation = contents.parse(&self.places, now);
+        if !is_due && (activity == Activity::Open || !self.is_whole(&generation)) {
+            return Outcome::Incomplete;
+        }
+        // Only here: a write that has begun since the look must not be forgotten.
+        if activity == Activity::Open {
+            self.watch.forget_writers();
+        }
+        Outcome::Taken { is_new: self.publish(generation, digest, now) }
+    }
+
     fn publishers(&self) -> impl Iterator<Item = &SecretPublisher> {
         self.roots.iter().chain(&self.key_pair)
     }
 
-    fn look(&self) -> Generation {
-        self.places.look(self.context.clock.now())
-    }
-
-    /// Whether to take `generation`, or to wait for the rest of a change.
-    fn is_complete(
-        &self,
-        generation: &Generation,
-        activity: Activity,
-        pending: &PendingChange,
-        looked: Instant,
-    ) -> bool {
-        match activity {
-            Activity::None => {
-                pending.is_settled
-                    || pending.lasts(looked, 10 * self.context.debounce)
-                    || self.is_whole(generation)
-            }
-            Activity::Open => pending.is_quiet(looked, OPEN_PATIENCE),
-            Activity::Change => false,
-        }
-    }
-
     /// Whether this can be taken for a whole generation, and not for half of a change.
     fn is_whole(&self, generation: &Generation) -> bool {
-        let Generation { key_pair, roots } = generation;
-        let is_mixed = match (key_pair.good(), roots.good()) {
-            (Some(pair), Some(roots)) => roots.verify(pair, self.context.clock.now()).is_err(),
-            _ => false,
-        };
+        let Generation { key_pair, roots, chained } = generation;
         self.key_pair.as_ref().is_none_or(|publisher| publisher.expects(key_pair))
             && self.roots.as_ref().is_none_or(|publisher| publisher.expects(roots))
-            && !is_mixed
+            && !matches!(chained, Some(Err(_)))
     }
 
-    /// Returns when a file changes, or when a certificate becomes valid (at `starts`) or expires.
-    async fn next_change(&self, starts: Option<SystemTime>) {
-        let now = self.context.clock.now();
-        let expiries =
-            self.publishers().filter_map(SecretPublisher::not_after).filter(|moment| *moment > now);
-        let next = starts.into_iter().chain(expiries).min();
+    /// Returns when a file changes, or when a certificate becomes valid or expires.
+    async fn next_change(&self) {
         let due = async {
-            match next {
+            match self.taken.as_ref().and_then(|taken| taken.until) {
                 Some(moment) => self.context.clock.sleep_until(moment).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
-            () = self.watch.changed() => {}
+            _ = self.watch.changed() => {}
             () = due => {}
         }
     }
@@ -176,8 +205,8 @@ impl FileSet {
             self.report_restless();
         }
         pending.since.get_or_insert(looked);
-        let changed = tokio::time::timeout(self.context.debounce, self.watch.changed()).await;
-        pending.is_settled = changed.is_err();
+        let changed = async { while self.watch.changed().await == Wake::Poll {} };
+        pending.is_settled = tokio::time::timeout(self.context.debounce, changed).await.is_err();
         pending.quiet_since = match pending.is_settled {
             true => pending.quiet_since.or_else(|| Some(Instant::now())),
             false => None,
@@ -185,10 +214,10 @@ impl FileSet {
     }
 
     /// Publishes what is good and reports what is not. True if a new secret was published.
-    fn publish(&mut self, generation: Generation) -> bool {
-        let now = self.context.clock.now();
-        self.report_mixture(&generation, now);
-        let Generation { key_pair, roots } = generation;
+    fn publish(&mut self, generation: Generation, digest: Digest, now: SystemTime) -> bool {
+        let starts = generation.key_pair.starts();
+        let Generation { key_pair, roots, chained } = generation;
+        self.report_mixture(chained);
         let metrics = &self.context.metrics;
         let mut is_new = false;
         // Roots first, as from a CA.
@@ -201,11 +230,16 @@ impl FileSet {
         if let Some(publisher) = &mut self.key_pair {
             is_new |= publisher.take(key_pair.map(Secret::KeyPair), now, &self.places, metrics);
         }
+        let expiries =
+            self.publishers().filter_map(SecretPublisher::not_after).filter(|moment| *moment > now);
+        let until = starts.into_iter().chain(expiries).min();
+        self.taken = Some(Taken { digest, at: now, until });
         is_new
     }
 
     /// Files that go on changing may be half of a generation at every look.
     fn report_restless(&mut self) {
+        self.taken = None;
         let error = FileError::Restless { paths: self.places.paths() };
         for publisher in self.roots.iter_mut().chain(&mut self.key_pair) {
             publisher.fail(&error, &self.context.metrics);
@@ -213,11 +247,11 @@ impl FileSet {
     }
 
     /// Files often pair one CA's certificate with the roots of the peers' CA, so this is no mistake by itself.
-    fn report_mixture(&mut self, generation: &Generation, now: SystemTime) {
-        let (Some(pair), Some(roots)) = (generation.key_pair.good(), generation.roots.good()) else { return };
-        match roots.verify(pair, now) {
-            Ok(()) => drop(self.chained.recovered()),
-            Err(unchained) => {
+    fn report_mixture(&mut self, chained: Option<Result<(), Unchained>>) {
+        match chained {
+            None => {}
+            Some(Ok(())) => drop(self.chained.recovered()),
+            Some(Err(unchained)) => {
                 if self.chained.is_new(&unchained.to_string()) {
                     tracing::warn!(
                         reason = %unchained,

@@ -2,6 +2,7 @@
 //! else is.
 
 use super::*;
+use crate::fs::pending::PendingOperations;
 
 const SHORT: Duration = Duration::from_millis(4);
 /// Longer than a window, so that half of a change is reported.
@@ -252,7 +253,7 @@ async fn goes_through((title, rounds, rotate): Way, watcher: Watcher) {
 
 /// Tries all of these ways concurrently.
 async fn go_through(ways: Vec<Way>) {
-    let watcher = Watcher::new();
+    let watcher = Watcher::new(PendingOperations::default());
     let mut going = JoinSet::new();
     for way in ways {
         going.spawn(goes_through(way, watcher.clone()));

@@ -1,0 +1,518 @@
+//! Looks paths up as the kernel does, name by name, and reads the files where they lead.
+//!
+//! All paths of a [`Walk`] are looked up in one pass: a name that several of them share is looked up once, so they can't
+//! lead into two generations of one volume. A directory in which files are looked up is opened once, and everything
+//! beneath it is found through this descriptor.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
+use zeroize::Zeroizing;
+
+use crate::fs::file;
+
+/// As many links as the kernel follows in one path.
+pub(super) const MAX_LINKS: usize = 40;
+/// How often the files are read again when they change while they are being read.
+const READS: usize = 5;
+
+/// Device and inode number: a new directory at the same path needs a new watch, and one directory may have several
+/// paths.
+pub(super) type Inode = (u64, u64);
+
+/// Distinguishes two states of a file: size, and the times of the last changes (mtime and ctime).
+type Stamp = (u64, (i64, u32), (i64, u32));
+
+/// What a name stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Missing,
+    Link(PathBuf),
+    Directory(Inode),
+    File(RegularFile),
+    /// A device, a FIFO or a socket.
+    Other(Inode),
+    Failed(Errno),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RegularFile {
+    pub(super) inode: Inode,
+    stamp: Stamp,
+    /// It has names elsewhere (hard links, or a mount of this one file), under which it can be written to.
+    pub(super) has_several_names: bool,
+}
+
+/// What decides where a set of paths leads, links resolved.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Lookups {
+    /// Every name that was looked up, with its directory.
+    pub(super) names: BTreeMap<PathBuf, Step>,
+    /// The directories in which names were looked up, as far as they exist.
+    pub(super) directories: BTreeMap<PathBuf, Directory>,
+    /// A file system failed. No event says when it works again.
+    pub(super) is_broken: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Directory {
+    pub(super) inode: Inode,
+    /// A file is in it, or would be if it existed.
+    pub(super) holds_files: bool,
+}
+
+impl Lookups {
+    /// Every regular file that was found, by its path without links.
+    pub(super) fn files(&self) -> impl Iterator<Item = (&PathBuf, &RegularFile)> {
+        self.names.iter().filter_map(|(path, step)| match step {
+            Step::File(file) => Some((path, file)),
+            _ => None,
+        })
+    }
+
+    /// Every name, by its directory's inode.
+    pub(super) fn keys(&self) -> impl Iterator<Item = (Inode, &OsStr)> {
+        self.names.keys().filter_map(|path| self.key(path))
+    }
+
+    /// The inode of the directory of `path`, and its name there.
+    pub(super) fn key<'p>(&self, path: &'p Path) -> Option<(Inode, &'p OsStr)> {
+        Some((self.directories.get(path.parent()?)?.inode, path.file_name()?))
+    }
+
+    /// Whether `path`, which is one of the names, still stands for the same.
+    pub(super) fn is_current(&self, path: &Path) -> bool {
+        self.names.get(path).is_none_or(|step| look_up(CWD, path, matches!(step, Step::Link(_))) == *step)
+    }
+}
+
+/// Files that were read together.
+#[derive(Debug)]
+pub struct Look {
+    /// For each path of the walk, in order.
+    pub files: Vec<FoundFile>,
+    pub lookups: Lookups,
+    /// The files changed each time while they were being read.
+    pub is_restless: bool,
+}
+
+/// What was found at a path.
+#[derive(Debug)]
+pub struct FoundFile {
+    /// Where the path leads, without links, as far as it exists.
+    pub real: PathBuf,
+    pub content: io::Result<Zeroizing<Vec<u8>>>,
+}
+
+/// Paths that are looked up together, time and again.
+#[derive(Debug, Default)]
+pub struct Walk {
+    paths: Vec<PathBuf>,
+    /// The names that were links at the last walk. That is probably what they are still.
+    links: BTreeSet<PathBuf>,
+}
+
+impl Walk {
+    pub fn new(paths: Vec<PathBuf>) -> Self {
+        Self { paths, links: BTreeSet::new() }
+    }
+
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+
+    /// Where the paths lead now.
+    pub(super) fn look_up(&mut self) -> Lookups {
+        let mut pass = Pass::new(&self.links);
+        for path in &self.paths {
+            pass.resolve(path);
+        }
+        let lookups = pass.into_lookups();
+        self.links = links_of(&lookups);
+        lookups
+    }
+
+    /// Reads all files, of `limit` bytes at most each, except for those that `refuse`, given their path without links,
+    /// has an error for. Starts over if one of them changed meanwhile.
+    pub fn read(&mut self, limit: u64, refuse: impl Fn(&Path) -> Option<io::Error>) -> Look {
+        let mut reads = 0;
+        loop {
+            reads += 1;
+            let mut pass = Pass::new(&self.links);
+            let ends: Vec<_> = self.paths.iter().map(|path| pass.resolve(path)).collect();
+            let read = |end: &End| refuse(&end.path).map_or_else(|| pass.read(end, limit), Err);
+            let contents: Vec<_> = ends.iter().map(read).collect();
+            let is_current = pass.is_current(&ends);
+            if is_current || reads == READS {
+                let is_broken =
+                    contents.iter().filter_map(|content| content.as_ref().err()).any(is_breakdown);
+                let found = ends.into_iter().zip(contents);
+                let files = found.map(|(end, content)| FoundFile { real: end.path, content }).collect();
+                let mut lookups = pass.into_lookups();
+                lookups.is_broken |= is_broken;
+                self.links = links_of(&lookups);
+                return Look { files, lookups, is_restless: !is_current };
+            }
+        }
+    }
+}
+
+fn links_of(lookups: &Lookups) -> BTreeSet<PathBuf> {
+    let links = lookups.names.iter().filter(|(_, step)| matches!(step, Step::Link(_)));
+    links.map(|(path, _)| path.clone()).collect()
+}
+
+/// Where a path leads.
+#[derive(Debug)]
+struct End {
+    path: PathBuf,
+    step: Step,
+}
+
+/// One pass over the paths of a [`Walk`].
+#[derive(Debug)]
+struct Pass<'a> {
+    links: &'a BTreeSet<PathBuf>,
+    steps: BTreeMap<PathBuf, Step>,
+    /// The directories in which a file is looked up.
+    open: BTreeMap<PathBuf, Option<OwnedFd>>,
+}
+
+impl<'a> Pass<'a> {
+    fn new(links: &'a BTreeSet<PathBuf>) -> Self {
+        Self { links, steps: BTreeMap::new(), open: BTreeMap::new() }
+    }
+
+    /// Follows `path` to its end, or to the first name that doesn't exist: nothing behind it can appear before it does.
+    fn resolve(&mut self, path: &Path) -> End {
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let mut ahead = Vec::new();
+        push_ahead(&mut ahead, &absolute);
+        let mut end = End { path: PathBuf::from("/"), step: Step::Missing };
+        let mut links = 0;
+        while let Some(name) = ahead.pop() {
+            if name == ".." {
+                end.path.pop();
+                continue;
+            }
+            if ahead.is_empty() {
+                self.open(&end.path);
+            }
+            end.path.push(&name);
+            end.step = self.step(&end.path);
+            match &end.step {
+                Step::Link(target) => {
+                    links += 1;
+                    if links > MAX_LINKS {
+                        end.step = Step::Failed(Errno::LOOP);
+                        break;
+                    }
+                    end.path.pop();
+                    if target.is_absolute() {
+                        end.path = PathBuf::from("/");
+                    }
+                    push_ahead(&mut ahead, target);
+                }
+                Step::Directory(_) => {}
+                Step::File(_) | Step::Other(_) if !ahead.is_empty() => {
+                    end.step = Step::Failed(Errno::NOTDIR);
+                    break;
+                }
+                _ => break,
+            }
+        }
+        end
+    }
+
+    fn step(&mut self, path: &Path) -> Step {
+        if let Some(step) = self.steps.get(path) {
+            return step.clone();
+        }
+        let step = self.look_up_again(path);
+        self.steps.insert(path.to_owned(), step.clone());
+        step
+    }
+
+    fn look_up_again(&self, path: &Path) -> Step {
+        let (directory, name) = self.place(path);
+        look_up(directory, name, self.links.contains(path))
+    }
+
+    /// How to name `path` in a system call: relative to its directory if that is open.
+    fn place<'p>(&self, path: &'p Path) -> (BorrowedFd<'_>, &'p Path) {
+        let directory = path.parent().and_then(|directory| self.open.get(directory)?.as_ref());
+        match (directory, path.file_name()) {
+            (Some(directory), Some(name)) => (directory.as_fd(), Path::new(name)),
+            _ => (CWD, path),
+        }
+    }
+
+    /// Opens a directory, from its parent if that is open.
+    fn open(&mut self, directory: &Path) {
+        if self.open.contains_key(directory) {
+            return;
+        }
+        let (parent, name) = self.place(directory);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(parent, name, flags, Mode::empty()).ok();
+        self.open.insert(directory.to_owned(), opened);
+    }
+
+    /// The content of a regular file; anything else is refused before it is opened, which could have effects or block.
+    fn read(&self, end: &End, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
+        let size = match &end.step {
+            Step::File(RegularFile { stamp: (size, ..), .. }) => *size,
+            Step::Missing => return Err(Errno::NOENT.into()),
+            Step::Failed(error) => return Err((*error).into()),
+            Step::Link(_) | Step::Directory(_) | Step::Other(_) => return Err(file::not_regular()),
+        };
+        if size > limit {
+            return Err(file::too_large(limit));
+        }
+        let (directory, name) = self.place(&end.path);
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(directory, name, flags, Mode::empty())?;
+        content(&opened, size, limit)
+    }
+
+    /// Whether the files are still what they were, and what is missing is still missing.
+    fn is_current(&self, ends: &[End]) -> bool {
+        let is_current = |path: &Path, step: &Step| self.look_up_again(path) == *step;
+        let is_missing = |end: &End| end.step == Step::Missing;
+        // The directory behind a link may have been deleted right after the link was swapped.
+        let is_link = |step: &Step| matches!(step, Step::Link(_));
+        let links = || self.steps.iter().filter(|(_, step)| is_link(step));
+        ends.iter()
+            .filter(|end| matches!(end.step, Step::File(_)))
+            .all(|end| is_current(&end.path, &end.step))
+            && (!ends.iter().any(is_missing) || links().all(|(path, step)| is_current(path, step)))
+    }
+
+    fn into_lookups(self) -> Lookups {
+        let mut directories = BTreeMap::new();
+        for path in self.steps.keys() {
+            let Some(parent) = path.parent().filter(|parent| !directories.contains_key(*parent)) else {
+                continue;
+            };
+            let step = match self.steps.get(parent) {
+                Some(step) => step.clone(),
+                // The root, and what lies behind `..`.
+                None => look_up(CWD, parent, false),
+            };
+            if let Step::Directory(inode) = step {
+                directories.insert(parent.to_owned(), Directory { inode, holds_files: false });
+            }
+        }
+        for (path, step) in &self.steps {
+            let is_file = matches!(step, Step::File(_) | Step::Missing | Step::Other(_));
+            let parent = path.parent().filter(|parent| is_file && self.open.contains_key(*parent));
+            if let Some(directory) = parent.and_then(|parent| directories.get_mut(parent)) {
+                directory.holds_files = true;
+            }
+        }
+        let is_broken = self
+            .steps
+            .values()
+            .any(|step| matches!(step, Step::Failed(error) if is_breakdown(&(*error).into())));
+        Lookups { names: self.steps, directories, is_broken }
+    }
+}
+
+/// Whether the file system fails, and not the path.
+fn is_breakdown(error: &io::Error) -> bool {
+    let of_the_path =
+        [Errno::NOENT, Errno::NOTDIR, Errno::LOOP, Errno::ACCESS, Errno::PERM, Errno::NAMETOOLONG];
+    Errno::from_io_error(error).is_some_and(|error| !of_the_path.contains(&error))
+}
+
+/// Puts the names of `path` before those that are still `ahead`, which are in reverse order.
+fn push_ahead(ahead: &mut Vec<OsString>, path: &Path) {
+    ahead.extend(path.components().rev().filter_map(|component| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some(OsStr::new("..").to_owned()),
+        _ => None,
+    }));
+}
+
+/// What `name` in `directory` stands for. `is_link` is a guess that saves a system call where it is right.
+fn look_up(directory: BorrowedFd<'_>, name: &Path, is_link: bool) -> Step {
+    let link = || rustix::fs::readlinkat(directory, name, Vec::new());
+    let target = |target: std::ffi::CString| Step::Link(OsString::from_vec(target.into_bytes()).into());
+    if is_link && let Ok(found) = link() {
+        return target(found);
+    }
+    let flags = StatxFlags::BASIC_STATS;
+    match rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, flags) {
+        Ok(status) => match FileType::from_raw_mode(status.stx_mode.into()) {
+            FileType::Symlink => link().map_or_else(failed, target),
+            FileType::Directory => Step::Directory(inode(&status)),
+            FileType::RegularFile => Step::File(regular_file(&status)),
+            _ => Step::Other(inode(&status)),
+        },
+        Err(error) => failed(error),
+    }
+}
+
+fn failed(error: Errno) -> Step {
+    if error == Errno::NOENT { Step::Missing } else { Step::Failed(error) }
+}
+
+fn inode(status: &Statx) -> Inode {
+    (u64::from(status.stx_dev_major) << 32 | u64::from(status.stx_dev_minor), status.stx_ino)
+}
+
+fn regular_file(status: &Statx) -> RegularFile {
+    let modified = (status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec);
+    let changed = (status.stx_ctime.tv_sec, status.stx_ctime.tv_nsec);
+    RegularFile {
+        inode: inode(status),
+        stamp: (status.stx_size, modified, changed),
+        has_several_names: status.stx_nlink > 1
+            || status.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+    }
+}
+
+/// Reads a file that had this `size` a moment ago. A buffer that grows would leave copies of a key in memory.
+fn content(file: &OwnedFd, size: u64, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
+    let size = usize::try_from(size).unwrap_or_default();
+    let limit_in_memory = usize::try_from(limit).unwrap_or(usize::MAX);
+    let mut content = Zeroizing::new(vec![0; size + 1]);
+    let mut filled = 0;
+    loop {
+        let read = rustix::io::retry_on_intr(|| {
+            rustix::io::read(file, content.get_mut(filled..).unwrap_or_default())
+        })?;
+        filled += read;
+        if filled > limit_in_memory {
+            return Err(file::too_large(limit));
+        }
+        // A regular file is read up to its end at once.
+        if read == 0 || filled == size && size > 0 {
+            break;
+        }
+        if filled == content.len() {
+            // Larger than it claimed to be, as files in /proc are.
+            let mut larger = Zeroizing::new(vec![0; (2 * filled).max(4096).min(limit_in_memory + 1)]);
+            larger.get_mut(..filled).unwrap_or_default().copy_from_slice(&content);
+            content = larger;
+        }
+    }
+    content.truncate(filled);
+    Ok(content)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn names(walk: &mut Walk, root: &Path) -> Vec<String> {
+        let lookups = walk.look_up();
+        let beneath = lookups.names.keys().filter_map(|path| path.strip_prefix(root).ok());
+        beneath.map(|path| path.to_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn the_look_ups_of_a_mounted_file_include_its_links() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().canonicalize().unwrap();
+        std::fs::create_dir_all(root.join("volume/..2026")).unwrap();
+        symlink("..2026", root.join("volume/..data")).unwrap();
+        symlink("..data/key.pem", root.join("volume/key.pem")).unwrap();
+        symlink(root.join("volume"), root.join("mount")).unwrap();
+        let mut walk = Walk::new(vec![root.join("mount/key.pem")]);
+        let expected = [
+            "",
+            "mount",
+            "volume",
+            "volume/..2026",
+            "volume/..2026/key.pem",
+            "volume/..data",
+            "volume/key.pem",
+        ];
+        for _ in 0..2 {
+            assert_eq!(names(&mut walk, &root), expected);
+        }
+        let lookups = walk.look_up();
+        let holds_files: Vec<_> = lookups
+            .directories
+            .iter()
+            .filter(|(_, it)| it.holds_files)
+            .map(|(path, _)| path.clone())
+            .collect();
+        assert_eq!(holds_files, [root.join("volume/..2026")]);
+    }
+
+    #[test]
+    fn a_loop_of_links_is_left_after_as_many_as_the_kernel_follows() {
+        let directory = tempfile::tempdir().unwrap();
+        symlink("b", directory.path().join("a")).unwrap();
+        symlink("a", directory.path().join("b")).unwrap();
+        let look = Walk::new(vec![directory.path().join("a")]).read(10, |_| None);
+        assert_eq!(
+            look.files[0].content.as_ref().unwrap_err().raw_os_error(),
+            Some(Errno::LOOP.raw_os_error())
+        );
+    }
+
+    #[test]
+    fn only_regular_files_of_a_bounded_size_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        std::fs::write(&file, "0123456789").unwrap();
+        std::fs::write(directory.path().join("empty"), "").unwrap();
+        let fifo = directory.path().join("fifo");
+        rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).unwrap();
+        let read = |path: &Path, limit| {
+            Walk::new(vec![path.to_owned()]).read(limit, |_| None).files.remove(0).content
+        };
+        assert_eq!(*read(&file, 10).unwrap(), b"0123456789");
+        assert_eq!(*read(&directory.path().join("empty"), 10).unwrap(), b"");
+        let status = read(Path::new("/proc/self/status"), 1 << 20).unwrap();
+        assert!(status.ends_with(b"\n") && status.starts_with(b"Name:"));
+        let cases = [
+            (file.as_path(), io::ErrorKind::FileTooLarge),
+            (directory.path(), io::ErrorKind::InvalidInput),
+            (&fifo, io::ErrorKind::InvalidInput),
+            (Path::new("/dev/zero"), io::ErrorKind::InvalidInput),
+            (Path::new("/proc/self/maps"), io::ErrorKind::FileTooLarge),
+            (Path::new("/nowhere"), io::ErrorKind::NotFound),
+            (&file.join("below"), io::ErrorKind::NotADirectory),
+        ];
+        for (path, kind) in cases {
+            assert_eq!(read(path, 9).unwrap_err().kind(), kind, "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn files_behind_one_link_are_of_one_generation() {
+        let directory = tempfile::tempdir().unwrap();
+        let volume = directory.path().canonicalize().unwrap();
+        for generation in ["..1", "..2"] {
+            std::fs::create_dir(volume.join(generation)).unwrap();
+            for name in ["chain", "key"] {
+                std::fs::write(volume.join(generation).join(name), generation).unwrap();
+            }
+        }
+        symlink("..1", volume.join("..data")).unwrap();
+        for name in ["chain", "key"] {
+            symlink(Path::new("..data").join(name), volume.join(name)).unwrap();
+        }
+        let links = BTreeSet::new();
+        let mut pass = Pass::new(&links);
+        let chain = pass.resolve(&volume.join("chain"));
+        symlink("..2", volume.join("..new")).unwrap();
+        std::fs::rename(volume.join("..new"), volume.join("..data")).unwrap();
+        let key = pass.resolve(&volume.join("key"));
+        for end in [chain, key] {
+            assert_eq!(*pass.read(&end, 10).unwrap(), b"..1", "{}", end.path.display());
+        }
+    }
+}
