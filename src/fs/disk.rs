@@ -32,7 +32,10 @@ pub enum Unresponsive {
         "the file system of {path} does not answer since {since}: is its server, or the process behind its mount, running?"
     )]
     Silent { path: PathBuf, since: String },
-    #[error("{path} is not read: {} threads wait for file systems that do not answer", limits::STUCK_THREADS)]
+    #[error(
+        "{path} is left alone: {} threads wait for file systems that do not answer",
+        limits::STUCK_THREADS
+    )]
     Full { path: PathBuf },
 }
 
@@ -109,7 +112,8 @@ impl Disk {
         let Ok(Ok(mine)) = mine else {
             return Err(self.silent(path, turn.begun().unwrap_or(started)));
         };
-        let thread = self.thread(path).await?;
+        let left = || self.patience.saturating_sub(started.elapsed());
+        let thread = self.thread(path, left()).await?;
         let begun = Instant::now();
         turn.set_begun(Some(begun));
         let places = (mine, thread);
@@ -119,7 +123,7 @@ impl Disk {
             drop(places);
             done
         });
-        match timeout(self.patience.saturating_sub(started.elapsed()), working).await {
+        match timeout(left(), working).await {
             Ok(Ok(done)) => Ok(done),
             Ok(Err(error)) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
@@ -160,8 +164,8 @@ impl Disk {
         })
     }
 
-    /// A place among the threads.
-    async fn thread(&self, path: &Path) -> Result<OwnedSemaphorePermit, Unresponsive> {
+    /// A place among the threads, waited for as long as `patience`.
+    async fn thread(&self, path: &Path, patience: Duration) -> Result<OwnedSemaphorePermit, Unresponsive> {
         let threads = Arc::clone(&self.shared.threads);
         if let Ok(thread) = Arc::clone(&threads).try_acquire_owned() {
             return Ok(thread);
@@ -171,7 +175,7 @@ impl Disk {
         if self.shared.pending.hanging().len() >= limits::STUCK_THREADS {
             return Err(full());
         }
-        timeout(self.patience, threads.acquire_owned()).await.ok().and_then(Result::ok).ok_or_else(full)
+        timeout(patience, threads.acquire_owned()).await.ok().and_then(Result::ok).ok_or_else(full)
     }
 
     fn turn(&self, path: &Path) -> Arc<Turn> {
