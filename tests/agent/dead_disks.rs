@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::support::dead_fs::DeadFs;
 use crate::support::files::{Mounted, token, write_token};
 use crate::support::process::{Agent, Ca, output, strs};
-use crate::support::sds::{Stream, on_connection, secrets};
+use crate::support::sds::{Stream, on_connection, secrets, served_serial};
 use crate::support::wait::{wait_for, wait_until};
 
 const HANGS: &str = "file system does not answer";
@@ -67,8 +67,8 @@ impl House {
             .collect()
     }
 
-    /// Asserts that the dead file system is named, and that the agent serves beside it.
-    async fn serves_beside_it(&self, agent: &mut Agent) {
+    /// Asserts that the dead file system is named.
+    async fn is_named(&self, agent: &mut Agent) {
         let dead = self.path("dead").display().to_string();
         let (_, line) = agent.process.wait_log(HANGS).await;
         assert!(line.contains(" WARN ") && line.contains(&dead) && line.contains("since="), "{line}");
@@ -76,6 +76,11 @@ impl House {
         let hanging = self.hanging().await;
         assert!(hanging.iter().all(|one| one.starts_with(&dead)) && !hanging.is_empty(), "{hanging:?}");
         agent.wait_metric_that("attache_hanging_paths", |paths| paths > 0.0).await;
+    }
+
+    /// Asserts that the dead file system is named, and that the agent serves beside it.
+    async fn serves_beside_it(&self, agent: &mut Agent) {
+        self.is_named(agent).await;
         let name = format!("file-root:{}/root-cert.pem", self.path("live").display());
         on_connection(&agent.socket, async |client| {
             let mut stream = Stream::open(&client, &[&name]).await.unwrap();
@@ -189,6 +194,44 @@ async fn an_embedded_ca_that_hangs_signs_once_it_answers() {
     disk.revive().await;
     is_ready(&mut agent).await;
     exits_in_time(&mut agent).await;
+}
+
+#[tokio::test]
+async fn a_certificate_directory_that_hangs_leaves_the_certificate_to_the_ca_until_it_answers() {
+    let house = House::new().await;
+    let mounted = Mounted::new(&house.path("other-ca"), "web");
+    mounted.write(&house.path("dead"));
+    let (mut agent, mut disk) = house.start(&house.options(&[("--cert-dir", house.path("dead"))]));
+    house.is_named(&mut agent).await;
+    is_ready(&mut agent).await;
+    assert_ne!(served_serial(&agent.socket).await, mounted.serial());
+    disk.revive().await;
+    wait_for("the mounted certificate is served", async || {
+        (served_serial(&agent.socket).await == mounted.serial()).then_some(())
+    })
+    .await;
+    agent.wait_metric("attache_hanging_paths", 0).await;
+    disk.die(&[&house.path("dead")]).await;
+    exits_in_time(&mut agent).await;
+}
+
+#[tokio::test]
+async fn mounted_files_that_hang_are_served_once_they_answer() {
+    let house = House::new().await;
+    let (dead, mounted) = (house.path("dead"), Mounted::new(&house.path("other-ca"), "web"));
+    mounted.write(&dead);
+    for ends_early in [true, false] {
+        let options = [&["--cert-dir", dead.to_str().unwrap()][..], DRAIN].concat();
+        let (mut agent, mut disk) = DeadFs::agent(house.directory.path(), "web", &options, &[&dead]);
+        house.is_named(&mut agent).await;
+        assert_eq!(agent.status("/readyz").await.0, 503);
+        if !ends_early {
+            disk.revive().await;
+            agent.process.wait_log(" ready ").await;
+            assert_eq!(served_serial(&agent.socket).await, mounted.serial());
+        }
+        exits_in_time(&mut agent).await;
+    }
 }
 
 #[tokio::test]
