@@ -135,8 +135,9 @@ fn serve_status(
 ) {
     let Some(listener) = listener else { return };
     let Shared { cache, metrics, clock, watcher, pending, stop, .. } = shared.clone();
-    let is_local = sockets::is_local(&listener);
-    let status = Status::new(cache, metrics, clock, watcher, pending, stop, log.clone(), is_local);
+    let (started, is_local) = (clock.now(), sockets::is_local(&listener));
+    let (log, draining) = (log.clone(), stop);
+    let status = Status { cache, metrics, clock, started, watcher, pending, log, is_local, draining };
     let serve = move |io, place| status.clone().serve(io, place);
     workloads.spawn(&shared.stop, server.clone().http("the status address", listener, serve));
 }

@@ -39,16 +39,17 @@ fn servers() -> &'static Servers {
         let (metrics, watcher) = (Metrics::default(), Watcher::new(PendingOperations::default()));
         let (pending, draining, log) =
             (PendingOperations::default(), CancellationToken::new(), Log::detached());
-        let status = Status::new(
-            cache.clone(),
+        let status = Status {
+            cache: cache.clone(),
             metrics,
-            clock.clone(),
+            clock: clock.clone(),
+            started: UNIX_EPOCH,
             watcher,
-            pending.clone(),
+            pending: pending.clone(),
+            log: log.clone(),
+            is_local: true,
             draining,
-            log.clone(),
-            true,
-        );
+        };
         let reporter = Reporter { cache, workload, history: History::default(), about, clock, pending };
         let page = Page { reporter: reporter.clone(), is_local: true };
         Servers { status, page, admin: Admin { reporter, log } }

@@ -20,33 +20,20 @@ use crate::store::Cache;
 /// Answers probes. Clones answer the same.
 #[derive(Clone, Debug)]
 pub struct Status {
-    cache: Cache,
-    metrics: Metrics,
-    clock: Clock,
-    started: SystemTime,
-    watcher: Watcher,
-    pending: PendingOperations,
-    log: Log,
+    pub cache: Cache,
+    pub metrics: Metrics,
+    pub clock: Clock,
+    pub started: SystemTime,
+    pub watcher: Watcher,
+    pub pending: PendingOperations,
+    pub log: Log,
     /// It listens on loopback, and refuses requests for other host names (DNS rebinding).
-    is_local: bool,
+    pub is_local: bool,
     /// A draining agent is not ready.
-    draining: CancellationToken,
+    pub draining: CancellationToken,
 }
 
 impl Status {
-    pub fn new(
-        cache: Cache,
-        metrics: Metrics,
-        clock: Clock,
-        watcher: Watcher,
-        pending: PendingOperations,
-        draining: CancellationToken,
-        log: Log,
-        is_local: bool,
-    ) -> Self {
-        Self { cache, metrics, started: clock.now(), clock, watcher, pending, log, is_local, draining }
-    }
-
     /// Serves one connection.
     pub async fn serve(self, io: TcpStream, place: Place) {
         let answer = |request| std::future::ready(self.answer(&request));
