@@ -318,7 +318,12 @@ impl Bench {
     }
 
     /// The costs of a swap, and the system calls of each thread.
-    async fn swap(&self, process: &Process, connection: &Connection, mut mount: Mount) -> ([String; 5], String) {
+    async fn swap(
+        &self,
+        process: &Process,
+        connection: &Connection,
+        mut mount: Mount,
+    ) -> ([String; 5], String) {
         let mut stream = open(connection, "default").await;
         let mut times = Vec::new();
         // The first ones are not yet as all later ones.
@@ -349,7 +354,8 @@ impl Bench {
         let total: usize = calls.iter().map(|(_, count)| count).sum();
         let of_each = |count: usize| format!("{:.1}", count as f64 / TRACED as f64);
         let shown = if calls.is_empty() { "no strace".to_owned() } else { of_each(total) };
-        let threads: Vec<_> = calls.iter().map(|(name, count)| format!("{name} {}", of_each(*count))).collect();
+        let threads: Vec<_> =
+            calls.iter().map(|(name, count)| format!("{name} {}", of_each(*count))).collect();
         let costs = [time(SWAPS / 2), time(SWAPS * 99 / 100), millis(cpu), each(after.1 - before.1), shown];
         (costs, threads.join(", "))
     }

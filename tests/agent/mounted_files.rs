@@ -55,7 +55,7 @@ async fn writes_beside_the_files_and_above_them_cost_nothing() {
         let mut pairs = Stream::open(&client, &["default"]).await.unwrap();
         let first = pairs.next().await.unwrap();
         pairs.accept(&first).await;
-        // The agent first has to see that somebody writes there all the time.
+        // The agent first has to see that another process writes there all the time.
         for place in places {
             log_lines(place, 200);
         }
@@ -117,7 +117,8 @@ async fn a_storm_of_events_delays_no_change_and_takes_no_memory() {
                     while !is_over.load(Ordering::Relaxed) {
                         // In the volume, and where its files are.
                         for directory in [&volume, &data] {
-                            let [from, to] = [name.to_owned(), format!("{name}-renamed")].map(|name| directory.join(name));
+                            let [from, to] =
+                                [name.to_owned(), format!("{name}-renamed")].map(|name| directory.join(name));
                             let _ = std::fs::write(&from, "a storm");
                             let _ = std::fs::rename(from, &to);
                             let _ = std::fs::remove_file(to);
