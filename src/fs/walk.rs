@@ -180,6 +180,8 @@ fn links_of(lookups: &Lookups) -> BTreeSet<PathBuf> {
 struct End {
     path: PathBuf,
     step: Step,
+    /// The last link on the way.
+    link: Option<PathBuf>,
 }
 
 /// One pass over the paths of a [`Walk`].
@@ -188,13 +190,15 @@ struct Pass<'a> {
     links: &'a BTreeSet<PathBuf>,
     root: &'a Step,
     steps: BTreeMap<PathBuf, Step>,
+    /// Names at the end of a path: of files, if they exist.
+    last: BTreeSet<PathBuf>,
     /// The directories in which a file is looked up.
     open: BTreeMap<PathBuf, Option<OwnedFd>>,
 }
 
 impl<'a> Pass<'a> {
     fn new(links: &'a BTreeSet<PathBuf>, root: &'a Step) -> Self {
-        Self { links, root, steps: BTreeMap::new(), open: BTreeMap::new() }
+        Self { links, root, steps: BTreeMap::new(), last: BTreeSet::new(), open: BTreeMap::new() }
     }
 
     /// Follows `path` to its end, or to the first name that doesn't exist: nothing behind it can appear before it does.
@@ -202,18 +206,24 @@ impl<'a> Pass<'a> {
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let mut ahead = Vec::new();
         push_ahead(&mut ahead, &absolute);
-        let mut end = End { path: PathBuf::from("/"), step: Step::Missing };
+        let mut end = End { path: PathBuf::from("/"), step: Step::Missing, link: None };
         let mut links = 0;
         while let Some(name) = ahead.pop() {
             if name == ".." {
                 end.path.pop();
                 continue;
             }
-            if ahead.is_empty() {
+            let is_last = ahead.is_empty();
+            let path = end.path.join(&name);
+            // A link leads to a file elsewhere.
+            if is_last && !self.links.contains(&path) {
                 self.open(&end.path);
             }
-            end.path.push(&name);
+            end.path = path;
             end.step = self.step(&end.path);
+            if is_last {
+                self.last.insert(end.path.clone());
+            }
             match &end.step {
                 Step::Link(target) => {
                     links += 1;
@@ -221,11 +231,10 @@ impl<'a> Pass<'a> {
                         end.step = Step::Failed(Errno::LOOP);
                         break;
                     }
-                    end.path.pop();
-                    if target.is_absolute() {
-                        end.path = PathBuf::from("/");
-                    }
                     push_ahead(&mut ahead, target);
+                    let directory = if target.is_absolute() { None } else { end.path.parent() };
+                    let directory = directory.unwrap_or(Path::new("/")).to_owned();
+                    end.link = Some(std::mem::replace(&mut end.path, directory));
                 }
                 Step::Directory(_) => {}
                 Step::File(_) | Step::Other(_) if !ahead.is_empty() => {
@@ -291,15 +300,12 @@ impl<'a> Pass<'a> {
 
     /// Whether the files are still what they were, and what is missing is still missing.
     fn is_current(&self, ends: &[End]) -> bool {
-        let is_current = |path: &Path, step: &Step| self.look_up_again(path) == *step;
-        let is_missing = |end: &End| end.step == Step::Missing;
-        // The directory behind a link may have been deleted right after the link was swapped.
-        let is_link = |step: &Step| matches!(step, Step::Link(_));
-        let links = || self.steps.iter().filter(|(_, step)| is_link(step));
-        ends.iter()
-            .filter(|end| matches!(end.step, Step::File(_)))
-            .all(|end| is_current(&end.path, &end.step))
-            && (!ends.iter().any(is_missing) || links().all(|(path, step)| is_current(path, step)))
+        ends.iter().all(|end| match (&end.step, &end.link) {
+            (Step::File(_), _) => self.look_up_again(&end.path) == end.step,
+            // The directory behind a link may have been deleted right after the link was swapped.
+            (Step::Missing, Some(link)) => self.steps.get(link) == Some(&self.look_up_again(link)),
+            _ => true,
+        })
     }
 
     fn into_lookups(self) -> Lookups {
@@ -313,9 +319,10 @@ impl<'a> Pass<'a> {
                 directories.insert(parent.to_owned(), Directory { inode: *inode, holds_files: false });
             }
         }
-        for (path, step) in &self.steps {
-            let is_file = matches!(step, Step::File(_) | Step::Missing | Step::Other(_));
-            let parent = path.parent().filter(|parent| is_file && self.open.contains_key(*parent));
+        for path in &self.last {
+            let is_file =
+                matches!(self.steps.get(path), Some(Step::File(_) | Step::Missing | Step::Other(_)));
+            let parent = path.parent().filter(|_| is_file);
             if let Some(directory) = parent.and_then(|parent| directories.get_mut(parent)) {
                 directory.holds_files = true;
             }

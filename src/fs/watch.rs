@@ -160,6 +160,10 @@ impl Watch {
         // What inotify reports from now on may have changed since the look.
         let is_reported_now = |path: &Path| unreported.contains(path) && !still_unreported.contains(path);
         let is_new = |path: &Path| {
+            // A directory whose names are looked up again shows in them.
+            if is_reported_now(path) && lookups.directories.contains_key(path) {
+                return false;
+            }
             let key = lookups.key(path).map(|(directory, name)| (directory, name.to_owned()));
             key.is_some_and(|key| new_names.contains(&key))
                 || is_reported_now(path)
@@ -284,7 +288,8 @@ impl Shared {
             for (report, mut change) in changes {
                 // inotify would report changes by this machine only, and a file system that doesn't answer would stop it.
                 change.watch.retain(|path| {
-                    let kind = inotify::remote_file_system(path);
+                    let is_local = lock(&self.backend).is_local(path);
+                    let kind = if is_local { None } else { inotify::remote_file_system(path) };
                     kind.inspect(|kind| lock(&self.backend).settle_polled(path, kind)).is_none()
                 });
                 let outcomes = notifier.update(report, change);

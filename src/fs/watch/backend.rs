@@ -152,6 +152,13 @@ impl Backend {
         changes
     }
 
+    /// Whether inotify watches another directory of the same file system.
+    pub(super) fn is_local(&self, path: &Path) -> bool {
+        let Some((device, _)) = self.watched.get(path).map(|watched| watched.inode) else { return false };
+        let is_same = |watched: &Watched| watched.mode == Mode::Inotify && watched.inode.0 == device;
+        self.watched.values().any(is_same)
+    }
+
     /// Notes that `path` is on a file system of this `kind`, whose changes inotify doesn't report.
     pub(super) fn settle_polled(&mut self, path: &Path, kind: &str) {
         let Some(watched) = self.watched.get_mut(path) else { return };
