@@ -218,7 +218,7 @@ impl Strace {
     async fn attach(process: &Process, directory: &Path) -> Option<Self> {
         let output = directory.join("strace");
         let mut command = Command::new("strace");
-        command.args(["-f", "-q", "-o"]).arg(&output).arg("-p").arg(process.id().to_string());
+        command.args(["-f", "-q", "-o"]).arg(&output).arg("-p").arg(id(process));
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
         // It attaches one thread after the other.
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -230,7 +230,7 @@ impl Strace {
 
     /// The number of calls of each thread since then, by its name.
     fn calls(mut self, process: &Process) -> Vec<(String, usize)> {
-        let names: BTreeMap<_, _> = process.threads().collect();
+        let names = threads(process);
         kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
         self.child.wait().unwrap();
         let mut calls = BTreeMap::new();
@@ -505,6 +505,20 @@ fn switches(process: &Process) -> u64 {
     let names = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"];
     let of_thread = |status: String| names.map(|name| field(&status, name).unwrap()).iter().sum::<u64>();
     process.of_threads("status").map(of_thread).sum()
+}
+
+fn id(process: &Process) -> String {
+    process.path("").components().nth(2).unwrap().as_os_str().to_str().unwrap().to_owned()
+}
+
+/// The names of its threads.
+fn threads(process: &Process) -> BTreeMap<String, String> {
+    let name = |task: std::io::Result<fs::DirEntry>| {
+        let task = task.unwrap();
+        let name = fs::read_to_string(task.path().join("comm")).unwrap();
+        (task.file_name().into_string().unwrap(), name.trim().to_owned())
+    };
+    fs::read_dir(process.path("task")).unwrap().map(name).collect()
 }
 
 /// CPU time of all its threads, in nanoseconds.

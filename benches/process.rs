@@ -79,20 +79,6 @@ impl Process {
         fs::read_to_string(self.path(file)).ok()
     }
 
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// The threads and their names.
-    pub(crate) fn threads(&self) -> impl Iterator<Item = (String, String)> {
-        let tasks = fs::read_dir(self.path("task")).unwrap();
-        tasks.map(|task| {
-            let task = task.unwrap();
-            let name = fs::read_to_string(task.path().join("comm")).unwrap();
-            (task.file_name().into_string().unwrap(), name.trim().to_owned())
-        })
-    }
-
     pub(crate) fn status(&self, name: &str) -> u64 {
         field(&self.read("status").unwrap(), name).unwrap()
     }
