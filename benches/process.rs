@@ -36,8 +36,17 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(command: &mut Command) -> Self {
-        // This program's environment may configure a CA, which must not affect the process.
-        command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        Self::start_with(command, &[])
+    }
+
+    /// Starts it with these variables alone: this program's environment may configure a CA.
+    pub(crate) fn start_with(command: &mut Command, variables: &[(&str, &str)]) -> Self {
+        command
+            .env_clear()
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (sender, log) = channel();

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use zeroize::Zeroizing;
 
 use crate::fs::file;
+use crate::fs::pending::Operation;
 
 /// As many links as the kernel follows in one path.
 pub(super) const MAX_LINKS: usize = 40;
@@ -50,7 +51,7 @@ pub(super) struct RegularFile {
 }
 
 /// What decides where a set of paths leads, links resolved.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Lookups {
     /// Every name that was looked up, with its directory.
     pub(super) names: BTreeMap<PathBuf, Step>,
@@ -58,6 +59,8 @@ pub struct Lookups {
     pub(super) directories: BTreeMap<PathBuf, Directory>,
     /// A file system failed. No event says when it works again.
     pub(super) is_broken: bool,
+    /// The look's registration, which lasts until what it found is followed.
+    pub(super) operation: Option<Operation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,11 +119,13 @@ pub struct Walk {
     paths: Vec<PathBuf>,
     /// The names that were links at the last walk. That is probably what they are still.
     links: BTreeSet<PathBuf>,
+    /// The root directory, which stays the same.
+    root: Option<Step>,
 }
 
 impl Walk {
     pub fn new(paths: Vec<PathBuf>) -> Self {
-        Self { paths, links: BTreeSet::new() }
+        Self { paths, ..Self::default() }
     }
 
     pub fn paths(&self) -> &[PathBuf] {
@@ -129,7 +134,8 @@ impl Walk {
 
     /// Where the paths lead now.
     pub(super) fn look_up(&mut self) -> Lookups {
-        let mut pass = Pass::new(&self.links);
+        let root = self.root.get_or_insert_with(root);
+        let mut pass = Pass::new(&self.links, root);
         for path in &self.paths {
             pass.resolve(path);
         }
@@ -141,10 +147,11 @@ impl Walk {
     /// Reads all files, of `limit` bytes at most each, except for those that `refuse`, given their path without links,
     /// has an error for. Starts over if one of them changed meanwhile.
     pub fn read(&mut self, limit: u64, refuse: impl Fn(&Path) -> Option<io::Error>) -> Look {
+        let root = self.root.get_or_insert_with(root);
         let mut reads = 0;
         loop {
             reads += 1;
-            let mut pass = Pass::new(&self.links);
+            let mut pass = Pass::new(&self.links, root);
             let ends: Vec<_> = self.paths.iter().map(|path| pass.resolve(path)).collect();
             let read = |end: &End| refuse(&end.path).map_or_else(|| pass.read(end, limit), Err);
             let contents: Vec<_> = ends.iter().map(read).collect();
@@ -173,20 +180,25 @@ fn links_of(lookups: &Lookups) -> BTreeSet<PathBuf> {
 struct End {
     path: PathBuf,
     step: Step,
+    /// The last link on the way.
+    link: Option<PathBuf>,
 }
 
 /// One pass over the paths of a [`Walk`].
 #[derive(Debug)]
 struct Pass<'a> {
     links: &'a BTreeSet<PathBuf>,
+    root: &'a Step,
     steps: BTreeMap<PathBuf, Step>,
+    /// Names at the end of a path: of files, if they exist.
+    last: BTreeSet<PathBuf>,
     /// The directories in which a file is looked up.
     open: BTreeMap<PathBuf, Option<OwnedFd>>,
 }
 
 impl<'a> Pass<'a> {
-    fn new(links: &'a BTreeSet<PathBuf>) -> Self {
-        Self { links, steps: BTreeMap::new(), open: BTreeMap::new() }
+    fn new(links: &'a BTreeSet<PathBuf>, root: &'a Step) -> Self {
+        Self { links, root, steps: BTreeMap::new(), last: BTreeSet::new(), open: BTreeMap::new() }
     }
 
     /// Follows `path` to its end, or to the first name that doesn't exist: nothing behind it can appear before it does.
@@ -194,18 +206,24 @@ impl<'a> Pass<'a> {
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let mut ahead = Vec::new();
         push_ahead(&mut ahead, &absolute);
-        let mut end = End { path: PathBuf::from("/"), step: Step::Missing };
+        let mut end = End { path: PathBuf::from("/"), step: Step::Missing, link: None };
         let mut links = 0;
         while let Some(name) = ahead.pop() {
             if name == ".." {
                 end.path.pop();
                 continue;
             }
-            if ahead.is_empty() {
+            let is_last = ahead.is_empty();
+            let path = end.path.join(&name);
+            // A link leads to a file elsewhere.
+            if is_last && !self.links.contains(&path) {
                 self.open(&end.path);
             }
-            end.path.push(&name);
+            end.path = path;
             end.step = self.step(&end.path);
+            if is_last {
+                self.last.insert(end.path.clone());
+            }
             match &end.step {
                 Step::Link(target) => {
                     links += 1;
@@ -213,11 +231,10 @@ impl<'a> Pass<'a> {
                         end.step = Step::Failed(Errno::LOOP);
                         break;
                     }
-                    end.path.pop();
-                    if target.is_absolute() {
-                        end.path = PathBuf::from("/");
-                    }
                     push_ahead(&mut ahead, target);
+                    let directory = if target.is_absolute() { None } else { end.path.parent() };
+                    let directory = directory.unwrap_or(Path::new("/")).to_owned();
+                    end.link = Some(std::mem::replace(&mut end.path, directory));
                 }
                 Step::Directory(_) => {}
                 Step::File(_) | Step::Other(_) if !ahead.is_empty() => {
@@ -283,15 +300,12 @@ impl<'a> Pass<'a> {
 
     /// Whether the files are still what they were, and what is missing is still missing.
     fn is_current(&self, ends: &[End]) -> bool {
-        let is_current = |path: &Path, step: &Step| self.look_up_again(path) == *step;
-        let is_missing = |end: &End| end.step == Step::Missing;
-        // The directory behind a link may have been deleted right after the link was swapped.
-        let is_link = |step: &Step| matches!(step, Step::Link(_));
-        let links = || self.steps.iter().filter(|(_, step)| is_link(step));
-        ends.iter()
-            .filter(|end| matches!(end.step, Step::File(_)))
-            .all(|end| is_current(&end.path, &end.step))
-            && (!ends.iter().any(is_missing) || links().all(|(path, step)| is_current(path, step)))
+        ends.iter().all(|end| match (&end.step, &end.link) {
+            (Step::File(_), _) => self.look_up_again(&end.path) == end.step,
+            // The directory behind a link may have been deleted right after the link was swapped.
+            (Step::Missing, Some(link)) => self.steps.get(link) == Some(&self.look_up_again(link)),
+            _ => true,
+        })
     }
 
     fn into_lookups(self) -> Lookups {
@@ -300,18 +314,15 @@ impl<'a> Pass<'a> {
             let Some(parent) = path.parent().filter(|parent| !directories.contains_key(*parent)) else {
                 continue;
             };
-            let step = match self.steps.get(parent) {
-                Some(step) => step.clone(),
-                // The root, and what lies behind `..`.
-                None => look_up(CWD, parent, false),
-            };
-            if let Step::Directory(inode) = step {
-                directories.insert(parent.to_owned(), Directory { inode, holds_files: false });
+            // Only the root is in no other directory.
+            if let Step::Directory(inode) = self.steps.get(parent).unwrap_or(self.root) {
+                directories.insert(parent.to_owned(), Directory { inode: *inode, holds_files: false });
             }
         }
-        for (path, step) in &self.steps {
-            let is_file = matches!(step, Step::File(_) | Step::Missing | Step::Other(_));
-            let parent = path.parent().filter(|parent| is_file && self.open.contains_key(*parent));
+        for path in &self.last {
+            let is_file =
+                matches!(self.steps.get(path), Some(Step::File(_) | Step::Missing | Step::Other(_)));
+            let parent = path.parent().filter(|_| is_file);
             if let Some(directory) = parent.and_then(|parent| directories.get_mut(parent)) {
                 directory.holds_files = true;
             }
@@ -320,7 +331,7 @@ impl<'a> Pass<'a> {
             .steps
             .values()
             .any(|step| matches!(step, Step::Failed(error) if is_breakdown(&(*error).into())));
-        Lookups { names: self.steps, directories, is_broken }
+        Lookups { names: self.steps, directories, is_broken, operation: None }
     }
 }
 
@@ -338,6 +349,10 @@ fn push_ahead(ahead: &mut Vec<OsString>, path: &Path) {
         Component::ParentDir => Some(OsStr::new("..").to_owned()),
         _ => None,
     }));
+}
+
+fn root() -> Step {
+    look_up(CWD, Path::new("/"), false)
 }
 
 /// What `name` in `directory` stands for. `is_link` is a guess that saves a system call where it is right.
@@ -505,8 +520,8 @@ mod tests {
         for name in ["chain", "key"] {
             symlink(Path::new("..data").join(name), volume.join(name)).unwrap();
         }
-        let links = BTreeSet::new();
-        let mut pass = Pass::new(&links);
+        let (links, root) = (BTreeSet::new(), root());
+        let mut pass = Pass::new(&links, &root);
         let chain = pass.resolve(&volume.join("chain"));
         symlink("..2", volume.join("..new")).unwrap();
         std::fs::rename(volume.join("..new"), volume.join("..data")).unwrap();

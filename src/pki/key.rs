@@ -8,6 +8,7 @@ use std::str::FromStr;
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::Ed25519KeyPair;
 use rcgen::{PublicKeyData, SignatureAlgorithm};
+use rustls::crypto::aws_lc_rs::sign::{any_ecdsa_type, any_supported_type};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use zeroize::{Zeroize, Zeroizing};
@@ -179,9 +180,23 @@ impl PrivateKey {
 
     /// The public key as DER SubjectPublicKeyInfo, as in a certificate for this key.
     pub fn public_key(&self) -> Result<Vec<u8>, NotAKey> {
-        let key =
-            rustls::crypto::aws_lc_rs::sign::any_supported_type(&self.0).map_err(|_| NotAKey::Unknown)?;
+        // The general way tries RSA first, and checks an EC key twice.
+        let key = if self.is_ec() { any_ecdsa_type(&self.0) } else { any_supported_type(&self.0) };
+        let key = key.map_err(|_| NotAKey::Unknown)?;
         key.public_key().map(|spki| spki.to_vec()).ok_or(NotAKey::Unknown)
+    }
+
+    fn is_ec(&self) -> bool {
+        /// The algorithm of EC keys in PKCS#8: id-ecPublicKey, in DER.
+        const EC: &[u8] = &[0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01];
+        match &self.0 {
+            PrivateKeyDer::Sec1(_) => true,
+            PrivateKeyDer::Pkcs8(key) => {
+                let head = key.secret_pkcs8_der().get(..32).unwrap_or_default();
+                head.windows(EC.len()).any(|window| window == EC)
+            }
+            _ => false,
+        }
     }
 }
 

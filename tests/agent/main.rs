@@ -41,6 +41,7 @@ mod istio;
 mod keys;
 mod monitoring;
 mod log;
+mod mounted_files;
 mod lookup;
 mod kubernetes_examples;
 mod kubernetes_inject;

@@ -36,7 +36,7 @@ struct Watched {
     inode: Inode,
     /// The watches that need it, and what they need.
     users: BTreeMap<u64, Report>,
-    /// Other programs write to files in it that nobody reads.
+    /// Other programs write to files in it that no watch is for.
     is_noisy: bool,
     mode: Mode,
     report: Report,
@@ -150,6 +150,13 @@ impl Backend {
         let mut changes = std::mem::take(&mut self.changes);
         changes.retain(|_, change| *change != Change::default());
         changes
+    }
+
+    /// Whether inotify watches another directory of the same file system.
+    pub(super) fn is_local(&self, path: &Path) -> bool {
+        let Some((device, _)) = self.watched.get(path).map(|watched| watched.inode) else { return false };
+        let is_same = |watched: &Watched| watched.mode == Mode::Inotify && watched.inode.0 == device;
+        self.watched.values().any(is_same)
     }
 
     /// Notes that `path` is on a file system of this `kind`, whose changes inotify doesn't report.

@@ -248,18 +248,14 @@ impl FileSet {
 
     /// Files often pair one CA's certificate with the roots of the peers' CA, so this is no mistake by itself.
     fn report_mixture(&mut self, chained: Option<Result<(), Unchained>>) {
-        match chained {
-            None => {}
-            Some(Ok(())) => drop(self.chained.recovered()),
-            Some(Err(unchained)) => {
-                if self.chained.is_new(&unchained.to_string()) {
-                    tracing::warn!(
-                        reason = %unchained,
-                        "mounted certificate does not chain to the mounted roots; both are served as they are, and \
-                         peers with the same roots will reject it"
-                    );
-                }
-            }
+        let Some(chained) = chained else { return };
+        let Err(unchained) = chained else { return drop(self.chained.recovered()) };
+        if self.chained.is_new(&unchained.to_string()) {
+            tracing::warn!(
+                reason = %unchained,
+                "mounted certificate does not chain to the mounted roots; both are served as they are, and peers with the \
+                 same roots will reject it"
+            );
         }
     }
 }
