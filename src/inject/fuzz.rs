@@ -65,6 +65,14 @@ mod tests {
     }
 
     #[test]
+    fn many_documents_take_a_time_of_their_number_and_not_of_its_square() {
+        let pod = "---\napiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - name: web\n";
+        let started = std::time::Instant::now();
+        assert_eq!(inject(&pod.repeat(4_000), &sidecar(true)).map(|all| all.workloads), Ok(4_000));
+        assert!(started.elapsed() < std::time::Duration::from_secs(60), "{:?}", started.elapsed());
+    }
+
+    #[test]
     fn aliases_are_not_expanded_and_depth_is_bounded() {
         let bomb: String = (1..30).map(|n| format!("a{n}: &a{n} [*a{0}, *a{0}]\n", n - 1)).collect();
         assert_eq!(inject(&format!("a0: &a0 x\n{bomb}"), &sidecar(true)).map(|all| all.workloads), Ok(0));

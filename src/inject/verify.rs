@@ -14,8 +14,9 @@ pub(super) fn verify(before: &[Option<Node>], injected: &str, sidecar: &Sidecar)
         node.iter_mut().for_each(|node| strip(node, sidecar));
         node
     };
-    let is_complete = |number, root: &Option<Node>| {
-        let mut plan = Plan::new(injected);
+    // One for all documents: it reads the whole text.
+    let mut plan = Plan::new(injected);
+    let mut is_complete = |number, root: &Option<Node>| {
         plan.add(number, root.as_ref(), sidecar).is_ok() && plan.edits.is_empty()
     };
     let bad = match yaml::read(injected) {
