@@ -74,7 +74,7 @@ fn steps(ca: &DevelopmentCa, key_type: KeyType) -> Steps {
         steps.check.push(took);
         steps.size = [KeyFormat::Pkcs8, KeyFormat::Traditional].map(|format| {
             let (pair, _) = check(answer(), key.to_private_key().in_format(format).ok()?).unwrap();
-            Some(Resource::encode(&SecretName::Workload, &Secret::KeyPair(pair)).any.value.len())
+            Some(Resource::encode(&SecretName::Workload, &Secret::KeyPair(pair)).payload.bytes().len())
         });
         let ((), took) = timed(|| {
             publishers[1].publish(Secret::TrustBundle(bundle), now, None);
