@@ -13,7 +13,7 @@ pub const NAMES_ON_DEMAND: usize = 20_000;
 pub const CLIENT_MEMORY: usize = 512 << 20;
 /// Bytes that a connection without streams takes: mostly buffers for writing and reading.
 pub const CONNECTION_MEMORY: usize = 64 << 10;
-/// Bytes that a stream without names takes, in the agent and in its HTTP/2 library.
+/// Bytes that a stream without names takes, in the agent and in its HTTP/2 library: 4 kB, and what may wait to be sent.
 pub const STREAM_MEMORY: usize = 10 << 10;
 /// Bytes that a name of a stream takes, without its text.
 pub const NAME_MEMORY: usize = 1 << 10;
