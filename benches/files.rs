@@ -1,5 +1,8 @@
-//! Mounted files: how soon a change of each kind reaches an open stream, and the costs of watching files that do not
-//! change. Prints two tables.
+//! Mounted files: what a swap like the kubelet's costs, how soon a change of each kind reaches an open stream, and the
+//! costs of watching files that do not change. Prints three tables; `cargo bench --bench files -- swap` the first one.
+//!
+//! `PILOT_AGENT` names Istio's agent, which gets a row of its own. System calls are counted by strace, in further swaps,
+//! whose time does not count.
 //!
 //! The agent is the release binary; `ATTACHE` selects another. A change is timed from just before the step that
 //! completes it, for `default` and for a `file-cert:` name. Changes are further apart than the agent's debounce window.
@@ -22,21 +25,26 @@
 mod load;
 mod process;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use attache::base::clock::Clock;
 use attache::ca::embedded::DevelopmentCa;
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{csr, pem};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinHandle;
 
 use crate::load::{Call, Connection, Protocol};
 use crate::process::{Process, field, release_binary};
 
+/// Swaps that are timed, and swaps whose system calls are counted.
+const SWAPS: usize = 200;
+const TRACED: usize = 50;
 /// Changes of each kind.
 const CHANGES: usize = 50;
 /// Fewer where the agent polls every two seconds.
@@ -58,8 +66,11 @@ fn main() {
     runtime.block_on(async {
         let dir = tempfile::tempdir().unwrap();
         let bench = Bench::new(dir.path());
-        bench.changes().await;
-        bench.idle().await;
+        bench.swaps().await;
+        if !std::env::args().any(|argument| argument == "swap") {
+            bench.changes().await;
+            bench.idle().await;
+        }
     });
 }
 
@@ -196,6 +207,45 @@ impl Mount {
     }
 }
 
+/// strace on all threads of a process.
+struct Strace {
+    child: std::process::Child,
+    output: PathBuf,
+}
+
+impl Strace {
+    /// None where there is no strace, or no right to use it on that process.
+    async fn attach(process: &Process, directory: &Path) -> Option<Self> {
+        let output = directory.join("strace");
+        let mut command = Command::new("strace");
+        command.args(["-f", "-q", "-o"]).arg(&output).arg("-p").arg(process.id().to_string());
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
+        // It attaches one thread after the other.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        match child.try_wait() {
+            Ok(None) => Some(Self { child, output }),
+            _ => None,
+        }
+    }
+
+    /// The number of calls of each thread since then, by its name.
+    fn calls(mut self, process: &Process) -> Vec<(String, usize)> {
+        let names: BTreeMap<_, _> = process.threads().collect();
+        kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
+        self.child.wait().unwrap();
+        let mut calls = BTreeMap::new();
+        for line in fs::read_to_string(&self.output).unwrap().lines() {
+            let Some((thread, call)) = line.split_once(' ') else { continue };
+            // A call that others interrupt in the output has two lines.
+            if !call.contains("resumed>") && !call.trim_start().starts_with(['+', '-']) {
+                let name = names.get(thread).cloned().unwrap_or_else(|| thread.to_owned());
+                *calls.entry(name).or_default() += 1;
+            }
+        }
+        calls.into_iter().collect()
+    }
+}
+
 struct Bench {
     binary: PathBuf,
     dir: PathBuf,
@@ -239,6 +289,104 @@ impl Bench {
         command.arg("--cert-dir").arg(directory);
         let process = Process::start(&mut command);
         process.wait_for(" ready ");
+        let (connection, end) = Connection::open(&socket).await;
+        (process, connection, end)
+    }
+
+    async fn swaps(&self) {
+        let heading = ["median, ms", "p99, ms", "CPU, ms", "switches", "system calls"];
+        let row = |name: &str, cells: [String; 5]| {
+            println!("| {name:<24} | {} |", cells.map(|cell| format!("{cell:>12}")).join(" | "));
+        };
+        println!();
+        row("swap of ..data, each", heading.map(str::to_owned));
+        println!("|{:-<26}|{}|", "", [(); 5].map(|()| format!("{:->13}:", "")).join("|"));
+        let own = Mount::new(Way::Swap, self.dir.join("swap"), &self.generations[0]);
+        let (process, connection, end) = self.agent("swap-agent", &own.directory, &[]).await;
+        let (costs, threads) = self.swap(&process, &connection, own).await;
+        row("attache", costs);
+        end.abort();
+        if let Some(binary) = std::env::var_os("PILOT_AGENT") {
+            let home = self.dir.join("istio");
+            let mounted = Mount::new(Way::SwapAndDelete, home.join("etc/certs"), &self.generations[0]);
+            let (process, connection, end) = self.pilot_agent(Path::new(&binary), &home).await;
+            let (costs, _) = self.swap(&process, &connection, mounted).await;
+            row("pilot-agent", costs);
+            end.abort();
+        }
+        println!("\nsystem calls of a swap, by thread: {threads}");
+    }
+
+    /// The costs of a swap, and the system calls of each thread.
+    async fn swap(
+        &self,
+        process: &Process,
+        connection: &Connection,
+        mut mount: Mount,
+    ) -> ([String; 5], String) {
+        let mut stream = open(connection, "default").await;
+        let mut times = Vec::new();
+        // The first ones are not yet as all later ones.
+        for change in 1..=5 {
+            self.timed_swap(&mut mount, &mut stream, change).await;
+        }
+        let before = (cpu(process), switches(process));
+        for change in 6..6 + SWAPS {
+            times.push(self.timed_swap(&mut mount, &mut stream, change).await);
+        }
+        tokio::time::sleep(APART).await;
+        let after = (cpu(process), switches(process));
+        times.sort_unstable();
+        let millis = |time: Duration| format!("{:.2}", time.as_secs_f64() * 1e3);
+        let each = |total: u64| format!("{:.1}", total as f64 / SWAPS as f64);
+        let cpu = (after.0 - before.0) / u32::try_from(SWAPS).unwrap();
+        let time = |rank: usize| millis(times[rank]);
+        let calls = match Strace::attach(process, &self.dir).await {
+            None => Vec::new(),
+            Some(strace) => {
+                for change in 0..TRACED {
+                    self.timed_swap(&mut mount, &mut stream, change).await;
+                }
+                tokio::time::sleep(APART).await;
+                strace.calls(process)
+            }
+        };
+        let total: usize = calls.iter().map(|(_, count)| count).sum();
+        let of_each = |count: usize| format!("{:.1}", count as f64 / TRACED as f64);
+        let shown = if calls.is_empty() { "no strace".to_owned() } else { of_each(total) };
+        let threads: Vec<_> =
+            calls.iter().map(|(name, count)| format!("{name} {}", of_each(*count))).collect();
+        let costs = [time(SWAPS / 2), time(SWAPS * 99 / 100), millis(cpu), each(after.1 - before.1), shown];
+        (costs, threads.join(", "))
+    }
+
+    async fn timed_swap(&self, mount: &mut Mount, stream: &mut Call, number: usize) -> Duration {
+        tokio::time::sleep(APART).await;
+        let began = mount.change(&self.generations[(number + 1) % 2]).await;
+        let message = stream.next().await.expect("the stream stays open");
+        let time = began.elapsed();
+        stream.accept(message);
+        time
+    }
+
+    /// Starts Istio's agent, whose paths are relative to its working directory, with mounted files and without an Envoy.
+    async fn pilot_agent(&self, binary: &Path, home: &Path) -> (Process, Connection, JoinHandle<()>) {
+        let mut command = Command::new(binary);
+        command.args(["proxy", "sidecar"]).current_dir(home);
+        let (process, socket) = {
+            let variables = [
+                ("FILE_MOUNTED_CERTS", "true"),
+                ("DISABLE_ENVOY", "true"),
+                ("POD_NAME", "bench"),
+                ("POD_NAMESPACE", "default"),
+                ("INSTANCE_IP", "127.0.0.1"),
+            ];
+            let process = Process::start_with(&mut command, &variables);
+            (process, home.join("var/run/secrets/workload-spiffe-uds/socket"))
+        };
+        while tokio::net::UnixStream::connect(&socket).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         let (connection, end) = Connection::open(&socket).await;
         (process, connection, end)
     }

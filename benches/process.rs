@@ -36,8 +36,17 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(command: &mut Command) -> Self {
-        // This program's environment may configure a CA, which must not affect the process.
-        command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        Self::start_with(command, &[])
+    }
+
+    /// Starts it with these variables alone: this program's environment may configure a CA.
+    pub(crate) fn start_with(command: &mut Command, variables: &[(&str, &str)]) -> Self {
+        command
+            .env_clear()
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (sender, log) = channel();
@@ -68,6 +77,20 @@ impl Process {
 
     pub(crate) fn read(&self, file: &str) -> Option<String> {
         fs::read_to_string(self.path(file)).ok()
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The threads and their names.
+    pub(crate) fn threads(&self) -> impl Iterator<Item = (String, String)> {
+        let tasks = fs::read_dir(self.path("task")).unwrap();
+        tasks.map(|task| {
+            let task = task.unwrap();
+            let name = fs::read_to_string(task.path().join("comm")).unwrap();
+            (task.file_name().into_string().unwrap(), name.trim().to_owned())
+        })
     }
 
     pub(crate) fn status(&self, name: &str) -> u64 {

@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 /// The look-ups, a file's content and its parsers fit in several times.
 const STACK: usize = 256 << 10;
 
-/// Starts the thread, and returns where to spawn its tasks. It ends after `stop`, once its file systems answer: nobody waits
-/// for it.
+/// Starts the thread, and returns where to spawn its tasks. It ends after `stop`, once its file systems answer: the process
+/// exits without waiting for it.
 pub(super) fn start(stop: CancellationToken) -> io::Result<Handle> {
     // It sleeps and is woken; the clock's jumps are watched elsewhere.
     let runtime = Builder::new_current_thread().enable_time().build()?;

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use zeroize::Zeroizing;
 
 use crate::fs::file;
+use crate::fs::pending::Operation;
 
 /// As many links as the kernel follows in one path.
 pub(super) const MAX_LINKS: usize = 40;
@@ -50,7 +51,7 @@ pub(super) struct RegularFile {
 }
 
 /// What decides where a set of paths leads, links resolved.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Lookups {
     /// Every name that was looked up, with its directory.
     pub(super) names: BTreeMap<PathBuf, Step>,
@@ -58,6 +59,8 @@ pub struct Lookups {
     pub(super) directories: BTreeMap<PathBuf, Directory>,
     /// A file system failed. No event says when it works again.
     pub(super) is_broken: bool,
+    /// The look's registration, which lasts until what it found is followed.
+    pub(super) operation: Option<Operation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,11 +124,13 @@ pub struct Walk {
     paths: Vec<PathBuf>,
     /// The names that were links at the last walk. That is probably what they are still.
     links: BTreeSet<PathBuf>,
+    /// The root directory, which stays the same.
+    root: Option<Step>,
 }
 
 impl Walk {
     pub fn new(paths: Vec<PathBuf>) -> Self {
-        Self { paths, links: BTreeSet::new() }
+        Self { paths, ..Self::default() }
     }
 
     pub fn paths(&self) -> &[PathBuf] {
@@ -134,7 +139,8 @@ impl Walk {
 
     /// Where the paths lead now.
     pub(super) fn look_up(&mut self) -> Lookups {
-        let mut pass = Pass::new(&self.links);
+        let root = self.root.get_or_insert_with(root);
+        let mut pass = Pass::new(&self.links, root);
         for path in &self.paths {
             pass.resolve(path);
         }
@@ -146,10 +152,11 @@ impl Walk {
     /// Reads all files, of `limit` bytes at most each, except for those that `refuse`, given their path without links,
     /// has an error for. Starts over if one of them changed meanwhile.
     pub fn read(&mut self, limit: u64, refuse: impl Fn(&Path) -> Option<io::Error>) -> Look {
+        let root = self.root.get_or_insert_with(root);
         let mut reads = 0;
         loop {
             reads += 1;
-            let mut pass = Pass::new(&self.links);
+            let mut pass = Pass::new(&self.links, root);
             let ends: Vec<_> = self.paths.iter().map(|path| pass.resolve(path)).collect();
             let read = |end: &End| refuse(&end.path).map_or_else(|| pass.read(end, limit), Err);
             let contents: Vec<_> = ends.iter().map(read).collect();
@@ -184,14 +191,15 @@ struct End {
 #[derive(Debug)]
 struct Pass<'a> {
     links: &'a BTreeSet<PathBuf>,
+    root: &'a Step,
     steps: BTreeMap<PathBuf, Step>,
     /// The directories in which a file is looked up.
     open: BTreeMap<PathBuf, Option<OwnedFd>>,
 }
 
 impl<'a> Pass<'a> {
-    fn new(links: &'a BTreeSet<PathBuf>) -> Self {
-        Self { links, steps: BTreeMap::new(), open: BTreeMap::new() }
+    fn new(links: &'a BTreeSet<PathBuf>, root: &'a Step) -> Self {
+        Self { links, root, steps: BTreeMap::new(), open: BTreeMap::new() }
     }
 
     /// Follows `path` to its end, or to the first name that doesn't exist: nothing behind it can appear before it does.
@@ -305,13 +313,9 @@ impl<'a> Pass<'a> {
             let Some(parent) = path.parent().filter(|parent| !directories.contains_key(*parent)) else {
                 continue;
             };
-            let step = match self.steps.get(parent) {
-                Some(step) => step.clone(),
-                // The root, and what lies behind `..`.
-                None => look_up(CWD, parent, false),
-            };
-            if let Step::Directory(inode) = step {
-                directories.insert(parent.to_owned(), Directory { inode, holds_files: false });
+            // Only the root is in no other directory.
+            if let Step::Directory(inode) = self.steps.get(parent).unwrap_or(self.root) {
+                directories.insert(parent.to_owned(), Directory { inode: *inode, holds_files: false });
             }
         }
         for (path, step) in &self.steps {
@@ -325,7 +329,7 @@ impl<'a> Pass<'a> {
             .steps
             .values()
             .any(|step| matches!(step, Step::Failed(error) if is_breakdown(&(*error).into())));
-        Lookups { names: self.steps, directories, is_broken }
+        Lookups { names: self.steps, directories, is_broken, operation: None }
     }
 }
 
@@ -343,6 +347,10 @@ fn push_ahead(ahead: &mut Vec<OsString>, path: &Path) {
         Component::ParentDir => Some(OsStr::new("..").to_owned()),
         _ => None,
     }));
+}
+
+fn root() -> Step {
+    look_up(CWD, Path::new("/"), false)
 }
 
 /// What `name` in `directory` stands for. `is_link` is a guess that saves a system call where it is right.
@@ -510,8 +518,8 @@ mod tests {
         for name in ["chain", "key"] {
             symlink(Path::new("..data").join(name), volume.join(name)).unwrap();
         }
-        let links = BTreeSet::new();
-        let mut pass = Pass::new(&links);
+        let (links, root) = (BTreeSet::new(), root());
+        let mut pass = Pass::new(&links, &root);
         let chain = pass.resolve(&volume.join("chain"));
         symlink("..2", volume.join("..new")).unwrap();
         std::fs::rename(volume.join("..new"), volume.join("..data")).unwrap();

@@ -55,8 +55,8 @@ pub struct Watcher(Arc<Shared>);
 struct Shared {
     index: SharedIndex,
     backend: Mutex<Backend>,
-    /// Held while inotify is told something, which may take forever where a file system doesn't answer. So nothing waits
-    /// for this lock: who doesn't get it leaves the change to its holder, and polls meanwhile.
+    /// Held while watches are added and removed, which may take forever where a file system doesn't answer. So no thread
+    /// waits for this lock: one that doesn't get it leaves the change to the holder, and its watch polls meanwhile.
     notifier: Mutex<Box<dyn Notifier>>,
     /// Where looks are registered.
     pending: PendingOperations,
@@ -150,9 +150,11 @@ pub struct Watch {
 impl Watch {
     /// Reads the files, of `limit` bytes at most each, except for those that `refuse` has an error for.
     pub fn look(&mut self, limit: u64, refuse: impl Fn(&Path) -> Option<std::io::Error>) -> Look {
-        let _operation = self.begin_operation();
+        let operation = self.begin_operation();
         self.begin_look();
-        self.walk.read(limit, refuse)
+        let mut look = self.walk.read(limit, refuse);
+        look.lookups.operation = operation;
+        look
     }
 
     /// What has happened to these files since the last look began, which is the one that found them. Polling doesn't notice
@@ -166,10 +168,10 @@ impl Watch {
 
     /// Watches where a look has led: whatever happens after that look wakes [`Watch::changed`]. False if something has
     /// happened already.
-    pub fn follow(&mut self, lookups: Lookups) -> bool {
+    pub fn follow(&mut self, mut lookups: Lookups) -> bool {
         let Following { targets, new_names, unreported } =
             self.shared.follow(self.id, &self.targets, &lookups);
-        let _operation = (!unreported.is_empty() || !new_names.is_empty()).then(|| self.begin_operation());
+        let _operation = lookups.operation.take().or_else(|| self.begin_operation());
         self.shared.apply(self.id);
         let still_unreported = self.shared.unreported(&targets);
         // What inotify reports from now on may have changed since the look.
@@ -196,8 +198,7 @@ impl Watch {
         for _ in 0..MAX_LINKS {
             let operation = self.begin_operation();
             self.begin_look();
-            let lookups = self.walk.look_up();
-            drop(operation);
+            let lookups = Lookups { operation, ..self.walk.look_up() };
             if self.follow(lookups) {
                 break;
             }

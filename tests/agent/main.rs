@@ -40,6 +40,7 @@ mod issuance;
 mod istio;
 mod keys;
 mod monitoring;
+mod mounted_files;
 mod lookup;
 mod kubernetes_examples;
 mod kubernetes_inject;

@@ -36,7 +36,7 @@ struct Watched {
     inode: Inode,
     /// The watches that need it, and what they need.
     users: BTreeMap<u64, Report>,
-    /// Other programs write to files in it that nobody reads.
+    /// Other programs write to files in it that no watch is for.
     is_noisy: bool,
     mode: Mode,
     report: Report,

@@ -13,8 +13,8 @@ use tokio::sync::Notify;
 use super::lock;
 use crate::fs::walk::{Inode, Lookups};
 
-/// After so many writes to files that nobody reads, the files of their directory that somebody reads are watched instead
-/// of the directory.
+/// After so many writes to files that no watch is for, the files of their directory that a watch is for are watched
+/// instead of the directory.
 const STRAYS: u32 = 64;
 
 /// A name in a directory.
@@ -34,7 +34,7 @@ pub enum Activity {
 pub(super) enum Flaw {
     /// The directory was removed or renamed, and its inotify watch with it.
     Lost,
-    /// Other programs write to files in it that nobody reads.
+    /// Other programs write to files in it that no watch is for.
     Noisy,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Index {
     watches_of: HashMap<Inode, HashMap<OsString, HashSet<u64>>>,
     watches: HashMap<u64, Registered>,
     flaws: BTreeMap<PathBuf, Flaw>,
-    /// Writes to files that nobody reads, by their directory.
+    /// Writes to files that no watch is for, by their directory.
     strays: HashMap<PathBuf, u32>,
     /// Who learns of every name that appears in a directory, by watch.
     listeners: HashMap<u64, (Inode, Arc<dyn NameListener>)>,
@@ -281,7 +281,7 @@ mod tests {
         let directory = Directory { inode: (0, 7), holds_files: true };
         let directories = names.iter().map(|name| (name.parent().unwrap().to_owned(), directory)).collect();
         let names = names.into_iter().map(|name| (name, Step::Missing)).collect();
-        Lookups { names, directories, is_broken: false }
+        Lookups { names, directories, ..Lookups::default() }
     }
 
     /// What watch 1 looks up, and what watch 2 does; `/a` and `/b` are one directory.
