@@ -353,7 +353,7 @@ async fn ten_thousand_names_that_do_not_exist_cost_little_and_are_served_when_th
         let response = stream.next().await.unwrap();
         let found: Vec<_> = secrets(&response).into_iter().map(|secret| secret.name).collect();
         assert!(found.contains(&names[5001]), "{found:?}");
-        assert!(cost < 10_000, "{cost} kB");
+        assert!(cost < 20_000, "{cost} kB");
     })
     .await;
 }
