@@ -89,6 +89,11 @@ impl Lookups {
         Some((self.directories.get(path.parent()?)?.inode, path.file_name()?))
     }
 
+    /// Whether all names still stand for the same, and all files are unchanged.
+    pub fn are_current(&self) -> bool {
+        self.names.keys().all(|path| self.is_current(path))
+    }
+
     /// Whether `path`, which is one of the names, still stands for the same.
     pub(super) fn is_current(&self, path: &Path) -> bool {
         self.names.get(path).is_none_or(|step| look_up(CWD, path, matches!(step, Step::Link(_))) == *step)

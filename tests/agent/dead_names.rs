@@ -311,7 +311,8 @@ async fn a_client_certificate_is_served_by_no_name() {
 
 #[tokio::test]
 async fn ten_thousand_names_that_do_not_exist_cost_little_and_are_served_when_they_appear() {
-    const NAMES: usize = 10_000;
+    // As many as one connection may cause: half of what all may.
+    const NAMES: usize = 9_990;
     let house = House::new();
     let mut agent = Agent::ready(
         house.0.path(),
@@ -352,7 +353,7 @@ async fn ten_thousand_names_that_do_not_exist_cost_little_and_are_served_when_th
         let response = stream.next().await.unwrap();
         let found: Vec<_> = secrets(&response).into_iter().map(|secret| secret.name).collect();
         assert!(found.contains(&names[5001]), "{found:?}");
-        assert!(cost < 40_000, "{cost} kB");
+        assert!(cost < 20_000, "{cost} kB");
     })
     .await;
 }

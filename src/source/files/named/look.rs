@@ -21,6 +21,8 @@ use crate::secret::Secret;
 
 /// How often a file is looked up again that is replaced while it is opened.
 const ATTEMPTS: usize = 3;
+/// How often the files are read again when they change while they are being read.
+const READS: usize = 5;
 
 /// The files of a name, as a thread that looks at them needs them.
 #[derive(Debug)]
@@ -110,15 +112,24 @@ impl Disk {
         // A device that hangs from now on is met by the next look, which closes it.
         entrance.leave();
         // What is read is what was checked, through its descriptor: the watch only learns where the paths lead.
-        let look = self.watch.look(limits::FILE_BYTES, |_| Some(io::ErrorKind::PermissionDenied.into()));
-        let mut files = Vec::new();
-        for (path, bounds) in paths.iter().zip(&bounds) {
-            files.push(FoundFile { real: path.clone(), content: read(path, bounds, entrance)? });
-        }
-        entrance.leave();
-        let activity = self.watch.activity(&look.lookups);
-        let activity = if self.watch.follow(look.lookups) { activity } else { Activity::Change };
-        let (found, content) = shared.parse(&self.places, files);
+        let mut reads = 0;
+        let (lookups, files, is_restless) = loop {
+            let refuse = |_: &Path| Some(io::ErrorKind::PermissionDenied.into());
+            let lookups = self.watch.look(limits::FILE_BYTES, refuse).lookups;
+            let mut files = Vec::new();
+            for (path, bounds) in paths.iter().zip(&bounds) {
+                files.push(FoundFile { real: path.clone(), content: read(path, bounds, entrance)? });
+            }
+            entrance.leave();
+            reads += 1;
+            let is_current = lookups.are_current();
+            if is_current || reads == READS {
+                break (lookups, files, !is_current);
+            }
+        };
+        let activity = self.watch.activity(&lookups);
+        let activity = if self.watch.follow(lookups) { activity } else { Activity::Change };
+        let (found, content) = shared.parse(&self.places, files, is_restless);
         Ok(Seen { found, content, activity })
     }
 }
@@ -152,8 +163,13 @@ impl Shared {
     }
 
     /// Parses files, unless other names have led to the same content.
-    fn parse(&self, places: &Places, files: Vec<FoundFile>) -> (Found<Secret>, Option<Arc<Content>>) {
-        let contents = places.contents(files, false);
+    fn parse(
+        &self,
+        places: &Places,
+        files: Vec<FoundFile>,
+        is_restless: bool,
+    ) -> (Found<Secret>, Option<Arc<Content>>) {
+        let contents = places.contents(files, is_restless);
         let digest = contents.digest();
         let now = self.clock.now();
         if let Some(content) = self.contents.get(&digest).filter(|content| is_valid(&content.secret, now)) {
