@@ -41,6 +41,8 @@ pub struct FileSettings {
 pub struct FileSource {
     settings: FileSettings,
     mounted: FileSet,
+    /// Taken from the start: a name that a stream asks for must not be refused because the first look takes long.
+    demand: Option<Demand>,
     context: Context,
 }
 
@@ -71,7 +73,10 @@ impl FileSource {
         let publisher = |name| Some(SecretPublisher::new(cache, Key { workload, name }, settings.is_alone));
         let (key_pair, roots) = (publisher(SecretName::Workload), publisher(SecretName::Roots));
         let mounted = FileSet::new(places, key_pair, roots, context.clone());
-        Self { settings, mounted, context }
+        let demand = context.cache.demand(NameKind::File, Scope::Workload(workload));
+        let demand =
+            demand.inspect_err(|error| tracing::error!(%error, "requested files are not served")).ok();
+        Self { settings, mounted, demand, context }
     }
 
     /// Publishes what is mounted now, so that no CA is called for what files provide.
@@ -81,10 +86,7 @@ impl FileSource {
 
     /// Follows every change of the mounted files, and of those that streams name. Does not return.
     pub async fn run(self) {
-        let Self { settings, mounted, context } = self;
-        let demand = context.cache.demand(NameKind::File, Scope::Workload(context.workload));
-        let mut demand =
-            demand.inspect_err(|error| tracing::error!(%error, "requested files are not served")).ok();
+        let Self { settings, mounted, mut demand, context } = self;
         let mut sets = JoinSet::new();
         // The first look is settled: the files may have changed since `publish_once`, before they were watched.
         sets.spawn(mounted.run(true));
