@@ -305,12 +305,13 @@ impl<'a> Pass<'a> {
 
     /// Whether the files are still what they were, and what is missing is still missing.
     fn is_current(&self, ends: &[End]) -> bool {
-        ends.iter().all(|end| match (&end.step, &end.link) {
-            (Step::File(_), _) => self.look_up_again(&end.path) == end.step,
-            // The directory behind a link may have been deleted right after the link was swapped.
-            (Step::Missing, Some(link)) => self.steps.get(link) == Some(&self.look_up_again(link)),
-            _ => true,
-        })
+        // The directory behind a link may have been deleted right after the link was swapped.
+        let is_missing = |end: &&End| end.step == Step::Missing;
+        let links: BTreeSet<_> = ends.iter().filter(is_missing).filter_map(|end| end.link.as_ref()).collect();
+        links.into_iter().all(|link| self.steps.get(link) == Some(&self.look_up_again(link)))
+            && ends
+                .iter()
+                .all(|end| !matches!(end.step, Step::File(_)) || self.look_up_again(&end.path) == end.step)
     }
 
     fn into_lookups(self) -> Lookups {

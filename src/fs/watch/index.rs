@@ -38,7 +38,7 @@ pub(super) enum Flaw {
     Noisy,
 }
 
-/// Learns of names in a directory that nobody looks up yet.
+/// Learns of names in a directory that no watch looks up yet.
 pub trait NameListener: fmt::Debug + Send + Sync {
     /// Runs on one of inotify's threads, which must not wait.
     fn appeared(&self, name: &OsStr);

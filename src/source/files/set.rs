@@ -248,8 +248,14 @@ impl FileSet {
 
     /// Files often pair one CA's certificate with the roots of the peers' CA, so this is no mistake by itself.
     fn report_mixture(&mut self, chained: Option<Result<(), Unchained>>) {
-        let Some(chained) = chained else { return };
-        let Err(unchained) = chained else { return drop(self.chained.recovered()) };
+        let unchained = match chained {
+            None => return,
+            Some(Ok(())) => {
+                self.chained.recovered();
+                return;
+            }
+            Some(Err(unchained)) => unchained,
+        };
         if self.chained.is_new(&unchained.to_string()) {
             tracing::warn!(
                 reason = %unchained,
