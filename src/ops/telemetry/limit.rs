@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Metadata};
 use tracing_subscriber::layer::{Context, Filter};
 
@@ -108,6 +109,11 @@ impl<S> Filter<S> for PeerLimits {
         true
     }
 
+    /// Without it events below the log's level would cost more.
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::TRACE)
+    }
+
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
         self.admits(event, Instant::now())
     }
@@ -139,6 +145,7 @@ impl Visit for Shown {
 #[cfg(test)]
 mod tests {
     use tracing_subscriber::Layer as _;
+    use tracing_subscriber::filter::FilterExt;
     use tracing_subscriber::layer::SubscriberExt as _;
 
     use super::*;
@@ -193,6 +200,13 @@ mod tests {
             tracing::info!(target: "attache::source::files::publisher", name = "default", "own");
         }
         assert_eq!(logged.take().len(), 30 * lines);
+    }
+
+    #[test]
+    fn the_level_of_the_log_stays_the_level_of_the_process() {
+        let level = tracing_subscriber::filter::Targets::new().with_default(Level::INFO);
+        let both = FilterExt::<tracing_subscriber::Registry>::and(level, PeerLimits::default());
+        assert_eq!(Filter::<tracing_subscriber::Registry>::max_level_hint(&both), Some(LevelFilter::INFO));
     }
 
     #[test]
