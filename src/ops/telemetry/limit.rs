@@ -9,7 +9,6 @@ use tokio::time::Instant;
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
-use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata};
 use tracing_subscriber::layer::{Context, Filter};
 
@@ -110,12 +109,7 @@ impl<S> Filter<S> for PeerLimits {
         true
     }
 
-    // Both keep disabled events as cheap as without this filter.
-
-    fn callsite_enabled(&self, _: &'static Metadata<'static>) -> Interest {
-        Interest::always()
-    }
-
+    /// Without it events below the log's level would cost more.
     fn max_level_hint(&self) -> Option<LevelFilter> {
         Some(LevelFilter::TRACE)
     }
