@@ -50,7 +50,6 @@ pub struct FileSource {
 #[derive(Clone, Debug)]
 struct Context {
     cache: Cache,
-    workload: Workload,
     watcher: Watcher,
     debounce: Duration,
     clock: Clock,
@@ -67,8 +66,7 @@ impl FileSource {
         clock: Clock,
         metrics: Metrics,
     ) -> Self {
-        let context =
-            Context { cache: cache.clone(), workload, watcher, debounce: settings.debounce, clock, metrics };
+        let context = Context { cache: cache.clone(), watcher, debounce: settings.debounce, clock, metrics };
         let places = Places { own: settings.own.clone(), ..Places::new(settings.mounted.clone()) };
         let publisher = |name| Some(SecretPublisher::new(cache, Key { workload, name }, settings.is_alone));
         let (key_pair, roots) = (publisher(SecretName::Workload), publisher(SecretName::Roots));

@@ -249,7 +249,10 @@ impl FileSet {
     /// Files often pair one CA's certificate with the roots of the peers' CA, so this is no mistake by itself.
     fn report_mixture(&mut self, chained: Option<Result<(), Unchained>>) {
         let Some(chained) = chained else { return };
-        let Err(unchained) = chained else { return drop(self.chained.recovered()) };
+        let Err(unchained) = chained else {
+            self.chained.recovered();
+            return;
+        };
         if self.chained.is_new(&unchained.to_string()) {
             tracing::warn!(
                 reason = %unchained,
