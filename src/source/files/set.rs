@@ -248,13 +248,10 @@ impl FileSet {
 
     /// Files often pair one CA's certificate with the roots of the peers' CA, so this is no mistake by itself.
     fn report_mixture(&mut self, chained: Option<Result<(), Unchained>>) {
-        let unchained = match chained {
-            None => return,
-            Some(Ok(())) => {
-                self.chained.recovered();
-                return;
-            }
-            Some(Err(unchained)) => unchained,
+        let Some(chained) = chained else { return };
+        let Err(unchained) = chained else {
+            self.chained.recovered();
+            return;
         };
         if self.chained.is_new(&unchained.to_string()) {
             tracing::warn!(
