@@ -45,6 +45,8 @@ pub struct Found {
     file: OwnedFd,
     inode: Inode,
     kind: FileType,
+    /// It lies under the path's own last name, which is no link.
+    is_direct: bool,
 }
 
 /// Why a path leads to nothing.
@@ -179,6 +181,11 @@ pub fn private(path: &Path, gate: &dyn Gate) -> Result<Private, Blocked> {
 }
 
 impl Found {
+    /// Whether its last name is no link: it appears and disappears in the path's own directory.
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
     pub fn is_file(&self) -> bool {
         self.kind == FileType::RegularFile
     }
@@ -238,7 +245,7 @@ impl<'a> Walk<'a> {
             let (directory, file) = (self.directory.try_clone(), self.directory.try_clone());
             let (directory, file) = (directory.map_err(Failed::Io)?, file.map_err(Failed::Io)?);
             let (inode, kind) = (self.inode, FileType::Directory);
-            return Ok(Some(Found { directory, name: ".".into(), file, inode, kind }));
+            return Ok(Some(Found { directory, name: ".".into(), file, inode, kind, is_direct: false }));
         };
         match openat(&self.directory, &name, DIRECTORY, Mode::empty()) {
             Ok(directory) => {
@@ -281,7 +288,7 @@ impl<'a> Walk<'a> {
             self.gate.enter(inode.0)?;
         }
         let directory = self.directory.try_clone().map_err(Failed::Io)?;
-        Ok(Some(Found { directory, name, file, inode, kind }))
+        Ok(Some(Found { directory, name, file, inode, kind, is_direct: is_given }))
     }
 }
 

@@ -221,7 +221,7 @@ impl Watch {
         }
     }
 
-    /// Has `listener` learn of every name that appears in the directory in which the path's last name but one is looked up.
+    /// Has `listener` learn of every name that appears or disappears in the directory in which `name` is looked up.
     pub fn listen(&self, name: &OsStr, listener: Arc<dyn NameListener>) {
         let directory =
             self.lookups.keys().find(|(_, looked_up)| *looked_up == name).map(|(directory, _)| directory);

@@ -38,10 +38,10 @@ pub(super) enum Flaw {
     Noisy,
 }
 
-/// Learns of names in a directory that no watch looks up yet.
+/// Learns which names appear in a directory, and which disappear.
 pub trait NameListener: fmt::Debug + Send + Sync {
     /// Runs on one of inotify's threads, which must not wait.
-    fn appeared(&self, name: &OsStr);
+    fn changed(&self, name: &OsStr);
 }
 
 /// The index, as inotify's threads and the watches share it.
@@ -73,7 +73,7 @@ pub(super) struct Index {
     flaws: BTreeMap<PathBuf, Flaw>,
     /// Writes to files that no watch is for, by their directory.
     strays: HashMap<PathBuf, u32>,
-    /// Who learns of every name that appears in a directory, by watch.
+    /// What learns of every name that appears or disappears in a directory, by watch.
     listeners: HashMap<u64, (Inode, Arc<dyn NameListener>)>,
 }
 
@@ -133,7 +133,7 @@ impl Index {
         self.listeners.remove(&id);
     }
 
-    /// Has `listener` learn of every name that appears in `directory`, as long as watch `id` exists.
+    /// Has `listener` learn of every name that appears or disappears in `directory`, as long as watch `id` exists.
     pub(super) fn listen(&mut self, id: u64, directory: Option<Inode>, listener: Arc<dyn NameListener>) {
         match directory {
             Some(directory) => drop(self.listeners.insert(id, (directory, listener))),
@@ -222,9 +222,12 @@ impl Index {
         }
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return };
         let Some(directory) = self.inodes.get(parent).copied() else { return };
-        if matches!(kind, EventKind::Create(_) | EventKind::Modify(ModifyKind::Name(_))) {
+        if matches!(
+            kind,
+            EventKind::Create(_) | EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_))
+        ) {
             let listeners = self.listeners.values().filter(|(listens_to, _)| *listens_to == directory);
-            listeners.for_each(|(_, listener)| listener.appeared(name));
+            listeners.for_each(|(_, listener)| listener.changed(name));
         }
         let is_write = matches!(kind, EventKind::Modify(ModifyKind::Data(_)));
         let is_close = matches!(kind, EventKind::Access(AccessKind::Close(_)));

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
@@ -201,34 +201,28 @@ impl NamedFiles {
 /// The directories as they are spelled, and with their links resolved as far as their file systems answer.
 async fn resolve_prefixes(pool: &Pool, given: &[PathBuf], working_directory: &Path) -> Prefixes {
     let mut all: Vec<_> = given.iter().map(|prefix| normalized(prefix, working_directory)).collect();
-    let mut resolved: Vec<_> = all.iter().map(|prefix| resolve(pool, prefix)).collect();
+    let (reply, mut resolved) = mpsc::unbounded_channel();
+    for prefix in all.clone() {
+        let reply = reply.clone();
+        pool.submit(prefix.as_path().into(), move |entrance: &Entrance| {
+            // Fails when the start no longer waits.
+            let _ = reply.send(find::private(&prefix, entrance)?.path);
+            Ok(())
+        });
+    }
+    drop(reply);
     let resolve_all = async {
-        for one in &mut resolved {
-            if let Ok(Private { path, .. }) = one.await {
-                all.push(path);
-            }
+        while let Some(path) = resolved.recv().await {
+            all.push(path);
         }
     };
-    if !given.is_empty() {
-        tokio::select! {
-            () = resolve_all => {}
-            () = tokio::time::sleep(PREFIX_PATIENCE) => {}
-            () = pool.supervise() => {}
-        }
+    tokio::select! {
+        biased;
+        () = resolve_all => {}
+        () = tokio::time::sleep(PREFIX_PATIENCE) => {}
+        () = pool.supervise() => {}
     }
     Prefixes::new(&all, working_directory)
-}
-
-fn resolve(pool: &Pool, path: &Path) -> oneshot::Receiver<Private> {
-    let (reply, resolved) = oneshot::channel();
-    let (at, mut reply) = (path.to_owned(), Some(reply));
-    pool.submit(path.into(), move |entrance: &Entrance| {
-        let private = find::private(&at, entrance)?;
-        // Fails when the start no longer waits.
-        let _ = reply.take().map(|reply| reply.send(private));
-        Ok(())
-    });
-    resolved
 }
 
 impl Running {
@@ -335,9 +329,10 @@ impl Running {
                         absence.directory = Arc::clone(directory);
                     }
                 }
-                let files_of =
-                    |absences: &[Absence]| absences.iter().map(|absence| absence.file).collect::<Vec<_>>();
-                if files_of(&absences) != files_of(&before) {
+                let missing = |absences: &[Absence]| {
+                    absences.iter().map(|it| (it.file, it.is_missing)).collect::<Vec<_>>()
+                };
+                if missing(&absences) != missing(&before) {
                     self.reports.extend(known.names.iter().cloned());
                 }
                 known.state = State::Missing(absences.clone());
@@ -453,7 +448,7 @@ fn unanswered(files: &Files) -> FileError {
 
 /// Why files are not served of which some don't exist.
 fn missing(files: &Files, absences: &[Absence]) -> FileError {
-    let is_absent = |file: usize| absences.iter().any(|absence| absence.file == file);
+    let is_absent = |file: usize| absences.iter().any(|absence| absence.file == file && absence.is_missing);
     let (absent, present): (Vec<_>, Vec<_>) =
         files.paths().enumerate().partition(|(file, _)| is_absent(*file));
     match (present.first(), absent.first()) {

@@ -31,13 +31,15 @@ pub(super) fn hash_of(name: &OsStr) -> NameHash {
     hasher.finish()
 }
 
-/// Where a file is missing: a directory that exists, and the name in it that does not.
+/// Where a file is missing: a directory that exists, and the name in it that does not. Or where the other file of a pair
+/// is of which one is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Absence {
     /// Which one of the paths of the files.
     pub(super) file: usize,
     pub(super) directory: Arc<Path>,
     pub(super) name: NameHash,
+    pub(super) is_missing: bool,
 }
 
 /// What looking for files found out.
@@ -45,7 +47,7 @@ pub(super) struct Absence {
 pub(super) enum Sought {
     /// They can be looked at, with or without success.
     Present,
-    /// At least one does not exist.
+    /// At least one does not exist, and where the others would disappear is known.
     Missing(Vec<Absence>),
 }
 
@@ -72,15 +74,22 @@ impl Work for Search {
     fn run(&mut self, entrance: &Entrance) -> Result<(), Blocked> {
         let Some(files) = self.files.upgrade() else { return Ok(()) };
         let begun = Instant::now();
-        let mut missing = Vec::new();
+        let (mut names, mut is_missing, mut is_certain) = (Vec::new(), false, true);
         for (file, path) in files.paths().enumerate() {
             match find(path, &self.shared.bounds(path), entrance) {
                 Err(Failed::Blocked(blocked)) => return Err(blocked),
-                Err(Failed::Missing(Some(existing))) => missing.extend(absence(file, path, existing)),
-                Ok(_) | Err(Failed::Missing(None) | Failed::Io(_)) => {}
+                Err(Failed::Missing(Some(existing))) => {
+                    is_missing = true;
+                    names.extend(absence(file, path, existing, true));
+                }
+                Ok(found) if found.is_direct() => {
+                    let above = path.components().count().saturating_sub(2);
+                    names.extend(absence(file, path, above, false));
+                }
+                Ok(_) | Err(Failed::Missing(None) | Failed::Io(_)) => is_certain = false,
             }
         }
-        let sought = if missing.is_empty() { Sought::Present } else { Sought::Missing(missing) };
+        let sought = if is_missing && is_certain { Sought::Missing(names) } else { Sought::Present };
         // Fails when the source has ended.
         let _ = self.reply.send(SearchResult { files: self.files.clone(), begun, sought });
         Ok(())
@@ -88,12 +97,12 @@ impl Work for Search {
 }
 
 /// Where `path` is missing if so many of its names exist.
-fn absence(file: usize, path: &Path, existing: usize) -> Option<Absence> {
+fn absence(file: usize, path: &Path, existing: usize, is_missing: bool) -> Option<Absence> {
     let mut names = path.components();
     // The root directory, and the names in it.
     let directory: PathBuf = names.by_ref().take(existing + 1).collect();
     let name = hash_of(names.next()?.as_os_str());
-    Some(Absence { file, directory: directory.into(), name })
+    Some(Absence { file, directory: directory.into(), name, is_missing })
 }
 
 /// What is missing in one directory.
@@ -124,7 +133,7 @@ struct NamesState {
 pub(super) enum GroupEvent {
     /// It is watched since this moment, and everything in it has to be looked for again.
     Armed(Arc<Path>, Instant),
-    /// Names have appeared.
+    /// Names have appeared, or disappeared.
     Appeared(Arc<Path>),
 }
 
@@ -136,7 +145,7 @@ impl Names {
 
 impl NameListener for Names {
     /// Runs on a thread of inotify.
-    fn appeared(&self, name: &OsStr) {
+    fn changed(&self, name: &OsStr) {
         let hash = hash_of(name);
         let mut state = self.lock();
         if state.missing.range((hash, 0)..=(hash, u32::MAX)).next().is_some() && state.appeared.insert(hash) {
