@@ -52,6 +52,7 @@ mod readiness;
 mod rooms;
 mod root_switch;
 mod scale;
+mod soak;
 mod start_stop;
 mod state;
 mod support;
