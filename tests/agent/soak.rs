@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tokio::task::LocalSet;
+use tokio::time::timeout;
 
 use self::condition::Condition;
 use self::neighbours::Neighbours;
@@ -32,6 +33,8 @@ const SHORT: Duration = Duration::from_secs(20);
 const TURN_TIME: Duration = Duration::from_secs(120);
 /// The same once the run has failed.
 const FAILED_TURN_TIME: Duration = Duration::from_secs(15);
+/// By then an agent that can exit has exited.
+const EXIT: Duration = Duration::from_secs(20);
 /// What a busy machine may add to the time of an exit.
 const SLACK: Duration = Duration::from_secs(1);
 
@@ -122,7 +125,9 @@ async fn exits_in_time(stage: &Stage, agent: &mut Agent, is_dead: bool) {
     let _names = if is_dead { Some(turns::disks::ask_for_dead_names(stage).await) } else { None };
     let begun = Instant::now();
     agent.process.signal(Signal::TERM);
-    let status = agent.process.ended().await;
+    let Ok(status) = timeout(EXIT, agent.process.ended()).await else {
+        return stage.record.find(format!("the agent does not exit within {EXIT:?} after SIGTERM"));
+    };
     let took = begun.elapsed();
     if !status.success() {
         stage.record.find(format!("the agent exited with {status} after SIGTERM"));

@@ -198,7 +198,10 @@ impl Served {
         if is_late && !self.is_reported {
             self.is_reported = true;
             let since = if may_be_late { "the CA failed meanwhile" } else { "the CA did not fail" };
-            record.find(format!("the renewal is late: {:.0} % of the certificate's life left; {since}", left * 100.0));
+            record.find(format!(
+                "the renewal is late: {:.0} % of the certificate's life left; {since}",
+                left * 100.0
+            ));
         }
     }
 }
@@ -215,12 +218,14 @@ async fn renewals(stage: Arc<Stage>) {
                 push = pairs.pushed() => {
                     let push = push?;
                     let [secret] = secrets(&push).try_into().unwrap();
-                    let not_after = parsed(&content(secret).0)[0].not_after;
+                    let pair = content(secret);
+                    let not_after = parsed(&pair.0)[0].not_after;
                     if let Some(served) = &mut served {
                         served.check(&stage.record);
                         stage.record.count("renewals");
                     }
                     served = Some(Served { since: Instant::now(), not_after, is_reported: false });
+                    stage.newest.send_replace(pair);
                     stage.renewed.send_modify(|count| *count += 1);
                     pairs.accept(&push).await;
                 }
@@ -242,7 +247,9 @@ async fn follow(stage: Arc<Stage>, name: String, is_delta: bool, seen: watch::Se
         let note = |secret| {
             let content = content(secret);
             if !stage.volume.has_written(&content) {
-                stage.record.find(format!("{name} was pushed with content that was never written as one set"));
+                stage
+                    .record
+                    .find(format!("{name} was pushed with content that was never written as one set"));
             }
             stage.record.count("pushes of files");
             seen.send_replace(Some(content));

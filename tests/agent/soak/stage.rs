@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use super::neighbours::Follower;
 use super::record::Record;
 use crate::support::dead_fs::DeadFs;
+use crate::support::envoy::http_get;
 use crate::support::fake_ca::FakeCa;
 use crate::support::files::{Mounted, spiffe, swap, token, write_token};
 use crate::support::process::{Agent, PATIENCE, flags, strs};
@@ -48,6 +49,8 @@ pub struct Stage {
     pub followers: OnceLock<Vec<Follower>>,
     /// The number of certificates that the agent has pushed.
     pub renewed: watch::Sender<usize>,
+    /// The newest of them.
+    pub newest: watch::Sender<Content>,
     pub record: Record,
     /// Where turns mount file systems that do not answer, in the agent's namespace.
     pub mounts: tokio::sync::Mutex<DeadFs>,
@@ -88,6 +91,7 @@ impl Stage {
             volume,
             followers: OnceLock::new(),
             renewed: watch::Sender::new(0),
+            newest: watch::Sender::default(),
             record,
             mounts: tokio::sync::Mutex::new(mounts),
             roots: OnceLock::new(),
@@ -111,6 +115,13 @@ impl Stage {
         let mut order: Vec<_> = roots.iter().collect();
         random.shuffle(&mut order);
         pem::of_certificates(order.into_iter().take(ROOTS))
+    }
+
+    /// Whether the last renewal failed.
+    pub async fn is_failing(&self) -> bool {
+        let page = http_get(self.status, "/metrics").await;
+        let sample = "attache_secret_failing{name=\"default\"} 1";
+        page.is_ok_and(|(_, _, page)| page.lines().any(|line| line == sample))
     }
 
     /// Calls the admin socket as `attache status` and `renew` do; returns the HTTP status.
@@ -154,10 +165,7 @@ impl Volume {
     /// The names of the key pair and the roots.
     pub fn names(&self) -> [String; 2] {
         let path = self.path.display();
-        [
-            format!("file-cert:{path}/cert-chain.pem~{path}/key.pem"),
-            format!("file-root:{path}/root-cert.pem"),
-        ]
+        [format!("file-cert:{path}/cert-chain.pem~{path}/key.pem"), format!("file-root:{path}/root-cert.pem")]
     }
 
     /// A new set, which is to be written next.

@@ -1,17 +1,18 @@
 //! File systems that do not answer, and answer again.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use fastrand::Rng;
 use tokio::time::{sleep, timeout};
 
-use super::ca::is_renewed;
+use super::ca::fault;
 use super::frames::RawClient;
 use super::peers::a_while;
+use crate::soak::neighbours::ARRIVAL;
 use crate::soak::stage::Stage;
 use crate::support::files::{Mounted, swap};
 use crate::support::sds::{Stream, on_connection, request, secrets};
+use crate::support::wait::wait_for;
 
 /// How long it may take until a file system that answers again is used again.
 const REVIVAL: Duration = Duration::from_secs(30);
@@ -67,31 +68,32 @@ pub async fn dead_volume(stage: &Stage, random: &mut Rng) {
 
 /// The token is on a dead file system when the certificate is to be renewed.
 pub async fn dead_token(stage: &Stage, random: &mut Rng) {
-    let mut renewed = stage.renewed.subscribe();
-    let mut mounts = stage.mounts.lock().await;
-    let fault = stage.record.fault();
-    mounts.die(&[&stage.directory.join("credentials")]).await;
-    stage.call_admin("POST", "/v1/renew").await.unwrap();
-    sleep(a_while(random)).await;
-    let before = *renewed.borrow_and_update();
-    mounts.revive().await;
-    drop(fault);
-    is_renewed(&mut renewed, before, "the token's file system did not answer").await;
+    let place = stage.directory.join("credentials");
+    let begin = async || stage.mounts.lock().await.die(&[&place]).await;
+    let end = async || stage.mounts.lock().await.revive().await;
+    fault(stage, random, begin, end).await;
 }
 
 /// State and output are on a dead file system: the certificate is renewed all the same.
 pub async fn dead_output(stage: &Stage, random: &mut Rng) {
     let mut renewed = stage.renewed.subscribe();
     let mut mounts = stage.mounts.lock().await;
-    let places: Vec<PathBuf> = ["state", "output"].map(|name| stage.directory.join(name)).to_vec();
-    mounts.die(&[&places[0], &places[1]]).await;
+    let [state, output] = ["state", "output"].map(|name| stage.directory.join(name));
+    mounts.die(&[&state, &output]).await;
     for _ in 0..2 {
         let before = *renewed.borrow_and_update();
-        stage.call_admin("POST", "/v1/renew").await.unwrap();
-        is_renewed(&mut renewed, before, "the state's file system stopped answering").await;
+        assert_eq!(stage.call_admin("POST", "/v1/renew").await.unwrap(), 200);
+        let pushed = timeout(ARRIVAL, renewed.wait_for(|count| *count > before)).await;
+        assert!(pushed.is_ok(), "no renewal within {ARRIVAL:?} while state and output do not answer");
         sleep(a_while(random)).await;
     }
     mounts.revive().await;
+    // The newest output files are written in the end.
+    let newest = async || {
+        let written = std::fs::read_to_string(output.join("cert-chain.pem")).ok()?;
+        (written == stage.newest.borrow().0).then_some(())
+    };
+    wait_for("the newest certificate is in the output directory", newest).await;
 }
 
 /// A client that asks for names on a file system that does not answer from now on.

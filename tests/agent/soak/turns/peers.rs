@@ -144,7 +144,10 @@ pub async fn deaf(stage: &Stage, random: &mut Rng) {
     for _ in 0..5 {
         let mut client = deaf_client(stage, 100).await;
         for index in 100..120 {
-            assert!(client.open_stream(2 * index + 1, &request(&[&name])).await, "the agent reads no request");
+            assert!(
+                client.open_stream(2 * index + 1, &request(&[&name])).await,
+                "the agent reads no request"
+            );
         }
         clients.push(client);
     }
