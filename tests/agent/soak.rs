@@ -142,6 +142,8 @@ async fn soak(plan: Plan) {
     let directory = tempfile::tempdir().unwrap();
     let (stage, mut agent) = Stage::start(directory.path(), record.clone()).await;
     let neighbours = Neighbours::start(&stage, &agent).await;
+    // What serves the files has started, too.
+    neighbours.are_served(&stage).await;
     let mut condition = Condition::new(&stage, &agent).await;
     let mut random = fastrand::Rng::with_seed(plan.seed);
     let mut rounds = 0;

@@ -22,7 +22,7 @@ const DRIFT: u64 = 2 << 10;
 /// Settled samples from which the drift is measured.
 const SAMPLES: usize = 16;
 /// Descriptors and threads that may come and go.
-const FEW: u64 = 6;
+const FEW: u64 = 8;
 /// Bytes of log: a start, and a rate that gives less than 1 MB in five minutes.
 const LOG: (usize, usize) = (100_000, 3_000);
 /// How long the agent may hold on to what a client leaves behind: idle threads and half-open connections.

@@ -25,14 +25,17 @@ fn name(stage: &Stage, file: &str) -> String {
 /// Names on a dead file system, many of them, while others are served; once it answers, so are they.
 pub async fn dead_names(stage: &Stage, random: &mut Rng) {
     let place = stage.directory.join("named");
-    Mounted::new(&stage.directory.join("named-authority"), "web").write(&place);
+    // A new name each time: the agent remembers those that were served a moment ago.
+    let file = format!("root-{}.pem", random.u32(..));
+    let set = Mounted::new(&stage.directory.join("named-authority"), "web");
+    std::fs::write(place.join(&file), &set.root).unwrap();
     let mut mounts = stage.mounts.lock().await;
     mounts.die(&[&place]).await;
     let many: Vec<_> = (0..200).map(|index| name(stage, &format!("missing-{index}"))).collect();
     on_connection(&stage.socket, async |client| {
         let many: Vec<_> = many.iter().map(String::as_str).collect();
         let _many = Stream::open(&client, &many).await.unwrap();
-        let mut one = Stream::open(&client, &[&name(stage, "root-cert.pem"), "default"]).await.unwrap();
+        let mut one = Stream::open(&client, &[&name(stage, &file), "default"]).await.unwrap();
         let push = one.next().await.unwrap();
         assert_eq!(secrets(&push).len(), 1, "only the certificate is there");
         one.accept(&push).await;
