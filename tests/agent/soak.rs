@@ -137,7 +137,8 @@ async fn exits_in_time(stage: &Stage, agent: &mut Agent, is_dead: bool) {
     }
 }
 
-async fn soak(plan: Plan) {
+/// Returns the figures of a run that found nothing.
+async fn soak(plan: Plan) -> String {
     let record = Record::new(plan.seed);
     let directory = tempfile::tempdir().unwrap();
     let (stage, mut agent) = Stage::start(directory.path(), record.clone()).await;
@@ -156,6 +157,9 @@ async fn soak(plan: Plan) {
             }
             record.begin(batch.iter().map(|turn| turn.name()).collect());
             play(&batch, &stage, &mut random).await;
+            if let Some(status) = agent.process.exited() {
+                record.find(format!("the agent exited with {status}"));
+            }
             neighbours.are_served(&stage).await;
             condition.settles(rounds > 0, agent.process.log().len()).await;
             record.fail_if_found(&agent.process.log());
@@ -170,13 +174,14 @@ async fn soak(plan: Plan) {
     }
     exits_in_time(&stage, &mut agent, plan.turns.iter().any(|turn| turn.mounts())).await;
     record.fail_if_found(&agent.process.log());
-    println!("soak: {rounds} rounds; {condition}");
-    println!("soak: {record}");
+    format!("{rounds} rounds; {condition}\nsoak: {record}")
 }
 
 #[tokio::test]
+#[expect(clippy::print_stdout, reason = "the seed is needed to repeat a run")]
 async fn neighbours_notice_no_hostile_turn() {
     let plan = Plan::from_environment();
     println!("soak: {} s with ATTACHE_SOAK_SEED={}", plan.length.as_secs(), plan.seed);
-    LocalSet::new().run_until(soak(plan)).await;
+    let figures = LocalSet::new().run_until(soak(plan)).await;
+    println!("soak: {figures}");
 }

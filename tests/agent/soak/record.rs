@@ -58,6 +58,7 @@ impl Record {
     }
 
     /// From now on these turns are played.
+    #[expect(clippy::print_stdout, reason = "a long run shows where it is")]
     pub fn begin(&self, turns: Vec<&'static str>) {
         println!("soak: {:>7.1} s: {}", self.elapsed().as_secs_f64(), turns.join(", "));
         self.0.seen.lock().unwrap().turns = turns;
