@@ -178,7 +178,6 @@ async fn soak(plan: Plan) -> String {
 }
 
 #[tokio::test]
-#[expect(clippy::print_stdout, reason = "the seed is needed to repeat a run")]
 async fn neighbours_notice_no_hostile_turn() {
     let plan = Plan::from_environment();
     println!("soak: {} s with ATTACHE_SOAK_SEED={}", plan.length.as_secs(), plan.seed);
