@@ -17,6 +17,10 @@ check:
 test *arguments:
     cargo test --locked {{arguments}}
 
+# Hostile clients, CA faults and dead mounts by turns, beside Envoys that must notice nothing; an hour by default
+soak seconds="3600":
+    ATTACHE_SOAK={{seconds}} cargo test --locked --test agent -- soak:: --nocapture
+
 # Measure the figures of docs/performance.md
 bench:
     cargo bench --locked

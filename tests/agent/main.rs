@@ -56,6 +56,7 @@ mod readiness;
 mod rooms;
 mod root_switch;
 mod scale;
+mod soak;
 mod start_stop;
 mod status_port;
 mod state;

@@ -130,6 +130,11 @@ impl Process {
         rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap()
     }
 
+    /// How it exited, if it did.
+    pub fn exited(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
+    }
+
     /// Waits until it exits.
     pub async fn ended(&mut self) -> ExitStatus {
         let ended = timeout(PATIENCE, self.child.wait()).await;

@@ -15,6 +15,8 @@ pub enum Line {
     Open,
     /// Every piece of an answer is late.
     Slow,
+    /// Answers come byte by byte.
+    Trickle,
     /// Accepted and closed, like a load balancer without a backend.
     Cut,
     /// Refused.
@@ -162,11 +164,18 @@ async fn pass(mut client: TcpStream, server: SocketAddr, line: watch::Receiver<L
     let answers = async {
         let mut piece = vec![0; 16 << 10];
         while let Ok(length @ 1..) = from_server.read(&mut piece).await {
-            if *line.borrow() == Line::Slow {
+            let now = *line.borrow();
+            if now == Line::Slow {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
-            if to_client.write_all(&piece[..length]).await.is_err() {
-                return;
+            let size = if now == Line::Trickle { 1 } else { length };
+            for part in piece[..length].chunks(size) {
+                if *line.borrow() == Line::Trickle {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                if to_client.write_all(part).await.is_err() {
+                    return;
+                }
             }
         }
     };

@@ -67,6 +67,11 @@ impl Stream {
         next.unwrap_or_else(|| Err(Status::ok("the stream ended")))
     }
 
+    /// The same, however long it takes.
+    pub async fn pushed(&mut self) -> Result<DiscoveryResponse, Status> {
+        self.responses.next().await.unwrap_or_else(|| Err(Status::ok("the stream ended")))
+    }
+
     /// True if nothing comes for `quiet`.
     pub async fn is_quiet(&mut self, quiet: Duration) -> bool {
         timeout(quiet, self.responses.next()).await.is_err()
@@ -123,6 +128,11 @@ impl DeltaStream {
     pub async fn next(&mut self) -> Result<DeltaDiscoveryResponse, Status> {
         let next = timeout(PATIENCE, self.responses.next()).await.expect("no response comes");
         next.unwrap_or_else(|| Err(Status::ok("the stream ended")))
+    }
+
+    /// The same, however long it takes.
+    pub async fn pushed(&mut self) -> Result<DeltaDiscoveryResponse, Status> {
+        self.responses.next().await.unwrap_or_else(|| Err(Status::ok("the stream ended")))
     }
 
     /// Sends an ACK.
