@@ -28,8 +28,14 @@ impl Address {
         };
         let plaintext = scheme == Some("http");
         let authority: http::uri::Authority = rest.trim_end_matches('/').parse().map_err(|_| invalid())?;
-        let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        if host.is_empty() || authority.as_str().contains('@') {
+        let bracketed = authority.host().strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        let host = bracketed.unwrap_or(authority.host()).to_owned();
+        // Brackets are for IPv6 addresses only.
+        if host.is_empty()
+            || host.contains(['[', ']'])
+            || bracketed.is_some() != host.contains(':')
+            || authority.as_str().contains('@')
+        {
             return Err(invalid());
         }
         let port = match authority.as_str().strip_prefix(authority.host()) {
@@ -123,6 +129,9 @@ mod tests {
             ("ftp://host", None),
             ("user@host:1", None),
             ("two words", None),
+            ("1[fe80::1]:15012", None),
+            ("[[::1]]:15012", None),
+            ("[ca.example]:15012", None),
         ];
         for (text, expected) in cases {
             let parsed = text.parse::<Address>();

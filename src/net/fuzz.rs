@@ -79,6 +79,7 @@ mod tests {
         ];
         let samples = samples.map(|text| text.as_bytes().to_vec());
         seeded("address", Shape::Bytes, 8_000, &samples, address);
+        assert!(!address(b"1[fe80zsystem0zsystem.svh0]:1"));
     }
 
     #[test]
