@@ -53,6 +53,7 @@ pub struct Output {
     directory: Arc<Mutex<OutputDirectory>>,
     /// Watches the written files. None while it is being armed.
     watch: Option<Watch>,
+    cache: Cache,
     pair: watch::Receiver<Entry>,
     roots: watch::Receiver<Entry>,
     disk: Disk,
@@ -116,7 +117,18 @@ impl Output {
         let directory = Arc::new(Mutex::new(directory));
         let (pair, roots) = (follow(SecretName::Workload), follow(SecretName::Roots));
         let components = cache.components(workload);
-        Self { settings, directory, watch, pair, roots, disk, clock, metrics, components }
+        Self {
+            settings,
+            directory,
+            watch,
+            cache: cache.clone(),
+            pair,
+            roots,
+            disk,
+            clock,
+            metrics,
+            components,
+        }
     }
 
     /// Follows every change until `stop`. A swap or a hook that is under way is finished.
@@ -164,6 +176,7 @@ impl Output {
     /// The set to write: none while the key pair or the roots are missing or expired.
     fn current_set(&mut self) -> Option<Set> {
         let now = self.clock.now();
+        let _together = self.cache.together();
         let [pair, roots] = [&mut self.pair, &mut self.roots].map(|entry| {
             let entry = entry.borrow_and_update();
             entry.good.clone().filter(|_| entry.valid_at(now).is_ok())

@@ -85,21 +85,26 @@ pub enum Wake {
 impl Watcher {
     /// A watcher that registers in `pending` while it touches the disk.
     pub fn new(pending: PendingOperations) -> Self {
-        Self::with(pending, |index| Box::new(Inotify::new(index)))
+        Self::with(pending, Backend::default(), |index| Box::new(Inotify::new(index)))
     }
 
     /// A watcher with the notifier that `notifier` makes, which passes its events to the index.
-    fn with(pending: PendingOperations, notifier: impl FnOnce(SharedIndex) -> Box<dyn Notifier>) -> Self {
+    fn with(
+        pending: PendingOperations,
+        backend: Backend,
+        notifier: impl FnOnce(SharedIndex) -> Box<dyn Notifier>,
+    ) -> Self {
         let index = SharedIndex::default();
         let notifier = Mutex::new(notifier(index.clone()));
-        let backend = Mutex::new(Backend::default());
+        let backend = Mutex::new(backend);
         let (next_id, started, apart) = (AtomicU64::new(0), Instant::now(), Mutex::default());
         Self(Arc::new(Shared { index, backend, notifier, pending, next_id, started, apart }))
     }
 
     /// Another watcher with threads of its own; what it watches counts as watched by this one.
     pub fn apart(&self) -> Self {
-        let other = Self::new(self.0.pending.clone());
+        let backend = lock(&self.0.backend).apart();
+        let other = Self::with(self.0.pending.clone(), backend, |index| Box::new(Inotify::new(index)));
         lock(&self.0.apart).push(Arc::downgrade(&other.0));
         other
     }

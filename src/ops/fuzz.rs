@@ -75,8 +75,8 @@ pub fn http1(bytes: &[u8]) -> bool {
     assert!(is_http, "{}", answers.escape_ascii());
     let is_ok = answers.get(9..12) == Some(b"200");
     let lines = requests.split(|byte| *byte == b'\n');
-    let names_website =
-        matches!(server, b'S' | b'P') && lines.take_while(|line| !line.trim_ascii().is_empty()).any(is_website);
+    let names_website = matches!(server, b'S' | b'P')
+        && lines.take_while(|line| !line.trim_ascii().is_empty()).any(is_website);
     assert!(!is_ok || !names_website, "answered a website");
     let level = servers().admin.log.get();
     assert!(parse_filter(&level).is_ok(), "{level:?} is not a level that --log-level takes");

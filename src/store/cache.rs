@@ -29,6 +29,8 @@ struct Inner {
     changes: watch::Sender<()>,
     /// Notified when a name on demand waits for room.
     room_wanted: Notify,
+    /// See [`Cache::together`].
+    together: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -85,6 +87,12 @@ impl Cache {
         let cache = Self::default();
         let workload = cache.add_workload(name);
         (cache, workload)
+    }
+
+    /// Held while a source on another thread publishes a key pair and its roots, and by readers that must not see one without
+    /// the other.
+    pub fn together(&self) -> MutexGuard<'_, ()> {
+        lock(&self.0.together)
     }
 
     /// Adds a workload. `name` is for people and metrics; empty for a sidecar's only one.

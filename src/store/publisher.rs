@@ -42,6 +42,10 @@ impl Publisher {
         Self { cache, slot, key, origin }
     }
 
+    pub fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
     /// Announces the key pair that is published next: roots that are published before it are served with CRLs only if
     /// the CRLs cover its chain. A pair that is outranked changes nothing.
     pub fn announce(&self, pair: &KeyPair, now: SystemTime) {

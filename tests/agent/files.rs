@@ -81,7 +81,7 @@ async fn files_that_appear_later_take_precedence_over_the_ca() {
         // The files are deleted: their last content is still served.
         std::fs::remove_dir_all(&dir).unwrap();
         agent.process.wait_log("the files were removed").await;
-        assert!(pairs.is_quiet(std::time::Duration::from_millis(200)).await);
+        assert!(pairs.is_quiet(std::time::Duration::from_millis(200)).await, "{}", agent.process.log());
     })
     .await;
     let socket = agent.socket.to_str().unwrap();

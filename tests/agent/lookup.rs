@@ -234,8 +234,8 @@ async fn problems_between_envoy_and_the_agent_can_be_looked_up() {
 
         let _stream = Stream::open(&client, &[&outside]).await.unwrap();
         let words = "outside the directories that --file-prefix allows";
-        let metric = "attache_source_failures_total{source=\"files\",reason=\"unreadable\"}";
-        cause("Mounted files are not used", words, metric, "/secrets/2/error").is_found(&mut agent).await;
+        let metric = "attache_refusals_total{reason=\"forbidden\"}";
+        cause(refused, words, metric, "/refusal").is_found(&mut agent).await;
 
         let mut stream = Stream::open(&client, &["default"]).await.unwrap();
         let response = stream.next().await.unwrap();

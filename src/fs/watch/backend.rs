@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::time::Instant;
 
@@ -49,13 +51,22 @@ pub(super) struct Backend {
     changes: BTreeMap<Report, Change>,
     /// Inotify refused a watch, and is not asked again before.
     retry_at: Option<Instant>,
-    /// The limit was logged, and inotify still refuses some of the directories.
+    /// Inotify's limit is reached, and it still refuses some of the directories.
     is_exhausted: bool,
+    /// How many of the agent's backends are exhausted: the limit is logged once for all of them.
+    exhausted: Arc<AtomicUsize>,
     /// The devices whose polling was logged.
     logged: HashSet<u64>,
 }
 
 impl Backend {
+    /// Another one of the same agent.
+    pub(super) fn apart(&self) -> Self {
+        let mut apart = Self::default();
+        apart.exhausted = Arc::clone(&self.exhausted);
+        apart
+    }
+
     pub(super) fn count(&self) -> WatchCount {
         let inotify = self.watched.values().filter(|watched| watched.mode == Mode::Inotify).count();
         WatchCount { inotify, polling: self.watched.len() - inotify }
@@ -202,7 +213,8 @@ impl Backend {
                     }
                 }
                 Watching::Limit(error) => {
-                    if !std::mem::replace(&mut self.is_exhausted, true) {
+                    let is_new = !std::mem::replace(&mut self.is_exhausted, true);
+                    if is_new && self.exhausted.fetch_add(1, Ordering::Relaxed) == 0 {
                         tracing::warn!(
                             %error,
                             directory = %path.display(),
@@ -223,7 +235,17 @@ impl Backend {
     pub(super) fn log_recovery(&mut self) {
         if self.is_exhausted && self.watched.values().all(|watched| watched.mode != Mode::Refused) {
             self.is_exhausted = false;
-            tracing::info!("inotify available again, polling stopped");
+            if self.exhausted.fetch_sub(1, Ordering::Relaxed) == 1 {
+                tracing::info!("inotify available again, polling stopped");
+            }
+        }
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        if self.is_exhausted {
+            self.exhausted.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

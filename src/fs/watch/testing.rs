@@ -7,6 +7,7 @@ use notify::event::Flag;
 use notify::{ErrorKind, Event, EventHandler, EventKind};
 
 use super::Watcher;
+use super::backend::Backend;
 use super::index::SharedIndex;
 use super::inotify::{Change, Inotify, Notifier, Outcomes, Report, Watching};
 use crate::fs::pending::PendingOperations;
@@ -31,7 +32,7 @@ pub(crate) fn watcher() -> (Watcher, Kernel) {
         let events = Events { index, loses: Arc::clone(&switches.loses) };
         Box::new(Limited { inotify: Inotify::new(events), refuses: Arc::clone(&switches.refuses) }) as Box<_>
     };
-    let watcher = Watcher::with(PendingOperations::default(), notifier);
+    let watcher = Watcher::with(PendingOperations::default(), Backend::default(), notifier);
     (watcher.clone(), Kernel { watcher, switches })
 }
 

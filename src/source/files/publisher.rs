@@ -36,6 +36,10 @@ impl SecretPublisher {
         Self { name, publisher, is_alone, failures: FailureLog::default(), rank: None, published: None }
     }
 
+    pub(super) fn cache(&self) -> &Cache {
+        self.publisher.cache()
+    }
+
     /// Whether `found` may be the whole of a change: it is good, and no worse than before.
     pub(super) fn expects<T>(&self, found: &Found<T>) -> bool {
         match &found.secret {

@@ -12,6 +12,7 @@ use crate::fs::generation::{Contents, Digest, FileError, Generation, Places};
 use crate::fs::walk::Lookups;
 use crate::fs::watch::{Activity, Wake, Watch};
 use crate::secret::{Secret, Unchained};
+use crate::store::Cache;
 
 /// How long to wait for a file that was written to and is kept open, while nothing more is written.
 pub(super) const OPEN_PATIENCE: Duration = Duration::from_secs(5);
@@ -220,6 +221,8 @@ impl FileSet {
         self.report_mixture(chained);
         let metrics = &self.context.metrics;
         let mut is_new = false;
+        let cache = self.publishers().next().map(|publisher| publisher.cache().clone());
+        let _together = cache.as_ref().map(Cache::together);
         // Roots first, as from a CA.
         if let (Some(publisher), Some(pair)) = (&self.key_pair, key_pair.good()) {
             publisher.announce(pair, now);

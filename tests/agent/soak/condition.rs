@@ -13,8 +13,9 @@ use super::stage::Stage;
 use crate::support::envoy::http_get;
 use crate::support::process::Agent;
 
-/// What may stay of a turn, in kB above the idle agent: measured are LEFT_OVER_MEASURED.
-const LEFT_OVER: u64 = 24 << 10;
+/// What may stay of a turn, in kB above the idle agent. glibc's allocator keeps freed memory: after names of 10,000 missing
+/// files and a thousand spellings of others 27 MB stayed. That it does not grow shows in the drift.
+const LEFT_OVER: u64 = 48 << 10;
 /// The most at any time, in kB above the idle agent: clients have budgets.
 const PEAK: u64 = 192 << 10;
 /// How much more memory may be taken at the end of a run than in its second quarter, in kB.
