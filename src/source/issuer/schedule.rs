@@ -58,7 +58,11 @@ impl Issuer {
     pub(super) async fn wait_until_due(&mut self) {
         let mut entries = (self.key_pair.watch(), self.roots.watch());
         loop {
-            let due = self.due(&entries.0.borrow_and_update(), &entries.1.borrow_and_update());
+            let due = {
+                // Files that are removed release both: the roots alone are no reason to request a certificate.
+                let _together = self.key_pair.cache().together();
+                self.due(&entries.0.borrow_and_update(), &entries.1.borrow_and_update())
+            };
             if due == Due::Never {
                 self.components.report_failed_rounds(0);
                 self.early.clear();
