@@ -490,7 +490,8 @@ async fn names_without_a_file_leave_nothing_behind() {
         .await;
         memory.push(agent.memory());
     }
-    assert!(memory[9] < memory[1] * 6 / 5, "kB after each wave: {memory:?}");
+    // The allocator takes a few waves to have what each needs.
+    assert!(memory[9] < memory[4] * 11 / 10, "kB after each wave: {memory:?}");
 }
 
 #[tokio::test]
