@@ -203,7 +203,7 @@ impl Session {
         Some((id, name))
     }
 
-    /// Begins a list of all names: those that are not [listed](Self::is_listed) from now on are
+    /// Begins a list of all names: those that are not listed from now on are
     /// [unlisted](Self::unlisted).
     pub fn begin_list(&mut self) {
         self.list = self.list.wrapping_add(1);
