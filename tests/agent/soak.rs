@@ -4,7 +4,7 @@
 //! | variable | what it is |
 //! |---|---|
 //! | `ATTACHE_SOAK` | the length in seconds, 20 without it |
-//! | `ATTACHE_SOAK_SEED` | repeats the turns of the run that printed this seed |
+//! | `ATTACHE_SOAK_SEED` | repeats the turns of the run that printed this seed; without both variables it is 1 |
 //! | `ATTACHE_SOAK_TURNS` | only these turns, separated by commas |
 
 mod condition;
@@ -60,7 +60,11 @@ impl Plan {
         });
         Self {
             length: number("ATTACHE_SOAK").map_or(SHORT, Duration::from_secs),
-            seed: number("ATTACHE_SOAK_SEED").unwrap_or_else(|| fastrand::u64(..)),
+            // The short run plays the same turns each time.
+            seed: number("ATTACHE_SOAK_SEED").unwrap_or_else(|| match variable("ATTACHE_SOAK") {
+                Some(_) => fastrand::u64(..),
+                None => 1,
+            }),
             turns,
         }
     }
