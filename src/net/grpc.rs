@@ -11,12 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use base64::{Engine as _, alphabet};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use prost::Message as _;
 use rustls::pki_types::CertificateDer;
 use tokio::time::Instant;
@@ -44,8 +41,6 @@ const PINGS: u32 = 3;
 
 /// The header, or trailer, with the outcome of a call.
 const GRPC_STATUS: &str = "grpc-status";
-/// The header, or trailer, with details of a failed call, in base64.
-const GRPC_DETAILS: &str = "grpc-status-details-bin";
 
 /// Holds the idle connection for the next call, if there is one.
 #[derive(Debug)]
@@ -260,18 +255,6 @@ impl NotGrpc {
     }
 }
 
-/// Removes details that are not base64, at which tonic panics.
-fn remove_damaged_details(headers: &mut HeaderMap) {
-    const PADDING: DecodePaddingMode = DecodePaddingMode::Indifferent;
-    const BASE64: GeneralPurpose = GeneralPurpose::new(
-        &alphabet::STANDARD,
-        GeneralPurposeConfig::new().with_decode_padding_mode(PADDING),
-    );
-    if headers.get(GRPC_DETAILS).is_some_and(|details| BASE64.decode(details).is_err()) {
-        headers.remove(GRPC_DETAILS);
-    }
-}
-
 /// Why a call has no gRPC answer.
 #[derive(Debug, thiserror::Error)]
 enum CallError {
@@ -302,8 +285,7 @@ impl Service<http::Request<Body>> for Calls {
         let is_refused = Arc::clone(&self.is_refused);
         let answered = self.connection.call(request);
         Box::pin(async move {
-            let mut answer: http::Response<Incoming> = answered.await.map_err(CallError::from)?;
-            remove_damaged_details(answer.headers_mut());
+            let answer = answered.await.map_err(CallError::from)?;
             if let Some(answer) = NotGrpc::new(answer.status(), answer.headers()) {
                 return Err(CallError::NotGrpc(answer).into());
             }
@@ -314,8 +296,7 @@ impl Service<http::Request<Body>> for Calls {
             };
             note(answer.headers());
             Ok(answer.map(|body| {
-                Body::new(body.map_frame(move |mut frame| {
-                    frame.trailers_mut().into_iter().for_each(remove_damaged_details);
+                Body::new(body.map_frame(move |frame| {
                     frame.trailers_ref().into_iter().for_each(&note);
                     frame
                 }))

@@ -8,7 +8,13 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hyper::body::Incoming;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine as _, alphabet};
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body_util::BodyExt as _;
+use http_body_util::combinators::MapFrame;
+use hyper::body::{Frame, Incoming};
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -31,12 +37,18 @@ const READ_AT_ONCE: usize = 64 << 10;
 /// A client that reads nothing of what waits for it for this long is disconnected: nothing is kept for it.
 const UNREAD_FOR: Duration = Duration::from_secs(60);
 
+/// The header, or trailer, with details of a failed call, in base64.
+pub(super) const GRPC_DETAILS: &str = "grpc-status-details-bin";
+
 /// A connection to a gRPC server, as generated clients take it.
 #[derive(Clone, Debug)]
 pub struct Connection(SendRequest<Body>);
 
+/// The body of an answer.
+pub type AnswerBody = MapFrame<Incoming, fn(Frame<Bytes>) -> Frame<Bytes>>;
+
 impl Service<http::Request<Body>> for Connection {
-    type Response = http::Response<Incoming>;
+    type Response = http::Response<AnswerBody>;
     type Error = hyper::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
@@ -45,7 +57,29 @@ impl Service<http::Request<Body>> for Connection {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        Box::pin(self.0.send_request(request))
+        let answered = self.0.send_request(request);
+        Box::pin(async move {
+            let mut answer = answered.await?;
+            remove_damaged_details(answer.headers_mut());
+            Ok(answer.map(|body| body.map_frame(without_damaged_details as fn(_) -> _)))
+        })
+    }
+}
+
+fn without_damaged_details(mut frame: Frame<Bytes>) -> Frame<Bytes> {
+    frame.trailers_mut().into_iter().for_each(remove_damaged_details);
+    frame
+}
+
+/// Removes details that are not base64, at which tonic panics.
+pub(super) fn remove_damaged_details(headers: &mut HeaderMap) {
+    const PADDING: DecodePaddingMode = DecodePaddingMode::Indifferent;
+    const BASE64: GeneralPurpose = GeneralPurpose::new(
+        &alphabet::STANDARD,
+        GeneralPurposeConfig::new().with_decode_padding_mode(PADDING),
+    );
+    if headers.get(GRPC_DETAILS).is_some_and(|details| BASE64.decode(details).is_err()) {
+        headers.remove(GRPC_DETAILS);
     }
 }
 

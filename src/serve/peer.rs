@@ -129,7 +129,7 @@ impl AdminPeers {
             }
         };
         let (uid, pid) = (peer.uid(), peer.pid().unwrap_or_default());
-        let is_admitted = uid == 0 || uid == self.own_uid;
+        let is_admitted = may_administer(uid, self.own_uid);
         if !is_admitted {
             let reason = "only the agent's own user and root may use it";
             self.metrics.refuse("peer");
@@ -139,6 +139,11 @@ impl AdminPeers {
         }
         is_admitted
     }
+}
+
+/// Root could read the agent's memory anyway.
+fn may_administer(uid: u32, own_uid: u32) -> bool {
+    uid == 0 || uid == own_uid
 }
 
 impl Allowed {
@@ -201,6 +206,9 @@ mod tests {
 
     #[tokio::test]
     async fn only_root_and_the_agents_own_user_are_admitted_to_the_admin_socket() {
+        let cases = [(0, 1337), (1337, 1337), (1000, 1337), (1000, 0), (0, 0)];
+        let admitted = cases.map(|(uid, own_uid)| may_administer(uid, own_uid));
+        assert_eq!(admitted, [true, true, false, false, true]);
         let (here, _there) = UnixStream::pair().unwrap();
         let uid = getuid().as_raw();
         for (own_uid, is_admitted) in [(uid, true), (uid + 1, uid == 0)] {

@@ -12,10 +12,10 @@ use super::publisher::Publisher;
 use super::renewal::RenewalDesk;
 use super::room::{Connection, Room};
 use super::subscription::{Observed, Subscribers};
-use super::values::Values;
+use super::values::{Value, Values};
 use super::workload::Workload;
 use crate::base::limits;
-use crate::secret::{Payload, Revocation};
+use crate::secret::Revocation;
 
 /// All entries of all workloads. Clones are the same cache.
 #[derive(Clone, Debug, Default)]
@@ -61,7 +61,7 @@ pub(super) struct Slot {
     /// The connection that caused the entry, if it is on demand.
     pub(super) owner: Connection,
     /// What the value of a name on demand takes.
-    pub(super) value: Mutex<Option<Payload>>,
+    pub(super) value: Mutex<Value>,
     /// The CRLs that go into trust bundles, whichever source publishes the roots. Locked while the entry is written.
     pub(super) revocation: Mutex<Revocation>,
     /// Notified when the last stream leaves.

@@ -2,7 +2,7 @@
 //!
 //! A value for which there is no room is not published; its source is asked for the name again when there is room.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::cache::{Cache, Slot, lock};
@@ -19,8 +19,16 @@ pub(super) struct Values {
     /// By address.
     payloads: HashMap<usize, Held>,
     connections: HashMap<Connection, usize>,
-    /// Names whose value waits for room, with its size.
+    /// Names whose value waits for room, with its size. May hold names that are no longer on demand.
     waiting: VecDeque<(Key, usize)>,
+}
+
+/// What the value of one name takes.
+#[derive(Debug, Default)]
+pub(super) struct Value {
+    payload: Option<Payload>,
+    /// The name is in [`Values::waiting`].
+    waits: bool,
 }
 
 #[derive(Debug)]
@@ -57,6 +65,11 @@ impl Values {
     #[cfg(test)]
     pub(super) fn taken(&self) -> usize {
         self.taken
+    }
+
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
     }
 
     /// Notes that a name has `new` instead of `old`. On failure it still has `old`.
@@ -119,15 +132,16 @@ impl Cache {
             return Ok(());
         }
         let mut value = lock(&slot.value);
-        let made = slots.values.replace(slot.owner, value.as_ref(), new);
+        let made = slots.values.replace(slot.owner, value.payload.as_ref(), new);
         match made {
-            Ok(()) => *value = Some(new.clone()),
-            Err(no_room) if slots.values.waiting.iter().all(|(waiting, _)| waiting != key) => {
+            Ok(()) => value.payload = Some(new.clone()),
+            Err(no_room) if !std::mem::replace(&mut value.waits, true) => {
                 slots.values.waiting.push_back((key.clone(), no_room.bytes));
             }
             Err(_) => {}
         }
         drop(value);
+        slots.forget_those_gone();
         slots.ask_again();
         made
     }
@@ -136,7 +150,7 @@ impl Cache {
 impl super::cache::Slots {
     /// Gives back what the value of a name on demand takes.
     pub(super) fn forget_value(&mut self, slot: &Slot) {
-        if let Some(payload) = lock(&slot.value).take() {
+        if let Some(payload) = lock(&slot.value).payload.take() {
             self.values.drop_one(&payload);
         }
         self.ask_again();
@@ -144,10 +158,22 @@ impl super::cache::Slots {
 
     fn ask_again(&mut self) {
         while let Some(key) = self.values.next_in_turn() {
-            if self.by_key.contains_key(&key) {
+            if let Some(slot) = self.by_key.get(&key) {
+                lock(&slot.value).waits = false;
                 // Without a source there is nothing to ask.
                 let _ = self.routes.send(&key);
             }
+        }
+    }
+
+    /// A peer can have any number of names wait and give them up. Those that wait are entries, so there are never more
+    /// than fit twice.
+    fn forget_those_gone(&mut self) {
+        let Self { values, by_key, .. } = self;
+        if values.waiting.len() > 2 * limits::NAMES_ON_DEMAND {
+            let mut seen = HashSet::new();
+            let waits = |key: &Key| by_key.get(key).is_some_and(|slot| lock(&slot.value).waits);
+            values.waiting.retain(|(key, _)| waits(key) && seen.insert(key.clone()));
         }
     }
 }

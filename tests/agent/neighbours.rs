@@ -13,6 +13,7 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 
 use crate::support::files::Mounted;
 use crate::support::process::{Agent, PATIENCE, output};
@@ -58,6 +59,9 @@ async fn a_name_without_room_is_served_once_there_is_room_and_never_removed() {
         let first = in_delta.next().await.unwrap();
         assert_eq!((first.resources.len(), first.removed_resources.len()), (1, 0), "nothing is removed");
         agent.wait_metric("attache_refusals_total{reason=\"too_many_names\"}", 2).await;
+
+        let status = fetch(&client, &[&full]).await.unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted, "a name without room is there: {status}");
 
         // Another connection has room of its own.
         let others = on_connection(&socket, async |client| {

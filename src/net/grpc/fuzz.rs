@@ -2,11 +2,10 @@
 
 use http::{HeaderName, HeaderValue};
 
-use super::{
-    CallError, Code, HeaderMap, NotGrpc, Status, StatusCode, remove_damaged_details, requested_delay, text,
-};
+use super::{CallError, Code, HeaderMap, NotGrpc, Status, StatusCode, requested_delay, text};
 use crate::base::fuzzing::check_line;
 use crate::net::error::code_class;
+use crate::net::http2::remove_damaged_details;
 
 /// Headers as lines of `name: value`, `status` among them. True if a server refuses the call with them.
 pub fn status(bytes: &[u8]) -> bool {

@@ -2,11 +2,13 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use http_body_util::Full;
+use hyper::body::Incoming;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 
 use super::*;
+use crate::net::http2::GRPC_DETAILS;
 use crate::net::tls::Roots;
 use crate::proto::google::protobuf::{self, Any};
 use crate::proto::istio::v1::auth::IstioCertificateRequest;

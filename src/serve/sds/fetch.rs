@@ -17,7 +17,7 @@ use crate::base::limits;
 use crate::base::text;
 use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
 use crate::secret::{Resource, SecretName};
-use crate::store::{Subscriber, Subscription};
+use crate::store::{NotServed, Subscriber, Subscription};
 
 /// How long `FetchSecrets` waits for secrets that are not available yet, if the client sets no deadline.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -78,6 +78,8 @@ struct Fetch<'a> {
 struct Requested {
     text: String,
     is_on_demand: bool,
+    /// It can't be served now, but it may be later: there is no room for it.
+    lacks_room: bool,
     /// None where the name is not served.
     subscription: Option<Subscription>,
     outcome: Outcome,
@@ -111,21 +113,22 @@ impl Fetch<'_> {
     fn requested(&self, text: String) -> Requested {
         let service = &self.peer.service;
         let number = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
-        let (label, reason) = match text.parse::<SecretName>() {
+        let (label, reason, lacks_room) = match text.parse::<SecretName>() {
             Ok(name) => {
                 let is_on_demand = name.is_on_demand();
                 match service.cache.subscribe_as(&service.key(name), &self.subscriber, number) {
                     Ok(subscription) => {
-                        let subscription = Some(subscription);
-                        return Requested { text, is_on_demand, subscription, outcome: Outcome::Open };
+                        let (subscription, outcome) = (Some(subscription), Outcome::Open);
+                        return Requested { text, is_on_demand, lacks_room: false, subscription, outcome };
                     }
-                    Err(error) => (error.label(), error.to_string()),
+                    Err(error) => (error.label(), error.to_string(), error == NotServed::TooMany),
                 }
             }
-            Err(unknown) => ("unknown_name", unknown.to_string()),
+            Err(unknown) => ("unknown_name", unknown.to_string(), false),
         };
         service.refuse(label, &reason);
-        Requested { text, is_on_demand: false, subscription: None, outcome: Outcome::Failed(reason) }
+        let outcome = Outcome::Failed(reason);
+        Requested { text, is_on_demand: false, lacks_room, subscription: None, outcome }
     }
 
     async fn look(&mut self, changed: impl ExactSizeIterator<Item = usize>) {
@@ -202,6 +205,10 @@ impl Fetch<'_> {
         }
         match reported.as_slice() {
             [] => Status::invalid_argument("the request has no resource names"),
+            // Not "not found": a client may take that for the last word.
+            reported if self.names.iter().any(|name| name.lacks_room) => {
+                Status::resource_exhausted(reported.join("; "))
+            }
             reported if self.names.iter().all(|name| name.subscription.is_none()) => {
                 Status::not_found(reported.join("; "))
             }

@@ -168,3 +168,34 @@ async fn the_source_of_a_value_that_waits_is_asked_when_another_is_released() {
     assert_eq!(demand.next().await, Some(keys[1].clone()), "it is asked for again");
     assert_eq!(publishers[1].publish(bundles[1].clone(), UNIX_EPOCH, None), Published::Changed);
 }
+
+#[test]
+fn values_that_wait_cost_nothing_once_their_names_are_gone() {
+    let (cache, workload) = Cache::with_workload("");
+    let mut demand = cache.demand(NameKind::File, Scope::Every).unwrap();
+    let (key, again) = (named(workload, 0), named(workload, 1));
+    let bundles = [bundle(), bundle()];
+    let bytes = Payload::of(&bundles[0]).bytes().len();
+    cache.lock().values = Values::new(2 * bytes + bytes / 2);
+    let first = cache.subscribe(&key).unwrap();
+    let publish = |key: &Key, bundle: &Secret| {
+        cache.publisher(key.clone(), Origin::FILES).publish(bundle.clone(), UNIX_EPOCH, None)
+    };
+    assert_eq!(publish(&key, &bundles[0]), Published::Changed);
+    let greedy = Subscriber::new(Connection::distinct());
+    for _ in 0..3 * limits::NAMES_ON_DEMAND {
+        let stream = cache.subscribe_as(&again, &greedy, 0).unwrap();
+        assert_eq!(publish(&again, &bundles[1]), Published::NoRoom);
+        assert_eq!(publish(&again, &bundles[1]), Published::NoRoom, "it waits in one place");
+        drop(stream);
+        assert!(cache.retire(&again));
+    }
+    let waiting = cache.lock().values.waiting();
+    assert!(waiting <= 2 * limits::NAMES_ON_DEMAND, "{waiting}");
+    let _stream = cache.subscribe_as(&again, &greedy, 0).unwrap();
+    assert_eq!(publish(&again, &bundles[1]), Published::NoRoom);
+    while demand.try_next().is_some() {}
+    drop(first);
+    assert!(cache.retire(&key));
+    assert_eq!(demand.try_next(), Some(again), "it is asked for again");
+}
