@@ -19,7 +19,7 @@ test *arguments:
 
 # Hostile clients, CA faults and dead mounts by turns, beside Envoys that must notice nothing; an hour by default
 soak seconds="3600":
-    ATTACHE_SOAK={{seconds}} cargo test --locked --test agent -- soak:: --nocapture
+    .ci/soak {{seconds}}
 
 # Measure the figures of docs/performance.md
 bench:

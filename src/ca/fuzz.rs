@@ -18,6 +18,13 @@ pub(super) fn check_invalid(error: InvalidResponse) {
     check_line(&CaError::from(error).to_string());
 }
 
+/// Checks what is said about a call with `secret` that was refused.
+pub(super) fn check_refusal(message: &str, secret: &str) {
+    check_line(message);
+    assert!(!message.contains(secret), "{message}");
+    assert!(message.len() < 4_000, "{} bytes", message.len());
+}
+
 /// Checks a sorted response: every certificate of `all` is in it once for each time that it came.
 fn check_sorted(sorted: &IssuedChain, all: &[CertificateDer<'static>]) {
     assert_eq!(sorted.chain.len() + sorted.roots.len(), all.len(), "a certificate is lost");
