@@ -9,7 +9,6 @@ use zeroize::Zeroizing;
 
 use crate::base::clock::rfc3339;
 use crate::base::limits;
-use crate::fs::file;
 use crate::fs::walk::{FoundFile, Walk};
 use crate::pki::certificate::Certificate;
 use crate::pki::key::{NotAKey, PrivateKey};
@@ -258,7 +257,7 @@ impl Places {
 
     /// The reason why a file at this path, which has no links, is not read: it lies where the agent itself writes.
     pub fn refusal(&self) -> impl Fn(&Path) -> Option<io::Error> + use<'_> {
-        let own = file::without_links(&self.own);
+        let own: Vec<_> = self.own.iter().filter_map(|directory| directory.canonicalize().ok()).collect();
         move |real| {
             let is_own = own.iter().any(|directory| real.starts_with(directory));
             is_own.then(|| io::ErrorKind::NotFound.into())

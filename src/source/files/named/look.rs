@@ -148,7 +148,7 @@ fn read(
             Err(Failed::Missing(_)) => return Ok(Err(io::ErrorKind::NotFound.into())),
             Err(Failed::Io(error)) => return Ok(Err(error)),
         };
-        content = opened.and_then(|file| file::content(file, limits::FILE_BYTES));
+        content = opened.and_then(|file| file::content(&file, limits::FILE_BYTES));
         if !matches!(&content, Err(error) if error.kind() == io::ErrorKind::NotFound) {
             break;
         }
