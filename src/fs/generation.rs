@@ -9,7 +9,6 @@ use zeroize::Zeroizing;
 
 use crate::base::clock::rfc3339;
 use crate::base::limits;
-use crate::fs::file;
 use crate::fs::walk::{FoundFile, Walk};
 use crate::pki::certificate::Certificate;
 use crate::pki::key::{NotAKey, PrivateKey};
@@ -200,8 +199,8 @@ impl Contents {
         digest.finish().as_ref().try_into().unwrap_or_default()
     }
 
-    /// Parses the files of `places`, and checks them as of `now`.
-    pub fn parse(self, places: &Places, now: SystemTime) -> Generation {
+    /// Parses the files of `places`, and checks them as of `now`. Roots that are those of `before` are not parsed again.
+    pub fn parse(self, places: &Places, before: Option<&TrustBundle>, now: SystemTime) -> Generation {
         let mut contents = self.0.into_iter();
         let mut next = || contents.next().unwrap_or(Ok(None));
         let (mut pairs, mut bundles) = (Vec::new(), Vec::new());
@@ -210,7 +209,7 @@ impl Contents {
                 let pair = parse_pair((chain, next()), (key, next()));
                 pair.and_then(|pair| check_time(chain, pair, now))
             }));
-            bundles.push(place.roots.as_ref().map(|path| places.parse_roots(path, next(), now)));
+            bundles.push(place.roots.as_ref().map(|path| places.parse_roots(path, next(), before, now)));
         }
         let (key_pair, roots) = (first(pairs), first(bundles));
         let both = key_pair.good().zip(roots.good());
@@ -253,12 +252,12 @@ impl Places {
     pub fn look(&self, now: SystemTime) -> Generation {
         let mut walk = Walk::new(self.paths());
         let look = walk.read(limits::FILE_BYTES, self.refusal());
-        self.contents(look.files, look.is_restless).parse(self, now)
+        self.contents(look.files, look.is_restless).parse(self, None, now)
     }
 
     /// The reason why a file at this path, which has no links, is not read: it lies where the agent itself writes.
     pub fn refusal(&self) -> impl Fn(&Path) -> Option<io::Error> + use<'_> {
-        let own = file::without_links(&self.own);
+        let own: Vec<_> = self.own.iter().filter_map(|directory| directory.canonicalize().ok()).collect();
         move |real| {
             let is_own = own.iter().any(|directory| real.starts_with(directory));
             is_own.then(|| io::ErrorKind::NotFound.into())
@@ -280,6 +279,7 @@ impl Places {
         &self,
         path: &Path,
         content: Content,
+        before: Option<&TrustBundle>,
         now: SystemTime,
     ) -> Result<Option<TrustBundle>, FileError> {
         let Some(content) = content? else { return Ok(None) };
@@ -289,7 +289,8 @@ impl Places {
         if self.is_lenient {
             roots.retain(|root| Certificate::parse(root).is_ok());
         }
-        let bundle = TrustBundle::new(roots).map_err(|source| FileError::Bundle { path: path(), source })?;
+        let bundle =
+            TrustBundle::of(roots, before).map_err(|source| FileError::Bundle { path: path(), source })?;
         if bundle.not_after() <= now {
             return Err(FileError::Expired { path: path(), at: bundle.not_after() });
         }

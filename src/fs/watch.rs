@@ -31,8 +31,9 @@ use self::backend::{Backend, Targets};
 pub use self::index::{Activity, NameListener};
 use self::index::{Name, SharedIndex};
 use self::inotify::{Inotify, Notifier};
+use crate::fs::lookup::MAX_LINKS;
 use crate::fs::pending::{Operation, PendingOperations};
-use crate::fs::walk::{Look, Lookups, MAX_LINKS, Step, Walk};
+use crate::fs::walk::{Look, Lookups, Step, Walk};
 
 /// No code panics while it holds one of these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -40,9 +40,20 @@ pub enum NotATrustBundle {
 
 impl TrustBundle {
     /// A bundle of `roots`. They are sorted, so that their order makes no difference.
-    pub fn new(mut roots: Vec<CertificateDer<'static>>) -> Result<Self, NotATrustBundle> {
+    pub fn new(roots: Vec<CertificateDer<'static>>) -> Result<Self, NotATrustBundle> {
+        Self::of(roots, None)
+    }
+
+    /// A bundle of `roots`: `before`, with what is known about it, if that has the same.
+    pub fn of(
+        mut roots: Vec<CertificateDer<'static>>,
+        before: Option<&Self>,
+    ) -> Result<Self, NotATrustBundle> {
         roots.sort_unstable_by(|a, b| a.as_ref().cmp(b.as_ref()));
         roots.dedup();
+        if let Some(before) = before.filter(|before| before.roots() == roots) {
+            return Ok(before.clone());
+        }
         let mut not_after = None;
         for root in &roots {
             not_after = not_after.max(Some(Certificate::parse(root)?.not_after));

@@ -1,5 +1,6 @@
 //! Secrets from files: read as one generation, checked as exactly those bytes, published when they fit.
 
+mod change;
 mod locations;
 pub mod named;
 mod publisher;
@@ -64,7 +65,7 @@ impl FileSource {
     ) -> Self {
         let context = Context { watcher, debounce: settings.debounce, clock, metrics };
         let places = Places { own: settings.own, ..Places::new(settings.mounted) };
-        let publisher = |name| Some(SecretPublisher::new(cache, Key { workload, name }, settings.is_alone));
+        let publisher = |name| SecretPublisher::new(cache, Key { workload, name }, settings.is_alone);
         let (key_pair, roots) = (publisher(SecretName::Workload), publisher(SecretName::Roots));
         Self { mounted: FileSet::new(places, key_pair, roots, context) }
     }
@@ -74,10 +75,9 @@ impl FileSource {
         self.mounted.publish_once();
     }
 
-    /// Follows every change of the mounted files. Does not return.
+    /// Follows every change of the mounted files since [`FileSource::publish_once`]. Does not return.
     pub async fn run(self) {
-        // The first look is settled: the files may have changed since `publish_once`, before they were watched.
-        self.mounted.run(true).await;
+        match self.mounted.run().await {}
     }
 }
 

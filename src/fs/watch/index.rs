@@ -11,7 +11,8 @@ use notify::{Event, EventHandler, EventKind};
 use tokio::sync::Notify;
 
 use super::lock;
-use crate::fs::walk::{Inode, Lookups};
+use crate::fs::lookup::Inode;
+use crate::fs::walk::Lookups;
 
 /// After so many writes to files that no watch is for, the files of their directory that a watch is for are watched
 /// instead of the directory.

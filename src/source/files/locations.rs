@@ -3,7 +3,6 @@
 use std::path::{Component, Path, PathBuf};
 
 use super::FileSettings;
-use crate::fs::file;
 use crate::fs::generation::{NAMES, Place, Places};
 use crate::secret::SecretName;
 
@@ -130,7 +129,13 @@ impl Prefixes {
 
 /// Warns of the agent's own files, which count as missing although they exist and are good.
 pub(super) fn warn_of_own(places: &Places) {
-    for path in places.paths().iter().filter(|path| file::is_within(path, &places.own)) {
+    // Usually there are none, and nothing to look up.
+    if places.own.is_empty() {
+        return;
+    }
+    let refusal = places.refusal();
+    let is_own = |path: &PathBuf| path.canonicalize().is_ok_and(|real| refusal(&real).is_some());
+    for path in places.paths().into_iter().filter(is_own) {
         tracing::warn!(path = %path.display(), "file ignored: its path leads to where the agent itself writes");
     }
 }

@@ -21,10 +21,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::rotations::{ROTATIONS, Rotation, swap};
+use super::change::OPEN_PATIENCE;
 use super::locations::GKE_NAMES;
 use super::named::NamedFiles;
 use super::publisher::REMOVED;
-use super::set::OPEN_PATIENCE;
 use super::*;
 use crate::base::spiffe_id::SpiffeId;
 use crate::ca::embedded::DevelopmentCa;
