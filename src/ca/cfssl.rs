@@ -59,9 +59,9 @@ impl CertificateAuthority for Cfssl {
         let signer = self.certificates("info", self.common()).await?;
         let chain = self.certificates(path, body).await?;
         Ok(match bundle {
-            None => IssuedChain::with_others(chain, signer)?,
+            None => IssuedChain::read_with_others(chain, signer).await?,
             // Configured roots replace all others; the signer's certificate can still complete the chain.
-            Some(bundle) => IssuedChain::with_others([chain, signer].concat(), bundle)?,
+            Some(bundle) => IssuedChain::read_with_others([chain, signer].concat(), bundle).await?,
         })
     }
 

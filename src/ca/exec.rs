@@ -90,10 +90,10 @@ impl CertificateAuthority for Exec {
     async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let text = csr::to_pem(&request.csr);
         let chain = self.certificates(SIGN, &self.sign, request, Some(text)).await?;
-        let Some(roots) = &self.roots else { return Ok(IssuedChain::from_groups(vec![chain])?) };
+        let Some(roots) = &self.roots else { return Ok(IssuedChain::read_groups(vec![chain]).await?) };
         let roots = self.certificates(ROOTS, roots, request, None).await?;
         // The roots of a command replace all others.
-        Ok(IssuedChain::with_others(chain, roots)?)
+        Ok(IssuedChain::read_with_others(chain, roots).await?)
     }
 
     fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {

@@ -22,11 +22,12 @@ use super::{
 };
 use crate::auth::token::{Bearer, TokenSource};
 use crate::base::limits;
+use crate::base::offload;
 use crate::net::Header;
 use crate::net::endpoint::Endpoint;
 use crate::net::grpc::{Calls, Channel, Connections};
 use crate::net::rest;
-use crate::pki::certificate::Certificate as Facts;
+use crate::pki::certificate::is_self_issued;
 use crate::pki::{csr, pem};
 use crate::proto::google::cloud::security::privateca::v1 as api;
 use crate::proto::google::protobuf;
@@ -211,7 +212,7 @@ impl GoogleCas {
         // First: without roots an issued certificate could not be used.
         let roots = self.roots(client, bearer).await?;
         let chain = self.create(client, request, id, bearer).await?;
-        Ok(IssuedChain::with_others(chain, roots)?)
+        Ok(IssuedChain::read_with_others(chain, roots).await?)
     }
 
     /// The roots of all CAs of the pool, including those that do not sign yet, or no longer.
@@ -225,7 +226,8 @@ impl GoogleCas {
         let call = self.call(message, "ca_pool", bearer)?;
         let fetched = client.fetch_ca_certs(call).await;
         let fetched = fetched.map_err(|status| Failure::Call("FetchCaCerts", status))?.into_inner();
-        Ok(pool_roots(&fetched)?)
+        let size = fetched.ca_certs.iter().flat_map(|chain| &chain.certificates).map(String::len).sum();
+        Ok(offload::large(size, move || pool_roots(&fetched)).await?)
     }
 
     async fn create(
@@ -363,7 +365,7 @@ fn pool_roots(fetched: &api::FetchCaCertsResponse) -> Result<Vec<CertificateDer<
     let mut roots = Vec::new();
     for der in all {
         // Each certificate comes with its intermediates; most of the pool's are not in its chain.
-        if Facts::parse(&der)?.is_self_issued {
+        if is_self_issued(&der)? {
             roots.push(der);
         }
     }

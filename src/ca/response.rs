@@ -5,8 +5,9 @@ use std::time::SystemTime;
 use rustls::pki_types::CertificateDer;
 
 use crate::base::clock::rfc3339;
+use crate::base::offload;
 use crate::base::spiffe_id::SpiffeId;
-use crate::pki::certificate::{Certificate, NotACertificate};
+use crate::pki::certificate::{NotACertificate, is_self_issued};
 use crate::pki::key::PrivateKey;
 use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle, Unchained};
 
@@ -93,7 +94,7 @@ impl IssuedChain {
             let mut own_roots = Vec::new();
             let mut others = Vec::new();
             for certificate in group {
-                let is_root = Certificate::parse(&certificate)?.is_self_issued;
+                let is_root = is_self_issued(&certificate)?;
                 // The very first certificate is the leaf, even if it is self-issued.
                 let is_leaf = index == 0 && others.is_empty() && own_roots.is_empty();
                 if is_root && !is_leaf { own_roots.push(certificate) } else { others.push(certificate) }
@@ -120,19 +121,35 @@ impl IssuedChain {
         if count > Self::LONGEST {
             return Err(InvalidResponse::TooLong(count));
         }
-        let is_root = |certificate: &CertificateDer<'_>| -> Result<bool, InvalidResponse> {
-            Ok(Certificate::parse(certificate)?.is_self_issued)
-        };
         let (mut kept, mut roots) = (Vec::new(), Vec::new());
         for certificate in chain {
-            if kept.is_empty() || !is_root(&certificate)? {
+            if kept.is_empty() || !is_self_issued(&certificate)? {
                 kept.push(certificate);
             }
         }
         for certificate in others {
-            if is_root(&certificate)? { roots.push(certificate) } else { kept.push(certificate) }
+            if is_self_issued(&certificate)? { roots.push(certificate) } else { kept.push(certificate) }
         }
         Ok(Self { chain: kept, roots })
+    }
+
+    /// As [`from_groups`](Self::from_groups); many certificates are read on another thread.
+    pub async fn read_groups(groups: Vec<Vec<CertificateDer<'static>>>) -> Result<Self, InvalidResponse> {
+        let size = groups.iter().map(|group| bytes(group)).sum();
+        offload::large(size, move || Self::from_groups(groups)).await
+    }
+
+    /// As [`with_others`](Self::with_others); many certificates are read on another thread.
+    pub async fn read_with_others(
+        chain: Vec<CertificateDer<'static>>,
+        others: Vec<CertificateDer<'static>>,
+    ) -> Result<Self, InvalidResponse> {
+        offload::large(bytes(&chain) + bytes(&others), move || Self::with_others(chain, others)).await
+    }
+
+    /// Bytes of all certificates.
+    pub fn bytes(&self) -> usize {
+        bytes(&self.chain) + bytes(&self.roots)
     }
 
     /// Turns it into publishable secrets, if it parses, carries our key, names the requested identity, is valid at `now`,
@@ -164,6 +181,10 @@ impl IssuedChain {
         bundle.verify(&pair, now)?;
         Ok((pair, bundle))
     }
+}
+
+fn bytes(certificates: &[CertificateDer<'_>]) -> usize {
+    certificates.iter().map(|der| der.len()).sum()
 }
 
 /// Checks that the leaf is valid at `now`, and that no certificate of the served chain has expired.

@@ -16,7 +16,7 @@ use super::{Of, describe, seconds, whole};
 use crate::pki::crl::Crl;
 use crate::secret::{Secret, SecretName, TrustBundle};
 use crate::store::health::{ComponentHealth, Reports};
-use crate::store::{Cache, Observed, Snapshot};
+use crate::store::{Cache, Snapshot, Verdicts};
 
 /// What the store holds at one moment.
 #[derive(Debug)]
@@ -53,12 +53,12 @@ impl Collector for Secrets {
             |one| Some(i64::from(one.entry.failure().is_some())),
         )?;
         self.gauges(&mut encoder, "secret_rejected", "1 while a client rejects the newest secret", |one| {
-            Some(i64::from(one.observed.rejection.is_some()))
+            Some(i64::from(one.observed.verdicts().rejection.is_some()))
         })?;
         self.gauges(&mut encoder, "streams", "Streams subscribed to the secret", |one| {
             Some(whole(one.observed.streams))
         })?;
-        self.counters(&mut encoder, "pushes", "Secrets sent on streams", |observed| observed.pushes)?;
+        self.counters(&mut encoder, "pushes", "Secrets sent on streams", |it| it.pushes)?;
         self.counters(&mut encoder, "acks", "Secrets that a client acknowledged", |it| it.acks)?;
         self.counters(&mut encoder, "nacks", "Secrets that a client rejected", |it| it.nacks)?;
         self.all_reports(&mut encoder)?;
@@ -198,11 +198,11 @@ impl Secrets {
         encoder: &mut DescriptorEncoder<'_>,
         name: &str,
         help: &str,
-        value: impl Fn(&Observed) -> u64,
+        value: impl Fn(&Verdicts) -> u64,
     ) -> Result<(), std::fmt::Error> {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for one in &self.snapshots {
-            ConstCounter::new(value(&one.observed)).encode(family.encode_family(&labels(one))?)?;
+            ConstCounter::new(value(one.observed.verdicts())).encode(family.encode_family(&labels(one))?)?;
         }
         Ok(())
     }

@@ -81,9 +81,10 @@ fn moment(moment: SystemTime) -> String {
 fn secret(snapshot: &Snapshot, now: SystemTime) -> Value {
     let Snapshot { key, entry, observed, .. } = snapshot;
     let good = entry.good.as_deref();
-    let holding = observed.acknowledged();
+    let verdicts = observed.verdicts();
+    let holding = verdicts.acknowledged();
     let nodes = |version| {
-        let holders = observed.acked_by.keys().filter(|(held, _)| held == version);
+        let holders = verdicts.acked_by.keys().filter(|(held, _)| held == version);
         let mut nodes: Vec<_> = holders.map(|(_, node)| &**node).collect();
         nodes.sort_unstable();
         nodes.truncate(limits::NODES_SHOWN);
@@ -92,7 +93,7 @@ fn secret(snapshot: &Snapshot, now: SystemTime) -> Value {
     let holding = holding.iter().map(|(version, streams)| {
         json!({ "version": version.to_string(), "streams": streams, "nodes": nodes(version) })
     });
-    let rejection = observed.rejection.as_ref();
+    let rejection = verdicts.rejection.as_ref();
     json!({
         "name": key.name.as_str(),
         "state": state(snapshot, now),
@@ -117,7 +118,7 @@ fn state(snapshot: &Snapshot, now: SystemTime) -> &'static str {
     match &snapshot.entry.good {
         None => "missing",
         Some(good) if good.secret.not_after() <= now => "expired",
-        Some(_) if snapshot.observed.rejection.is_some() => "rejected",
+        Some(_) if snapshot.observed.verdicts().rejection.is_some() => "rejected",
         Some(_) if snapshot.entry.failure().is_some() => "failing",
         Some(_) => "ok",
     }

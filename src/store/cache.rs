@@ -54,26 +54,32 @@ struct Member {
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     entry: Mutex<Entry>,
-    /// The same, for readers that are no streams: most names have none.
-    watched: OnceLock<watch::Sender<Entry>>,
     pub(super) subscribers: Mutex<Subscribers>,
     pub(super) observed: Mutex<Observed>,
     /// The connection that caused the entry, if it is on demand.
     pub(super) owner: Connection,
+    /// Tells the source of a name on demand that the last stream has left.
+    pub(super) desertion: Option<Desertion>,
+    extras: OnceLock<Box<Extras>>,
+}
+
+/// What an entry needs once it is served or followed. Most names that streams make up never are.
+#[derive(Debug, Default)]
+pub(super) struct Extras {
+    /// Of [`Inner`], where readiness depends on the entry.
+    changes: Option<watch::Sender<()>>,
+    /// The entry, for readers that are no streams.
+    watched: OnceLock<watch::Sender<Entry>>,
     /// What the value of a name on demand takes.
     pub(super) value: Mutex<Value>,
     /// The CRLs that go into trust bundles, whichever source publishes the roots. Locked while the entry is written.
     pub(super) revocation: Mutex<Revocation>,
     /// Notified when the last stream leaves.
     pub(super) deserted: Notify,
-    /// Tells the source the same, of a name on demand.
-    pub(super) desertion: Option<Desertion>,
     /// Notified when a stream gives a verdict or leaves.
     pub(super) verdict: Notify,
     /// Set by the source that can renew on request.
     pub(super) renewal: OnceLock<RenewalDesk>,
-    /// Of [`Inner`], where readiness depends on the entry.
-    changes: Option<watch::Sender<()>>,
 }
 
 /// No code panics while it holds one of these locks, and their data is consistent between any two statements.
@@ -231,12 +237,14 @@ impl Cache {
         if let Some(slot) = slots.by_key.get(key) {
             return Arc::clone(slot);
         }
-        let is_on_demand = key.name.is_on_demand();
-        if is_on_demand {
+        let slot = Slot::default();
+        if key.name.is_on_demand() {
             slots.room.take_anyway(Connection::default());
+        } else {
+            let changes = Some(self.0.changes.clone());
+            let _ = slot.extras.set(Box::new(Extras { changes, ..Extras::default() }));
         }
-        let changes = (!is_on_demand).then(|| self.0.changes.clone());
-        let slot = Arc::new(Slot { changes, ..Slot::default() });
+        let slot = Arc::new(slot);
         slots.by_key.insert(key.clone(), Arc::clone(&slot));
         slot
     }
@@ -285,6 +293,33 @@ impl Slots {
 }
 
 impl Slot {
+    /// Made if there are none.
+    pub(super) fn extras(&self) -> &Extras {
+        self.extras.get_or_init(Box::default)
+    }
+
+    /// What the value takes, if there ever was one.
+    pub(super) fn value(&self) -> Option<&Mutex<Value>> {
+        self.extras.get().map(|extras| &extras.value)
+    }
+
+    pub(super) fn renewal(&self) -> Option<&RenewalDesk> {
+        self.extras.get()?.renewal.get()
+    }
+
+    /// A stream has given a verdict, or left; true if it was the last one.
+    pub(super) fn stream_reported(&self, is_last: bool) {
+        if let Some(extras) = self.extras.get() {
+            extras.verdict.notify_waiters();
+            if is_last {
+                extras.deserted.notify_one();
+            }
+        }
+        if let (true, Some(desertion)) = (is_last, &self.desertion) {
+            desertion.report();
+        }
+    }
+
     /// The entry as it is now, locked.
     pub(super) fn entry(&self) -> MutexGuard<'_, Entry> {
         lock(&self.entry)
@@ -293,7 +328,7 @@ impl Slot {
     /// Follows the entry without counting as a stream.
     pub(super) fn watch(&self) -> watch::Receiver<Entry> {
         let entry = self.entry();
-        self.watched.get_or_init(|| watch::Sender::new(entry.clone())).subscribe()
+        self.extras().watched.get_or_init(|| watch::Sender::new(entry.clone())).subscribe()
     }
 
     /// Changes the entry, and wakes its readers if `change` returns true. An entry of a removed workload stays empty.
@@ -303,7 +338,7 @@ impl Slot {
             return;
         }
         let is_changed = change(&mut entry);
-        if let Some(watched) = self.watched.get() {
+        if let Some(watched) = self.extras.get().and_then(|extras| extras.watched.get()) {
             watched.send_if_modified(|seen| {
                 seen.clone_from(&entry);
                 is_changed
@@ -312,7 +347,7 @@ impl Slot {
         drop(entry);
         if is_changed {
             lock(&self.subscribers).notify();
-            if let Some(changes) = &self.changes {
+            if let Some(changes) = self.extras.get().and_then(|extras| extras.changes.as_ref()) {
                 changes.send_replace(());
             }
         }

@@ -66,16 +66,8 @@ pub enum Event {
 }
 
 impl Demand {
-    /// The next name that is wanted.
-    pub async fn next(&mut self) -> Option<Key> {
-        loop {
-            if let Event::Wanted(key) = self.next_event().await? {
-                return Some(key);
-            }
-        }
-    }
-
-    pub async fn next_event(&mut self) -> Option<Event> {
+    /// What happens next. None once the workload was removed.
+    pub async fn next(&mut self) -> Option<Event> {
         self.0.recv().await
     }
 
@@ -164,13 +156,9 @@ impl Routes {
 }
 
 impl Cache {
-    /// Registers the source of the names of `kind` in `scope`. A kind has one source in a scope.
-    pub fn demand(&self, kind: NameKind, scope: Scope) -> Result<Demand, AlreadyTaken> {
-        self.demand_for(kind, scope, |_: &SecretName| Ok(()))
-    }
-
-    /// Like [`Cache::demand`]. A name that `admission` refuses gets no entry, and the source does not learn of it.
-    pub fn demand_for(
+    /// Registers the source of the names of `kind` in `scope`. A kind has one source in a scope. A name that `admission`
+    /// refuses gets no entry, and the source does not learn of it.
+    pub fn demand(
         &self,
         kind: NameKind,
         scope: Scope,

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use smallvec::SmallVec;
+
 use super::subscription::Observed;
 use super::workload::Workload;
 use crate::base::clock::rfc3339;
@@ -18,22 +20,28 @@ pub struct Key {
 
 /// Where a value comes from. A source of higher rank keeps those of lower rank from writing an entry it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Origin {
-    /// Compared first. Ranks leave gaps, so that a source fits in between.
-    rank: u8,
-    name: &'static str,
+pub struct Origin(Source);
+
+/// The lowest rank first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Source {
+    Ca,
+    Files,
 }
 
 impl Origin {
     /// Signed by a CA for a key made here.
-    pub const CA: Self = Self { rank: 10, name: "ca" };
+    pub const CA: Self = Self(Source::Ca);
     /// Read from mounted files.
-    pub const FILES: Self = Self { rank: 20, name: "files" };
+    pub const FILES: Self = Self(Source::Files);
 }
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
+        f.write_str(match self.0 {
+            Source::Ca => "ca",
+            Source::Files => "files",
+        })
     }
 }
 
@@ -68,8 +76,7 @@ impl Entry {
 
     /// Why its sources can't deliver a newer value, for people; the source of the highest rank first.
     pub fn failure(&self) -> Option<String> {
-        let reasons: Vec<_> =
-            self.failures.0.iter().rev().map(|(_, failure)| failure.reason.as_str()).collect();
+        let reasons: Vec<_> = self.failures.0.iter().rev().map(|failure| &*failure.reason).collect();
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
@@ -77,7 +84,7 @@ impl Entry {
     /// if there was one.
     pub(super) fn clear_failures(&mut self, origin: Origin) -> bool {
         let before = self.failures.0.len();
-        self.failures.0.retain(|(of, failure)| *of > origin && !failure.is_absence);
+        self.failures.0.retain(|failure| failure.origin > origin && !failure.is_absence);
         self.failures.0.len() < before
     }
 
@@ -100,34 +107,32 @@ pub struct Good {
 }
 
 /// Why a source can't deliver a value.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
+    pub(super) origin: Origin,
     /// For people.
-    pub(super) reason: String,
+    pub(super) reason: Arc<str>,
     /// The source has nothing to deliver: the failure is over as soon as any source has a value.
     pub(super) is_absence: bool,
 }
 
 /// The failure of each source that has one, in the order of their ranks. Most entries have one source.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Failures(Vec<(Origin, Arc<Failure>)>);
+pub(super) struct Failures(SmallVec<[Failure; 1]>);
 
 impl Failures {
     /// Replaces the failure of `origin`. True if it is another one than before.
     pub(super) fn set(&mut self, origin: Origin, failure: Option<Failure>) -> bool {
-        let at = self.0.iter().position(|(of, _)| *of >= origin).unwrap_or(self.0.len());
-        let known = self.0.get(at).filter(|(of, _)| *of == origin);
-        if known.map(|(_, known)| &**known) == failure.as_ref() {
+        let at = self.0.iter().position(|known| known.origin >= origin).unwrap_or(self.0.len());
+        let known = self.0.get(at).filter(|known| known.origin == origin);
+        if known == failure.as_ref() {
             return false;
         }
         if known.is_some() {
             self.0.remove(at);
         }
         if let Some(failure) = failure {
-            if self.0.is_empty() {
-                self.0.reserve_exact(1);
-            }
-            self.0.insert(at, (origin, Arc::new(failure)));
+            self.0.insert(at, failure);
         }
         true
     }

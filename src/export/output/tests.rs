@@ -12,7 +12,7 @@ use crate::ca::embedded::DevelopmentCa;
 use crate::fs::pending::PendingOperations;
 use crate::pki::csr;
 use crate::pki::key::{KeyType, SigningKey};
-use crate::secret::{KeyPair, TrustBundle};
+use crate::secret::{KeyPair, Payload, Resource, TrustBundle};
 use crate::store::{Origin, Publisher};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -177,9 +177,8 @@ async fn a_change_of_crls_needs_no_write() {
     let [_, root] = stage.ca.chain();
     let roots = || Secret::TrustBundle(TrustBundle::new(vec![root.clone()]).unwrap());
     let good = |secret: Secret, version: &[u8]| {
-        let mut resource = crate::secret::Resource::encode(&SecretName::Roots, &secret);
         // As after a change of CRLs.
-        resource.version = Version::of(version);
+        let resource = Resource::new(Version::of(version), Payload::of(&secret));
         Arc::new(Good { secret, resource, origin: Origin::CA, received: UNIX_EPOCH, renews: None })
     };
     let pair = good(Secret::KeyPair(pair), b"pair");

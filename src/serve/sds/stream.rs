@@ -106,10 +106,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
         self.apply(received);
         let after = self.memory_of_names();
         self.charge.shrink(before.saturating_sub(after));
-        self.charge.grow(after.saturating_sub(before)).map_err(|full| {
-            self.peer.service.refuse("no_memory", &full);
-            Status::resource_exhausted(full.to_string())
-        })
+        self.charge.grow(after.saturating_sub(before)).map_err(|full| self.peer.refuse(full))
     }
 
     fn memory_of_names(&self) -> usize {
@@ -128,6 +125,11 @@ impl<D: Dialect, I> SecretStream<D, I> {
         if self.session.len() == received.added.len() {
             // A stream that had many names needs no memory for them any longer.
             self.names = Vec::new();
+        }
+        if received.added.len() > self.names.len() / 8 {
+            // Many at once: no more memory than they need.
+            let most = received.added.iter().map(|id| id.index() + 1).max();
+            self.names.reserve_exact(most.unwrap_or_default().saturating_sub(self.names.len()));
         }
         self.added = received.added.into();
     }
@@ -151,7 +153,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
 
     fn subscribe(&mut self, id: NameId) {
         let Some(name) = self.session.name(id).cloned() else { return };
-        let (label, reason, is_final) = match name.parse::<SecretName>() {
+        let (label, reason, is_final) = match SecretName::from_shared(&name) {
             Ok(parsed) => {
                 let service = &self.peer.service;
                 let (key, number) = (service.key(parsed), number(id));
@@ -185,10 +187,6 @@ impl<D: Dialect, I> SecretStream<D, I> {
     fn subscribed(&mut self, id: NameId, subscribed: Subscribed) {
         let is_new = matches!(subscribed, Subscribed::To(_));
         if self.names.len() <= id.index() {
-            if self.names.is_empty() {
-                // Most streams have one name.
-                self.names.reserve_exact(id.index() + 1);
-            }
             self.names.resize_with(id.index() + 1, || None);
         }
         if let Some(name) = self.names.get_mut(id.index()) {

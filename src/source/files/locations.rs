@@ -37,7 +37,9 @@ pub fn places(directory: &Path) -> Vec<Place> {
 /// `path` from the root directory, without `.` and empty names. A `..` stays where it may follow a link; a relative path
 /// starts at `working_directory`, which has none.
 pub(super) fn normalized(path: &Path, working_directory: &Path) -> PathBuf {
-    let mut normal = if path.is_absolute() { PathBuf::from("/") } else { working_directory.to_owned() };
+    let start = if path.is_absolute() { Path::new("") } else { working_directory };
+    let mut normal = PathBuf::with_capacity(start.as_os_str().len() + 1 + path.as_os_str().len());
+    normal.push(if path.is_absolute() { Path::new("/") } else { start });
     let mut is_free_of_links = true;
     for component in path.components() {
         match component {
@@ -55,15 +57,15 @@ pub(super) fn normalized(path: &Path, working_directory: &Path) -> PathBuf {
 /// The files of a name that a stream asked for. Different spellings of a path are the same files.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Files {
-    KeyPair { chain: PathBuf, key: PathBuf },
-    Roots(PathBuf),
+    KeyPair { chain: Box<Path>, key: Box<Path> },
+    Roots(Box<Path>),
     SystemRoots,
 }
 
 impl Files {
     /// Not for names that are served without demand.
     pub(super) fn of(name: &SecretName, working_directory: &Path) -> Option<Self> {
-        let normalized = |path| normalized(path, working_directory);
+        let normalized = |path| normalized(path, working_directory).into_boxed_path();
         match name {
             SecretName::FileKeyPair(name) => {
                 Some(Self::KeyPair { chain: normalized(name.chain()), key: normalized(name.key()) })
@@ -80,15 +82,16 @@ impl Files {
             Self::Roots(path) => (Some(path), None),
             Self::SystemRoots => (None, None),
         };
-        first.into_iter().chain(second).map(PathBuf::as_path)
+        first.into_iter().chain(second).map(|path| &**path)
     }
 
     pub(super) fn places(&self, settings: &FileSettings) -> Places {
         let roots = |path: &Path| Place { roots: Some(path.to_owned()), key_pair: None };
         match self {
-            Self::KeyPair { chain, key } => {
-                Places::new(vec![Place { key_pair: Some((chain.clone(), key.clone())), roots: None }])
-            }
+            Self::KeyPair { chain, key } => Places::new(vec![Place {
+                key_pair: Some((chain.to_path_buf(), key.to_path_buf())),
+                roots: None,
+            }]),
             Self::Roots(path) => Places::new(vec![roots(path)]),
             Self::SystemRoots => {
                 let known = || SYSTEM_ROOTS.map(|path| roots(path.as_ref())).to_vec();
@@ -163,12 +166,13 @@ mod tests {
             ("/a/../b", "/a/../b"),
             ("c/../b", "/work/here/c/../b"),
         ] {
-            assert_eq!(files(&format!("file-root:{spelled}")), Files::Roots(normal.into()), "{spelled}");
+            let normal = || Path::new(normal).into();
+            assert_eq!(files(&format!("file-root:{spelled}")), Files::Roots(normal()), "{spelled}");
             let pair = files(&format!("file-cert:{spelled}~/key"));
-            assert_eq!(pair, Files::KeyPair { chain: normal.into(), key: "/key".into() }, "{spelled}");
+            assert_eq!(pair, Files::KeyPair { chain: normal(), key: Path::new("/key").into() }, "{spelled}");
         }
         assert_eq!(files("file-root:system"), Files::SystemRoots);
-        assert_eq!(files("file-root:./system"), Files::Roots("/work/here/system".into()));
+        assert_eq!(files("file-root:./system"), Files::Roots(Path::new("/work/here/system").into()));
     }
 
     #[test]

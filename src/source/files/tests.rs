@@ -122,12 +122,12 @@ impl Files {
 fn pair_version(name: &SecretName, chain: &[u8], key: &[u8]) -> Version {
     let key = PrivateKey::from_pem(key).unwrap();
     let pair = KeyPair::new(pem::certificates(chain).unwrap(), key).unwrap();
-    Resource::encode(name, &Secret::KeyPair(pair)).version
+    Resource::encode(name, &Secret::KeyPair(pair)).version.clone()
 }
 
 fn roots_version(name: &SecretName, roots: &[u8]) -> Version {
     let bundle = TrustBundle::new(pem::certificates(roots).unwrap()).unwrap();
-    Resource::encode(name, &Secret::TrustBundle(bundle)).version
+    Resource::encode(name, &Secret::TrustBundle(bundle)).version.clone()
 }
 
 fn key_of(name: &str) -> Key {

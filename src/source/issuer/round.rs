@@ -9,6 +9,7 @@ use super::queue::Permit;
 use super::retry::call_timeout;
 use super::{Issuer, Validity};
 use crate::base::clock::rfc3339;
+use crate::base::offload;
 use crate::base::spiffe_id::SpiffeId;
 use crate::ca::failover::Member;
 use crate::ca::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, Pending, SigningRequest};
@@ -152,8 +153,9 @@ impl Issuer {
         let moment = self.moment_of_check(&answer);
         let key = key.to_private_key().in_format(self.settings.key_format);
         let key = key.map_err(|error| CaError::Local(error.to_string()))?;
-        let checked = answer.check(key, request.identity.as_ref(), moment);
-        checked.map_err(|response| match ca.client.remedy(&response) {
+        let identity = request.identity;
+        let checked = offload::large(answer.bytes(), move || answer.check(key, identity.as_ref(), moment));
+        checked.await.map_err(|response| match ca.client.remedy(&response) {
             Some(remedy) => CaError::InvalidResponseWithRemedy { response, remedy },
             None => response.into(),
         })

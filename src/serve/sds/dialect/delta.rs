@@ -44,6 +44,7 @@ impl Dialect for Delta {
             received.added.extend(session.subscribe(&name));
             check_names(session.len(), session.name_bytes())?;
         }
+        session.trim(received.added.len());
         if is_first {
             // Versions that the client holds from an earlier stream; only newer ones need to be sent.
             for (name, version) in request.initial_resource_versions {

@@ -47,7 +47,8 @@ impl Dialect for StateOfTheWorld {
             let unlisted = session.unlisted();
             received.removed = unlisted.iter().filter_map(|name| session.unsubscribe(name)).collect();
         }
-        received.added = added.iter().filter_map(|name| session.subscribe(name)).collect();
+        received.added = added.into_iter().filter_map(|name| session.subscribe(&name)).collect();
+        session.trim(received.added.len());
         Ok(received)
     }
 
