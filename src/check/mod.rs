@@ -130,7 +130,8 @@ impl Findings {
 
     /// Directories that the agent will write to.
     fn directories(&mut self, config: &Config, is_running: bool) {
-        let output = config.output.as_ref().map(|output| ("--output-dir", output.directory.as_path()));
+        let outputs = config.output.iter().flat_map(|output| &output.directories);
+        let outputs = outputs.map(|output| (output.option, output.directory.as_path()));
         let state = config.workload.state.as_ref().map(|state| ("--state-dir", state.path()));
         if let Some(file) = &config.ready_file {
             let writable = check_writable(file::directory_of(file));
@@ -150,7 +151,7 @@ impl Findings {
                 }
             }
         }
-        for (option, directory) in output.into_iter().chain(state) {
+        for (option, directory) in outputs.chain(state) {
             // The agent creates it when there is something to write.
             let existing = directory.ancestors().find(|path| path.exists()).unwrap_or(directory);
             match check_writable(existing) {

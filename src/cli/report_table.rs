@@ -75,13 +75,26 @@ fn heading(report: &Value, now: SystemTime, colours: bool) -> String {
 fn write_output(out: &mut String, output: &Value, now: SystemTime) {
     let until = moment(output, "not_after").map_or("nothing written yet".to_owned(), |at| left(at, now));
     let _ = writeln!(out, "\noutput directory  {until}");
-    let is = |field| output.get(field).and_then(Value::as_bool) == Some(true);
-    let rows = [
-        ("last error", output.get("error").and_then(Value::as_str)),
-        ("disk", is("hanging").then_some("does not respond")),
-        ("hook", is("hook_failing").then_some("failing: its output is in the log")),
-    ];
-    for (label, text) in rows.iter().filter_map(|(label, text)| Some((label, (*text)?))) {
+    let is = |of: &Value, field| of.get(field).and_then(Value::as_bool) == Some(true);
+    let problems = |of: &Value| {
+        let error = of.get("error").and_then(Value::as_str).map(|error| ("last error", error.to_owned()));
+        let disk = is(of, "hanging").then(|| ("disk", "does not respond".to_owned()));
+        [error, disk]
+    };
+    let directories: Vec<_> = list(output, "directories").collect();
+    let mut rows = Vec::new();
+    if directories.len() > 1 {
+        for directory in directories {
+            let until = moment(directory, "not_after");
+            let until = until.map_or("nothing written yet".to_owned(), |at| left(at, now));
+            rows.push(Some(("directory", format!("{}  {until}", text(directory, "path")))));
+            rows.extend(problems(directory));
+        }
+    } else {
+        rows.extend(problems(output));
+    }
+    rows.push(is(output, "hook_failing").then(|| ("hook", "failing: its output is in the log".to_owned())));
+    for (label, text) in rows.into_iter().flatten() {
         let _ = writeln!(out, "    {label:<12} {text}");
     }
 }

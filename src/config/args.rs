@@ -152,7 +152,14 @@ pub struct RunArgs {
     /// The file mode of the other two, octal [default: 0644]
     #[arg(long, value_name = "MODE", help_heading = "Output")]
     pub output_cert_mode: Option<String>,
-    /// Run this by /bin/sh after each swap, with the directory in ATTACHE_OUTPUT_DIR; retried if it fails
+    /// Write files for other programs into this directory; repeatable (ATTACHE_OUTPUT: separated by ";"). FORMAT is pem,
+    /// combined (chain and key in one file, for HAProxy), pkcs12 or jks (a keystore and a truststore, for Java). Further
+    /// keys: mode, cert-mode, owner=USER[:GROUP], group, the names cert-file, key-file, root-file, file, and for keystores
+    /// alias, password-file
+    #[arg(long, value_name = "DIR[,format=FORMAT][,KEY=VALUE]...", help_heading = "Output")]
+    pub output: Vec<String>,
+    /// Run this by /bin/sh after each swap, once all directories have the new files, with the first directory in
+    /// ATTACHE_OUTPUT_DIR; retried if it fails
     #[arg(long, value_name = "COMMAND", help_heading = "Output")]
     pub output_hook: Option<String>,
     /// How long the hook may take before it is killed with all its processes [default: 30s]

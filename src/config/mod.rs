@@ -25,7 +25,7 @@ use self::selection::ProviderOptions;
 use self::shared::Credentials;
 use crate::ca::provider::{Choice, Selection, SharedOptions};
 pub use crate::ca::providers::Provider;
-use crate::export::output as export;
+use crate::export::output::{self as export, DirectorySettings};
 use crate::fs::generation::Place;
 use crate::ops::telemetry::LogConfig;
 use crate::options::Reader;
@@ -153,9 +153,10 @@ fn socket(r: &mut Reader<'_>, args: &RunArgs) -> PathBuf {
 
 /// The directories that the agent writes to, which are no source of mounted files.
 fn own_dirs<'a>(output: Option<&'a export::OutputSettings>, state: Option<&'a StateDir>) -> Vec<OwnDir<'a>> {
-    let output = output.map(|output| (output.directory.as_path(), "the agent writes its own files there"));
+    let outputs = output.into_iter().flat_map(|output| output.paths());
+    let outputs = outputs.map(|path| (path.as_path(), "the agent writes its own files there"));
     let state = state.map(|state| (state.path(), "the agent keeps its state there"));
-    output.into_iter().chain(state).collect()
+    outputs.chain(state).collect()
 }
 
 /// The directories of keys of CAs. One that is configured for another agent of this machine counts as well.
@@ -201,13 +202,15 @@ fn check_output(
     mounted: &[Place],
 ) {
     let Some(output) = output.filter(|_| selection.choice == Some(Choice::Files)) else { return };
-    let is_same = resolved([files.cert_dir()]) == resolved([output.directory.as_path()]);
-    if is_same && !mounted.iter().any(|place| holds_key_pair(place) == Some(true)) {
-        r.mistake(format!(
-            "--output-dir and --cert-dir are both {}, and no CA is used: there are no other files to write; name two \
-             directories, or choose a CA with --ca",
-            output.directory.display()
-        ));
+    for DirectorySettings { option, directory, .. } in &output.directories {
+        let is_same = resolved([files.cert_dir()]) == resolved([directory.as_path()]);
+        if is_same && !mounted.iter().any(|place| holds_key_pair(place) == Some(true)) {
+            r.mistake(format!(
+                "{option} and --cert-dir are both {}, and no CA is used: there are no other files to write; name two \
+                 directories, or choose a CA with --ca",
+                directory.display()
+            ));
+        }
     }
 }
 

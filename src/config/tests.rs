@@ -10,7 +10,7 @@ use crate::ca::citadel::options::CitadelProvider;
 use crate::ca::kubernetes::SignerRoots;
 use crate::ca::kubernetes::options::KubernetesProvider;
 use crate::ca::vault::options::VaultProvider;
-use crate::export::output::Hook;
+use crate::export::output::{Hook, OutputSettings};
 use crate::fs::disk::Disk;
 use crate::net::tls::Roots;
 use crate::pki::key::{KeyFormat, KeyType};
@@ -431,16 +431,20 @@ fn the_client_certificate_decides_on_roots_and_mounted_files() {
 #[test]
 fn output_options_need_an_output_directory() {
     let output = |line: &str, environment: &[_]| config(line, environment).unwrap().output;
+    let only = |output: Option<OutputSettings>| {
+        let mut output = output.unwrap();
+        (output.directories.pop().unwrap(), output.hook)
+    };
     assert!(output("--ca none", &[]).is_none());
     let istio = [("CA_PROVIDER", "none"), ("OUTPUT_CERTS", "/out")];
-    let settings = output("", &istio).unwrap();
+    let (settings, hook) = only(output("", &istio));
     assert_eq!(
         (settings.directory.to_str(), settings.key_mode, settings.cert_mode),
         (Some("/out"), 0o600, 0o644)
     );
-    assert_eq!(settings.hook, None);
+    assert_eq!(hook, None);
     let line = "--output-dir out --output-key-mode 0640 --output-cert-mode 444 --output-hook true --output-hook-timeout 5s";
-    let settings = output(line, &istio).unwrap();
+    let (settings, hook) = only(output(line, &istio));
     assert!(
         settings.directory.is_absolute() && settings.directory.ends_with("out"),
         "{:?}",
@@ -448,13 +452,43 @@ fn output_options_need_an_output_directory() {
     );
     assert_eq!((settings.key_mode, settings.cert_mode), (0o640, 0o444));
     let timeout = Duration::from_secs(5);
-    assert_eq!(settings.hook, Some(Hook { command: "true".into(), timeout }));
+    assert_eq!(hook, Some(Hook { command: "true".into(), timeout }));
     let all = mistakes("--ca none --output-hook x --output-key-mode 9 --output-hook-timeout 1ms", &[]);
     for words in
         ["--output-hook needs a directory to write: --output-dir", "--output-key-mode: \"9\"", "100ms"]
     {
         assert_eq!(all.iter().filter(|mistake| mistake.contains(words)).count(), 1, "{words}: {all:?}");
     }
+}
+
+#[test]
+fn several_outputs_have_a_directory_each_and_one_hook() {
+    let place = tempfile::tempdir().unwrap();
+    let at = |name: &str| place.path().join(name).display().to_string();
+    std::fs::create_dir(at("a")).unwrap();
+    std::os::unix::fs::symlink(at("a"), at("link")).unwrap();
+    let directories = |line: &str, environment: &[_]| {
+        let output = config(&format!("--ca none {line}"), environment).unwrap().output.unwrap();
+        output.directories.into_iter().map(|it| (it.option, it.directory)).collect::<Vec<_>>()
+    };
+    let line = format!("--output {},format=jks --output-hook true --output-dir {}", at("b"), at("a"));
+    let [plain, jks] = [("--output-dir", at("a").into()), ("--output", at("b").into())];
+    assert_eq!(directories(&line, &[]), [plain.clone(), jks.clone()]);
+    let variables = [("ATTACHE_OUTPUT", format!("{},format=jks; {}", at("b"), at("c")))];
+    let variables = variables.each_ref().map(|(name, value)| (*name, value.as_str()));
+    assert_eq!(directories("", &variables), [jks, ("--output", at("c").into())]);
+    let twice = format!("--ca none --output {} --output {},format=jks", at("a"), at("link"));
+    let all = mistakes(&twice, &[]);
+    assert!(all.len() == 1 && all[0].contains("/link names a directory for the second time"), "{all:?}");
+    let line = format!("--ca none --output-key-mode 0640 --output {},frmat=jks", at("a"));
+    let all = mistakes(&line, &[]);
+    for words in [
+        "--output: there is no \"frmat\" (did you mean format?)",
+        "--output-key-mode 0640 is for --output-dir alone",
+    ] {
+        assert!(all.iter().any(|mistake| mistake.contains(words)), "{words}: {all:?}");
+    }
+    assert_eq!(all.len(), 2, "{all:?}");
 }
 
 #[test]

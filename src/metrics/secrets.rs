@@ -220,13 +220,34 @@ impl Secrets {
         let help = "1 while the output directory can't be written, or the hook fails";
         self.reports(encoder, "output_failing", help, None, |it| {
             let output = it.output.as_ref()?;
-            Some(i64::from(output.failure.is_some() || output.is_hanging || output.is_hook_failing))
+            let is_written = output.failure().is_none() && !output.is_hanging();
+            Some(i64::from(!is_written || output.is_hook_failing))
         })?;
         let help = "Expiry of the files in the output directory";
         let unit = Some(&Unit::Seconds);
         self.reports(encoder, "output_not_after_timestamp", help, unit, |it| {
-            it.output.as_ref()?.not_after.map(seconds)
-        })
+            it.output.as_ref()?.not_after().map(seconds)
+        })?;
+        self.directories(encoder)
+    }
+
+    /// A sample for each of several output directories. One alone has no series of its own.
+    fn directories(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let help = "1 while this one of several output directories can't be written";
+        let name = "output_directory_failing";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (workload, reports) in &self.reports {
+            let Some(output) = reports.output.as_ref().filter(|it| it.directories.len() > 1) else {
+                continue;
+            };
+            for directory in &output.directories {
+                let is_failing = directory.failure.is_some() || directory.is_hanging;
+                let path = directory.path.display().to_string();
+                let labels = (Of(workload), [("directory", path.as_str())]);
+                ConstGauge::new(i64::from(is_failing)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
     }
 
     /// A sample for each workload that has a value.

@@ -9,7 +9,7 @@ use crate::base::clock::{Clock, rfc3339_millis};
 use crate::base::limits;
 use crate::fs::pending::{Hanging, PendingOperations};
 use crate::secret::{KeyPair, Secret, TrustBundle};
-use crate::store::health::{ComponentHealth, OutputHealth};
+use crate::store::health::{ComponentHealth, DirectoryHealth, OutputHealth};
 use crate::store::history::{Change, Event, History};
 use crate::store::{Cache, Good, Snapshot, Workload};
 
@@ -161,12 +161,21 @@ fn health(health: ComponentHealth) -> Option<Value> {
 }
 
 fn output(output: &OutputHealth) -> Value {
+    let directory = |directory: &DirectoryHealth| {
+        json!({
+            "path": directory.path.display().to_string(),
+            "not_after": directory.not_after.map(moment),
+            "error": directory.failure,
+            "hanging": directory.is_hanging,
+        })
+    };
     json!({
-        "not_after": output.not_after.map(moment),
-        "error": output.failure,
-        "hanging": output.is_hanging,
+        "not_after": output.not_after().map(moment),
+        "error": output.failure(),
+        "hanging": output.is_hanging(),
         "hook_running": output.is_hook_running,
         "hook_failing": output.is_hook_failing,
+        "directories": output.directories.iter().map(directory).collect::<Vec<_>>(),
     })
 }
 

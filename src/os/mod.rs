@@ -5,3 +5,4 @@ pub mod hardening;
 pub mod permissions;
 pub mod stderr;
 pub mod systemd;
+pub mod users;

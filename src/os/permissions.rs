@@ -80,7 +80,7 @@ pub fn concerns(inventory: &Inventory, is_in_pod: bool, pending: &PendingOperati
         let _operation = pending.begin(directory);
         if mode & OTHERS_READ != 0 && is_reachable(directory) {
             concerns.push(format!(
-                "every local user can read the key in {}: choose another --output-key-mode, or close the directory to other \
+                "every local user can read the key in {}: choose another --output-key-mode (or mode of --output), or close the directory to other \
                  users (chmod o-x)",
                 directory.display()
             ));

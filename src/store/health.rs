@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
@@ -90,18 +91,72 @@ impl Components {
 /// Health of the files for other programs.
 #[derive(Clone, Debug, Default)]
 pub struct OutputHealth {
-    /// When the files in the directory expire; none as long as none are known to be there.
-    pub not_after: Option<SystemTime>,
-    /// Why nothing newer can be written.
-    pub failure: Option<String>,
-    /// The disk does not answer.
-    pub is_hanging: bool,
+    pub directories: Vec<DirectoryHealth>,
     /// The hook has not succeeded since it failed.
     pub is_hook_failing: bool,
     pub is_hook_running: bool,
 }
 
+/// Health of one directory of files for other programs.
+#[derive(Clone, Debug, Default)]
+pub struct DirectoryHealth {
+    pub path: PathBuf,
+    /// When its files expire; none as long as none are known to be there.
+    pub not_after: Option<SystemTime>,
+    /// Why nothing newer can be written.
+    pub failure: Option<String>,
+    /// The disk does not answer.
+    pub is_hanging: bool,
+}
+
 impl OutputHealth {
+    /// The health of the directory at `path`, which is added if it is a new one.
+    pub fn directory(&mut self, path: &Path) -> &mut DirectoryHealth {
+        let index = self.directories.iter().position(|directory| directory.path == path);
+        let index = index.unwrap_or_else(|| {
+            self.directories.push(DirectoryHealth { path: path.to_owned(), ..DirectoryHealth::default() });
+            self.directories.len() - 1
+        });
+        #[expect(clippy::indexing_slicing, reason = "it was found or added there")]
+        &mut self.directories[index]
+    }
+
+    /// Says that there is to be output in these directories.
+    pub fn expect<'a>(&mut self, paths: impl IntoIterator<Item = &'a PathBuf>) {
+        for path in paths {
+            self.directory(path);
+        }
+    }
+
+    /// When the first files expire; none as long as some are missing.
+    pub fn not_after(&self) -> Option<SystemTime> {
+        let all: Option<Vec<_>> = self.directories.iter().map(|directory| directory.not_after).collect();
+        all?.into_iter().min()
+    }
+
+    /// Why nothing newer can be written: the reasons of all directories that have one.
+    pub fn failure(&self) -> Option<String> {
+        let failures: Vec<_> = self.directories.iter().filter_map(|it| it.failure.as_deref()).collect();
+        (!failures.is_empty()).then(|| failures.join("; "))
+    }
+
+    pub fn is_hanging(&self) -> bool {
+        self.directories.iter().any(|directory| directory.is_hanging)
+    }
+
+    /// What is missing or has expired.
+    fn missing(&self, now: SystemTime) -> Option<String> {
+        let is_one = self.directories.len() == 1;
+        let missing = self.directories.iter().filter_map(|directory| {
+            let reason = directory.missing(now)?;
+            Some(if is_one { reason } else { format!("{}: {reason}", directory.path.display()) })
+        });
+        let missing: Vec<_> = missing.collect();
+        (!missing.is_empty()).then(|| missing.join("; "))
+    }
+}
+
+impl DirectoryHealth {
     fn missing(&self, now: SystemTime) -> Option<String> {
         let hangs = || self.is_hanging.then_some("the disk does not answer");
         let why = self.failure.as_deref().or_else(hangs).unwrap_or("there was nothing to write");
@@ -181,9 +236,9 @@ impl Health {
             }
         }
         let Some(output) = output else { return };
-        match (output.missing(now), &output.failure) {
+        match (output.missing(now), output.failure()) {
             (Some(reason), _) => self.missing.push(problem("output", reason)),
-            (None, Some(reason)) => self.failing.push(problem("output", reason.clone())),
+            (None, Some(reason)) => self.failing.push(problem("output", reason)),
             (None, None) => {}
         }
     }
@@ -220,7 +275,8 @@ impl Cache {
             let output = self.components(workload).output();
             health.add(&name, &own, output.as_ref(), now);
             expirations.extend(own.iter().filter_map(|one| one.entry.not_after()));
-            expirations.extend(output.and_then(|output| output.not_after));
+            let directories = output.iter().flat_map(|output| &output.directories);
+            expirations.extend(directories.filter_map(|directory| directory.not_after));
         }
         (health, expirations.into_iter().filter(|at| *at > now).min())
     }
