@@ -20,6 +20,7 @@ pub(crate) fn inventory(config: &Config, sds: &Path, admin: Option<&Path>) -> In
         sockets: sockets(config, sds, admin),
         directories: directories(config, sds, admin),
         secrets: secrets(config),
+        settings: settings(config),
         exported_keys: output.collect(),
     }
 }
@@ -63,6 +64,8 @@ fn directories(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<(PathBu
         directories
             .extend(certificate.map(|directory| (directory.path().to_owned(), "the --ca-client-cert-dir")));
     }
+    let options = config.options_file.iter();
+    directories.extend(options.map(|file| of(file.path(), "the directory of the options file")));
     let mounted = config.files.mounted.iter().filter_map(Place::home);
     let served = "a directory whose certificates are served";
     directories.extend(mounted.map(|directory| (directory.to_owned(), served)));
@@ -82,9 +85,18 @@ fn secrets(config: &Config) -> BTreeMap<PathBuf, &'static str> {
     }
     let keys = config.files.mounted.iter().filter_map(|place| place.key_pair.as_ref());
     secrets.extend(keys.map(|(_, key)| (key.clone(), "a private key")));
+    let headers = config.options_file.iter().filter(|file| file.get("ca-header").is_some());
+    secrets
+        .extend(headers.map(|file| (file.path().to_owned(), "which contains headers for calls to the CA")));
     let state = config.workload.state.iter().map(StateDir::file);
     secrets.extend(state.map(|file| (file, "which contains the last key")));
     secrets
+}
+
+/// Files that other users should not change.
+fn settings(config: &Config) -> BTreeMap<PathBuf, &'static str> {
+    let file = config.options_file.iter();
+    file.map(|file| (file.path().to_owned(), "the options file, and decide what the agent does")).collect()
 }
 
 /// The files with credentials of `provider`, except for a client certificate.
