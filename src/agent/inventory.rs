@@ -21,6 +21,7 @@ pub(crate) fn inventory(config: &Config, sds: &Path, admin: Option<&Path>) -> In
         sockets: sockets(config, sds, admin),
         directories: directories(config, sds, admin),
         secrets: secrets(config),
+        settings: settings(config),
         exported_keys: exported_keys.collect(),
     }
 }
@@ -65,6 +66,8 @@ fn directories(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<(PathBu
         directories
             .extend(certificate.map(|directory| (directory.path().to_owned(), "the --ca-client-cert-dir")));
     }
+    let options = config.options_file.iter();
+    directories.extend(options.map(|file| of(file.path(), "the directory of the options file")));
     let mounted = config.files.mounted.iter().filter_map(Place::home);
     let served = "a directory whose certificates are served";
     directories.extend(mounted.map(|directory| (directory.to_owned(), served)));
@@ -87,9 +90,18 @@ fn secrets(config: &Config) -> BTreeMap<PathBuf, &'static str> {
     let outputs = config.output.iter().flat_map(|output| &output.directories);
     let passwords = outputs.filter_map(|output| output.format.password_file());
     secrets.extend(passwords.map(|file| (file.clone(), "which contains the password of a keystore")));
+    let headers = config.options_file.iter().filter(|file| file.get("ca-header").is_some());
+    secrets
+        .extend(headers.map(|file| (file.path().to_owned(), "which contains headers for calls to the CA")));
     let state = config.workload.state.iter().map(StateDir::file);
     secrets.extend(state.map(|file| (file, "which contains the last key")));
     secrets
+}
+
+/// Files that other users should not change.
+fn settings(config: &Config) -> BTreeMap<PathBuf, &'static str> {
+    let file = config.options_file.iter();
+    file.map(|file| (file.path().to_owned(), "the options file, and decide what the agent does")).collect()
 }
 
 /// The files with credentials of `provider`, except for a client certificate.

@@ -2,6 +2,7 @@
 
 mod inventory;
 mod mounted;
+mod requests;
 mod signals;
 mod sockets;
 pub mod workloads;
@@ -18,7 +19,8 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use self::inventory::inventory;
-pub use self::signals::Signals;
+pub use self::requests::Requests;
+pub use self::signals::{RequestSignals, Signals};
 use self::sockets::{Server, Sockets};
 use self::workloads::{Plan, Running, Shared, Workloads};
 use crate::base::clock::Clock;
@@ -42,7 +44,7 @@ use crate::store::Cache;
 use crate::store::health::{self, Health, HealthWatcher};
 
 /// Runs the agent until SIGTERM or SIGINT, with the sockets and the service manager that it was started with.
-pub async fn run(config: Config, log: Log, given: Started) -> anyhow::Result<()> {
+pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut signals = Signals::new()?;
     prepare_process(&config);
@@ -75,9 +77,10 @@ pub async fn run(config: Config, log: Log, given: Started) -> anyhow::Result<()>
     let admin_path = admin.as_ref().map(|admin| admin.path().to_owned());
     log_permissions(&shared, config.clone(), sds.path().to_owned(), admin_path, given.is_in_pod);
 
-    let allowed = config.allowed.clone();
+    let (allowed, options_file) = (config.allowed.clone(), config.options_file.clone());
     let reporter = start_workload(&mut workloads, &shared, &running, config, &sds, addresses).await?;
     serve_page(&mut workloads, &shared, &server, page, &reporter);
+    requests.serve(&mut workloads, &shared, options_file, &reporter, &log);
     let admin_file = admin.and_then(|listener| {
         let (socket, file) = listener.into_parts();
         let peers = AdminPeers::new(shared.metrics.clone(), shared.cache.components(running.workload));
@@ -198,6 +201,7 @@ async fn start_workload(
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         socket = %sds.path().display(),
+        config = config.options_file.as_ref().map(|file| tracing::field::display(file.path().display())),
         ca = cas.provider(),
         because = config.provider_reason,
         cert_dir,

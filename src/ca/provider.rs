@@ -178,7 +178,7 @@ pub struct SharedOptions {
     pub key_type: KeyType,
     /// The lifetime that is requested.
     pub ttl: Duration,
-    /// `--cert-ttl`, if it is set on a level above Istio's.
+    /// `--cert-ttl`, if it is not Istio's variable that sets it.
     pub ttl_option: Option<String>,
 }
 

@@ -123,6 +123,11 @@ impl Findings {
         let cas: Vec<_> = config.providers.iter().map(|provider| provider.name()).collect();
         let cas = if cas.is_empty() { "no CA: mounted files alone".to_owned() } else { cas.join(", ") };
         self.note(Severity::Ok, "options", format!("{cas} (because of {})", config.provider_reason));
+        if let Some(file) = &config.options_file {
+            let options: Vec<_> = file.names().collect();
+            let options = if options.is_empty() { "none".to_owned() } else { options.join(", ") };
+            self.note(Severity::Ok, "options", format!("in force from {}: {options}", file.path().display()));
+        }
         for note in &config.notes {
             self.note(Severity::Warning, "options", note);
         }

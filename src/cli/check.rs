@@ -38,7 +38,7 @@ enum Output {
 /// `unknown` holds the unknown options.
 pub(super) fn run(args: &CheckArgs, unknown: Vec<String>) -> anyhow::Result<()> {
     let (environment, unknown) = run::environment(unknown);
-    let config = run::config(&args.run, unknown, &environment)?;
+    let config = run::load(&args.run, unknown, &environment)?;
     let scope = Scope { issues: args.issue, is_in_pod: is_in_pod(&environment) };
     let findings = super::block_on(async { Ok(check::check(config, scope).await) })?;
     let text = match args.output {

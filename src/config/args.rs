@@ -11,11 +11,17 @@ use crate::ca::providers::{self, AllProviderArgs};
 
 /// Serve this workload's key pair and trust roots to Envoy over a Unix socket.
 ///
-/// Every option also reads ATTACHE_<OPTION> from the environment, and the variable of Istio's agent for the same thing,
-/// if there is one (in brackets). A flag wins over ATTACHE_<OPTION>, and ATTACHE_<OPTION> over Istio's variable.
+/// Every option also reads ATTACHE_<OPTION> from the environment, the variable of Istio's agent for the same thing, if
+/// there is one (in brackets), and the options file (--config). A flag wins over ATTACHE_<OPTION>, that over Istio's
+/// variable, and that over the file.
 /// Durations look like 24h, 90s, 100ms, 1h30m, 1.5h.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct RunArgs {
+    /// A TOML file with options, without secrets: their names as keys, true or false for a flag without a value, a list
+    /// for a repeatable option. Read at startup and on SIGHUP [default: none]
+    #[arg(long, value_name = "FILE", help_heading = "Options file")]
+    pub config: Option<String>,
+
     /// The socket that Envoy connects to [default: /var/run/secrets/workload-spiffe-uds/socket]
     #[arg(long, value_name = "PATH", help_heading = "Socket")]
     pub socket: Option<String>,

@@ -29,11 +29,19 @@ pub(super) fn identity(
     if let Some(identity) = whole.value.filter(|_| whole.level >= is_named) {
         return IdentitySource::Fixed(identity);
     }
+    if whole.level == Some(Level::File) {
+        let stronger = [&domain, &namespace, &account].into_iter().find(|part| part.level > whole.level);
+        r.note(format!(
+            "{} is not used: {} is set, and wins over the options file",
+            whole.from,
+            stronger.map(|part| part.from.as_str()).unwrap_or_default()
+        ));
+    }
     let default = kind.map_or(IdentityDefault::Token, |kind| kind.identity);
     if let IdentityDefault::Caller { trust_domain } = default
         && domain.value.is_none()
     {
-        for part in [&namespace, &account].into_iter().filter(|part| part.level > Some(Level::Istio)) {
+        for part in [&namespace, &account].into_iter().filter(|part| part.is_own()) {
             r.mistake(format!(
                 "{} is not enough with --ca {}: add --trust-domain {trust_domain}, or drop it",
                 part.from,

@@ -1,4 +1,4 @@
-//! Flags and environment, made into a [`Config`] that holds only valid values.
+//! Flags, environment and options file, made into a [`Config`] that holds only valid values.
 //!
 //! Each feature reads its own options, and each CA provider its own (`ca/*/options.rs`); contradictions across features
 //! are judged here. All mistakes go into one report.
@@ -6,9 +6,12 @@
 mod args;
 mod certificate;
 mod files;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod identity;
 mod key;
 mod operation;
+mod options_file;
 mod output;
 mod selection;
 mod shared;
@@ -21,6 +24,7 @@ use std::time::Duration;
 pub use self::args::RunArgs;
 use self::certificate::CertificateOptions;
 use self::files::{FileOptions, OwnDir, holds_key_pair, resolved};
+pub use self::options_file::agents_option;
 use self::selection::ProviderOptions;
 use self::shared::Credentials;
 use crate::ca::provider::{Choice, Selection, SharedOptions};
@@ -28,8 +32,8 @@ pub use crate::ca::providers::Provider;
 use crate::export::output::{self as export, DirectorySettings};
 use crate::fs::generation::Place;
 use crate::ops::telemetry::LogConfig;
-use crate::options::Reader;
 pub use crate::options::{ConfigErrors, Environment, parse_duration};
+use crate::options::{OptionsFile, Reader};
 use crate::serve::listener::ListenError;
 use crate::serve::peer::Allowed;
 use crate::source::crl::CrlFile;
@@ -71,6 +75,8 @@ pub struct Config {
     /// How long open calls may take to end after SIGTERM.
     pub drain_timeout: Duration,
     pub log: LogConfig,
+    /// The options file, with what no flag and no variable overrides.
+    pub options_file: Option<OptionsFile>,
     /// Warnings about options that are valid.
     pub notes: Vec<String>,
 }
@@ -89,10 +95,29 @@ pub struct AdminSocket {
 }
 
 impl Config {
+    /// Reads all options: from flags, environment, and the options file that these name.
+    pub fn load(args: &RunArgs, environment: &Environment) -> Result<Self, ConfigErrors> {
+        match options_file::read(args, environment)? {
+            Some((file, mistakes)) => Self::with_file(args, environment, Some(&file), mistakes),
+            None => Self::new(args, environment),
+        }
+    }
+
     /// Reads all options from flags and environment.
     pub fn new(args: &RunArgs, environment: &Environment) -> Result<Self, ConfigErrors> {
-        let mut reader = Reader::new(environment);
+        Self::with_file(args, environment, None, Vec::new())
+    }
+
+    /// `mistakes` are those in the options file.
+    fn with_file(
+        args: &RunArgs,
+        environment: &Environment,
+        file: Option<&OptionsFile>,
+        mistakes: Vec<String>,
+    ) -> Result<Self, ConfigErrors> {
+        let mut reader = Reader::new(environment, file);
         let r = &mut reader;
+        mistakes.into_iter().for_each(|mistake| r.mistake(mistake));
         let socket = socket(r, args);
         let socket_mode = r.parsed("socket-mode", &args.socket_mode, &[], parse_mode).or(0o660_u32);
         let allowed = Allowed {
@@ -137,6 +162,7 @@ impl Config {
             landlock,
             drain_timeout: drain_timeout.or(Duration::from_secs(5)),
             log: operation::log(r, args),
+            options_file: r.file_in_force(),
             notes: r.take_notes(),
         };
         reader.finish(config)
@@ -162,7 +188,9 @@ fn own_dirs<'a>(output: Option<&'a export::OutputSettings>, state: Option<&'a St
 /// The directories of keys of CAs. One that is configured for another agent of this machine counts as well.
 fn ca_directories(r: &Reader<'_>, args: &RunArgs, providers: &[Provider]) -> Vec<PathBuf> {
     let used = providers.iter().filter_map(|provider| provider.directory()).map(Path::to_owned);
+    let in_file = || r.in_file("ca-dir").and_then(|(_, values)| values.first()).map(String::as_str);
     let embedded = args.providers.embedded.ca_dir.as_deref().or_else(|| r.variable("ATTACHE_CA_DIR"));
+    let embedded = embedded.or_else(in_file);
     used.chain(embedded.map(PathBuf::from)).collect()
 }
 

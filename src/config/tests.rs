@@ -1,3 +1,4 @@
+mod options_file;
 mod tokens;
 
 use clap::Parser;

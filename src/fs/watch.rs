@@ -110,11 +110,24 @@ impl Watcher {
         other
     }
 
-    pub fn count(&self) -> WatchCount {
-        let mut count = lock(&self.0.backend).count();
+    /// Has all watches look again, whether or not anything has happened.
+    pub fn look_again(&self) {
+        self.0.index.lock().wake_all();
+        for other in self.others() {
+            other.index.lock().wake_all();
+        }
+    }
+
+    /// Those that are apart.
+    fn others(&self) -> Vec<Arc<Shared>> {
         let mut apart = lock(&self.0.apart);
         apart.retain(|other| other.strong_count() > 0);
-        for other in apart.iter().filter_map(Weak::upgrade) {
+        apart.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub fn count(&self) -> WatchCount {
+        let mut count = lock(&self.0.backend).count();
+        for other in self.others() {
             let other = lock(&other.backend).count();
             count.inotify += other.inotify;
             count.polling += other.polling;

@@ -18,7 +18,7 @@ use crate::ca::provider::{
 use crate::fs::disk::Disk;
 use crate::net::endpoint::{Endpoint, Protocol};
 use crate::net::grpc::Connections;
-use crate::options::{Level, Reader};
+use crate::options::Reader;
 
 #[allow(rustdoc::broken_intra_doc_links, reason = "the text of --help, which has brackets of its own")]
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -74,7 +74,7 @@ impl ProviderArgs for CitadelArgs {
             .or(MetadataValue::from_static("Kubernetes"));
         let cert_signer = r.text("cert-signer", &self.cert_signer, &["ISTIO_META_CERT_SIGNER"]);
         // Istio sets its variable for a whole mesh, whichever CA a workload uses. A cluster id is no mistake either.
-        let set: &[_] = if cert_signer.level > Some(Level::Istio) { &[cert_signer.set_by()] } else { &[] };
+        let set: &[_] = if cert_signer.is_own() { &[cert_signer.set_by()] } else { &[] };
         if !shared.selection.is(Self::KIND, r, set) {
             return Vec::new();
         }

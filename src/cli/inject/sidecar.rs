@@ -80,6 +80,11 @@ fn parse(run_args: &[String]) -> Result<(RunArgs, Vec<String>), ConfigErrors> {
 
 /// The configuration, independent of the machine where the manifests are made.
 fn config(run: &RunArgs, unknown: Vec<String>) -> Result<Config, ConfigErrors> {
+    if run.config.is_some() {
+        let error =
+            "--config names a file of the container, which inject can't read: give its options after --";
+        return Err(ConfigErrors(vec![error.to_owned()]));
+    }
     // The environment is that of the container, which has none of the agent's variables.
     let config = cli::run::config(run, unknown, &Environment::new());
     let is_chosen = run.ca.is_some() || run.file_mounted_certs || !run.ca_address.is_empty();

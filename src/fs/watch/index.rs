@@ -186,6 +186,10 @@ impl Index {
         }
     }
 
+    pub(super) fn wake_all(&self) {
+        self.watches.values().for_each(|registered| registered.wakes.notify_one());
+    }
+
     pub(super) fn handle(&mut self, event: notify::Result<Event>) {
         match event {
             // Each half of a rename is an event of its own.
