@@ -5,6 +5,7 @@
 
 // Each module uses only those above it.
 mod problem;
+mod json;
 mod yaml;
 mod render;
 mod edit;

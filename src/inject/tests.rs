@@ -533,3 +533,44 @@ fn a_document_without_a_place_is_named() {
     let problem = inject(&text, &sidecar).unwrap_err();
     assert_eq!((problem.document, problem.line), (2, 5), "{problem}");
 }
+
+#[test]
+fn json_is_taken_with_every_escape_that_json_has() {
+    let sidecar = sidecar();
+    for value in [
+        r#""\ud83d\ude80""#,
+        r#""\uD83D\uDE80 \ud83d\ude80\ud83d\ude80é\\ud83d\\ude80 \\\ud83d\ude80""#,
+        r#""\u0041\u00e9\u2028\"\\\/\b\f\n\r\t""#,
+        r#""\\ud83d\ude80""#.replace(r"\ude80", r"\\ude80").as_str(),
+        "\"\u{1f680}\"",
+    ] {
+        for text in [
+            format!(
+                "{{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {{\"annotations\": {{\"a\": {value}}}}}, \"spec\": \
+                 {{\"containers\": [{{\"name\": \"envoy\", \"env\": [{{\"name\": \"X\", \"value\": {value}}}]}}]}}}}"
+            ),
+            format!(
+                "{{\n\t\"kind\": \"List\",\n\t\"apiVersion\": \"v1\",\n\t\"items\": [\n\t\t{{\n\t\t\t\"x\": {value},\n\t\t\t\"apiVersion\": \"v1\", \
+                 \"kind\": \"Pod\", \"spec\": {{\"containers\": [{{\"name\": \"envoy\"}}]}}\n\t\t}}\n\t]\n}}\n"
+            ),
+        ] {
+            let before: Value = serde_json::from_str(&text).unwrap();
+            let out = injected(&text, &sidecar);
+            let after: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}"));
+            assert!(is_within(&text, &out), "{out}");
+            assert_eq!(after["metadata"], before["metadata"]);
+            assert_eq!(after["items"][0]["x"], before["items"][0]["x"]);
+            assert_eq!(
+                after["spec"]["containers"][0]["env"],
+                before["spec"]["containers"][0]["env"],
+                "{out}"
+            );
+            assert_eq!(injected(&out, &sidecar), out);
+        }
+    }
+    // Kubernetes reads YAML as YAML, where half a character is a mistake.
+    let yaml = "x: \"\\ud83d\\ude80\"\n";
+    assert!(refusal(yaml, &sidecar).contains("not YAML"));
+    let text = "kind: List # \\ud83d\\ude80\n";
+    assert_eq!(inject(text, &sidecar).unwrap().text, text);
+}
