@@ -137,7 +137,8 @@ async fn a_second_and_a_third_envoy_run_on_one_machine_as_the_documentation_says
         .await
         .unwrap();
     let text = String::from_utf8_lossy(&second.stderr);
-    let quoted = format!("unable to bind domain socket with base_id={base}, id=0, errno=98 (see --base-id option)");
+    let quoted =
+        format!("unable to bind domain socket with base_id={base}, id=0, errno=98 (see --base-id option)");
     assert!(!second.status.success() && text.contains(&quoted), "{text}");
 }
 

@@ -212,3 +212,23 @@ async fn readme_does_what_it_says() {
         assert!(!is_good && error.contains(words), "{bad}: {error}");
     }
 }
+
+#[tokio::test]
+async fn the_walk_meets_what_it_expects() {
+    let walk = async |attache: &str, points: &[&str]| {
+        let mut command = Command::new(root().join("examples/walk/run"));
+        command.args(points).env("ATTACHE", attache);
+        let output = command.kill_on_drop(true).output().await.unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (is_good, error) = walk(env!("CARGO_BIN_EXE_attache"), &[]).await;
+    assert!(is_good, "{error}");
+    // Another program meets nothing, and each expectation is named.
+    let (is_good, error) = walk("/bin/true", &["bootstrap"]).await;
+    assert!(
+        !is_good && error.contains("does not say: --base-id 1") && error.contains("does not print: {"),
+        "{error}"
+    );
+    let (is_good, error) = walk("/bin/true", &["nowhere"]).await;
+    assert!(!is_good && error.contains("no point is called nowhere"), "{error}");
+}
