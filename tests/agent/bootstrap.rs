@@ -129,7 +129,7 @@ async fn a_second_and_a_third_envoy_run_on_one_machine_as_the_documentation_says
         envoy.wait_stat("sds.default.update_success", 1).await;
         assert!(envoy.is_running(), "{}", envoy.log());
     }
-    // Without another base id the second one would not start, and says what the documentation quotes.
+    // Without another base id the second one would not start, and says what the documentation quotes, with ten times the id.
     let second = Command::new(binary().await)
         .args(["--base-id", &base.to_string(), "-c"])
         .arg(directory.join("second.json"))
@@ -138,7 +138,7 @@ async fn a_second_and_a_third_envoy_run_on_one_machine_as_the_documentation_says
         .unwrap();
     let text = String::from_utf8_lossy(&second.stderr);
     let quoted =
-        format!("unable to bind domain socket with base_id={base}, id=0, errno=98 (see --base-id option)");
+        format!("unable to bind domain socket with base_id={base}0, id=0, errno=98 (see --base-id option)");
     assert!(!second.status.success() && text.contains(&quoted), "{text}");
 }
 
