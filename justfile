@@ -29,6 +29,10 @@ bench:
 newcomer:
     examples/newcomer
 
+# What each command prints where setups go wrong
+walk *points:
+    examples/walk/run {{points}}
+
 # Two Envoys over mutual TLS while their certificates are renewed
 demo *arguments:
     examples/mtls/run {{arguments}}

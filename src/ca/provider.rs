@@ -77,6 +77,8 @@ pub enum TokenUse {
         /// URL and scope of the token service, where none are given.
         exchange: Option<(&'static str, &'static str)>,
         metadata: MetadataToken,
+        /// Audience of a service account's token that the CA itself takes, as its page in the documentation sets it up.
+        audience: Option<&'static str>,
     },
 }
 

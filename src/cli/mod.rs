@@ -87,6 +87,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             process.unwrap_or_else(run::Process::new).and_then(|process| process.run(args, unknown))
         }
         Ok((Command::Check(args), unknown)) => check::run(&args, unknown),
+        Ok((Command::Inject(_), unknown)) if !unknown.is_empty() => {
+            Err(ConfigErrors(inject::before_the_dashes(unknown)).into())
+        }
         Ok((_, unknown)) if !unknown.is_empty() => Err(ConfigErrors(unknown).into()),
         Ok((Command::Ca(args), _)) => ca::run(&args),
         Ok((Command::Get(args), _)) => get::run(&args),
@@ -189,7 +192,11 @@ fn variable(name: &str) -> Option<PathBuf> {
 /// Prints the command's result to standard output.
 fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_ref()).and_then(|()| out.flush()).context("writing to standard output failed")
+    match out.write_all(text.as_ref()).and_then(|()| out.flush()) {
+        // A reader like `head` has what it wanted.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome.context("writing to standard output failed"),
+    }
 }
 
 /// Prints a message to standard error.

@@ -61,6 +61,7 @@ impl ProviderArgs for CitadelArgs {
         token: TokenUse::Source {
             exchange: None,
             metadata: MetadataToken::Identity { audience: Some(AUDIENCE) },
+            audience: Some(AUDIENCE),
         },
         identity: IdentityDefault::Token,
         takes_client_cert: true,

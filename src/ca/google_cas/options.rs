@@ -54,6 +54,7 @@ impl ProviderArgs for GoogleCasArgs {
         token: TokenUse::Source {
             exchange: Some((GOOGLES_URL, GOOGLES_SCOPE)),
             metadata: MetadataToken::Access,
+            audience: None,
         },
         identity: IdentityDefault::Caller { trust_domain: "PROJECT.svc.id.goog" },
         takes_client_cert: false,

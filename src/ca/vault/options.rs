@@ -60,7 +60,11 @@ impl ProviderArgs for VaultArgs {
             has_istio_variables: true,
             default_roots: DefaultRoots::Istio,
         }),
-        token: TokenUse::Source { exchange: None, metadata: MetadataToken::Identity { audience: None } },
+        token: TokenUse::Source {
+            exchange: None,
+            metadata: MetadataToken::Identity { audience: None },
+            audience: Some("vault"),
+        },
         identity: IdentityDefault::Token,
         takes_client_cert: false,
     };
