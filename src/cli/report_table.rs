@@ -63,8 +63,9 @@ fn heading(report: &Value, now: SystemTime, colours: bool) -> String {
     let at = if addresses.is_empty() { String::new() } else { format!(" at {}", addresses.join(", ")) };
     let is_ready = report.get("ready").and_then(Value::as_bool) == Some(true);
     format!(
-        "attache {}, process {}, up {}, {}; CA: {}{at}\n",
+        "attache {} on {}, process {}, up {}, {}; CA: {}{at}\n",
         text(report, "version"),
+        text(report, "socket"),
         report.get("pid").unwrap_or(&Value::Null),
         span(up),
         paint(if is_ready { "ready" } else { "NOT READY" }, is_ready, colours),

@@ -20,8 +20,9 @@ const SCHEMA: u32 = 1;
 #[derive(Clone, Debug)]
 pub struct About {
     pub started: SystemTime,
-    /// The workload's SDS socket.
+    /// The workload's SDS socket, and device and inode of its file, by which clients recognize it.
     pub socket: std::path::PathBuf,
+    pub socket_file: Option<String>,
     /// The provider's name, as `--ca` takes it.
     pub provider: &'static str,
     /// The CAs' addresses, in order.
@@ -55,6 +56,7 @@ impl Reporter {
             "now": moment(now),
             "started": moment(about.started),
             "socket": about.socket.display().to_string(),
+            "socket_file": about.socket_file,
             "ca": { "provider": about.provider, "addresses": about.cas },
             "ready": missing.is_empty(),
             "missing": missing,
