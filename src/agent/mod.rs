@@ -212,9 +212,10 @@ async fn start_workload(
     );
     let about = About {
         started: shared.clock.now(),
-        socket: sds.path().to_owned(),
+        socket: std::path::absolute(sds.path()).unwrap_or_else(|_| sds.path().to_owned()),
+        socket_file: sds.id().map(|id| id.to_string()),
         provider: cas.provider(),
-        cas: cas.in_order().map(str::to_owned).collect(),
+        cas: cas.in_order().map(|ca| ca.name.to_string()).collect(),
     };
     let plan =
         Plan { files: config.files, crl: config.crl, cas, issuer: config.workload, output: config.output };

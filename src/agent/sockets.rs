@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::base::limits;
-use crate::config::{ADMIN_SOCKET, AdminSocket, Config};
+use crate::config::{AdminSocket, Config, default_admin_socket};
 use crate::export::ready_file::ReadyFile;
 use crate::fs::disk::Disk;
 use crate::net::http1::{Connections, Place};
@@ -61,15 +61,15 @@ impl Sockets {
     }
 }
 
-/// The admin socket: beside the SDS socket, unless an option names another path. Two agents may have their SDS sockets in
-/// one directory: the second one starts without an admin socket, unless the option names one.
+/// The admin socket of the agent that serves `sds`, unless an option names another path. Only one that an option names is
+/// worth not starting.
 fn bind_admin(socket: &AdminSocket, sds: &Path) -> anyhow::Result<Option<Listener>> {
-    let path = if socket.is_named { &socket.path } else { &sds.with_file_name(ADMIN_SOCKET) };
-    match Listener::bind(path, 0o600, "--admin-socket") {
+    let path = if socket.is_named { socket.path.clone() } else { default_admin_socket(sds) };
+    match Listener::bind(&path, 0o600, "--admin-socket") {
         Ok(listener) => Ok(Some(listener)),
         Err(error) if socket.is_named => Err(error.into()),
         Err(error) => {
-            tracing::info!(reason = %error, "no admin socket: attache status, renew and log are unavailable");
+            tracing::warn!(reason = %error, "no admin socket: attache status, renew and log are unavailable");
             Ok(None)
         }
     }

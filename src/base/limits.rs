@@ -56,6 +56,8 @@ pub const NODES_SHOWN: usize = 20;
 pub const REFUSED_PEERS_LOGGED: usize = 100;
 /// Changes of secrets that the history keeps.
 pub const EVENTS: usize = 200;
+/// Addresses of CAs that have metrics of their own.
+pub const CAS_MEASURED: usize = 32;
 /// Concurrent connections to the status address, and as many to the admin socket.
 pub const STATUS_CONNECTIONS: usize = 64;
 /// Bytes of log lines that wait for standard error to take them.

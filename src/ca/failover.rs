@@ -55,12 +55,12 @@ impl Failover {
     }
 
     pub fn names(&self) -> BTreeSet<String> {
-        self.in_order().map(str::to_owned).collect()
+        self.in_order().map(|member| member.name.to_string()).collect()
     }
 
-    /// Their names, in the configured order.
-    pub fn in_order(&self) -> impl Iterator<Item = &str> {
-        self.members.iter().map(|member| &*member.name)
+    /// The CAs in the configured order.
+    pub fn in_order(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter()
     }
 
     /// The name of the provider: all are of one kind.

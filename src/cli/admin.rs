@@ -1,5 +1,6 @@
 //! The client of the admin socket, for `status`, `renew` and `log`.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,12 +14,16 @@ use tokio::net::UnixStream;
 
 use super::sds_client::sds_socket;
 use super::variable;
-use crate::config::ADMIN_SOCKET;
+use crate::config::default_admin_socket;
+use crate::serve::listener::FileId;
+
+/// The admin socket of earlier releases, which all agents with their sockets in one directory shared.
+const SHARED_NAME: &str = "admin.sock";
 
 /// The agent's address.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct AdminArgs {
-    /// The agent's SDS socket: the admin socket is in the same directory
+    /// The agent's SDS socket: its admin socket has the same path with .admin at the end
     /// [default: ATTACHE_SOCKET, else /var/run/secrets/workload-spiffe-uds/socket]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -27,47 +32,137 @@ pub(super) struct AdminArgs {
     admin_socket: Option<PathBuf>,
 }
 
+/// Which agent is meant.
+#[derive(Debug)]
+struct Target {
+    admin: PathBuf,
+    /// The SDS socket that the agent must serve; none where only the admin socket is named.
+    sds: Option<PathBuf>,
+    /// Whether the admin socket follows from the SDS socket.
+    is_derived: bool,
+}
+
 impl AdminArgs {
-    fn path(&self) -> anyhow::Result<PathBuf> {
+    fn target(&self) -> anyhow::Result<Target> {
+        let derived =
+            |sds: PathBuf| Target { admin: default_admin_socket(&sds), sds: Some(sds), is_derived: true };
         // Options win over the environment, which is the agent's own in its container.
-        let beside = |socket: &PathBuf| socket.with_file_name(ADMIN_SOCKET);
-        let given = self.admin_socket.clone().or_else(|| self.socket.as_ref().map(beside));
-        if let Some(path) = given {
-            return Ok(path);
+        if let Some(admin) = self.admin_socket.clone() {
+            return Ok(Target { admin, sds: self.socket.clone(), is_derived: false });
+        }
+        if let Some(sds) = self.socket.clone() {
+            return Ok(derived(sds));
         }
         match variable("ATTACHE_ADMIN_SOCKET") {
             Some(path) if path.as_os_str() == "none" => bail!(
                 "this agent has no admin socket (ATTACHE_ADMIN_SOCKET=none); start it with one, or name another agent's \
                  with --admin-socket"
             ),
-            path => Ok(path.unwrap_or_else(|| beside(&sds_socket(None)))),
+            Some(admin) => Ok(Target { admin, sds: variable("ATTACHE_SOCKET"), is_derived: false }),
+            None => Ok(derived(sds_socket(None))),
         }
     }
 
-    /// Makes one call. A refusal by the agent is an error with the agent's message.
+    /// Makes one call to the agent that is meant, and to no other one. A refusal by the agent is an error with the agent's
+    /// message.
     pub(super) async fn call(
         &self,
         method: Method,
         target: &str,
         patience: Duration,
     ) -> anyhow::Result<Value> {
-        let path = self.path()?;
-        let call = call(&path, method, target);
-        let outcome = tokio::time::timeout(patience, call).await;
-        let (status, body) = outcome.with_context(|| {
-            format!("the agent at {} did not answer within {patience:?}", path.display())
-        })??;
-        let value: Value = serde_json::from_slice(&body).with_context(|| {
-            format!("{} is not an admin socket of attache: its answer is not JSON", path.display())
-        })?;
-        if !status.is_success() {
-            bail!("{}", value.get("error").and_then(Value::as_str).unwrap_or(status.as_str()));
+        let Target { admin, sds, is_derived } = self.target()?;
+        let mut path = admin;
+        if let Some(sds) = sds {
+            let report = match request(&path, Method::GET, "/v1/status", patience).await {
+                Err(error) if is_derived && is_without_listener(&error) => {
+                    let Some((shared, report)) = shared_socket(&sds, patience).await else {
+                        return Err(without_admin_socket(&sds, &path).await.unwrap_or(error));
+                    };
+                    path = shared;
+                    report
+                }
+                report => report?,
+            };
+            check_agent(&path, &sds, &report)?;
+            if (&method, target) == (&Method::GET, "/v1/status") {
+                return Ok(report);
+            }
         }
-        Ok(value)
+        request(&path, method, target, patience).await
     }
 }
 
-async fn call(path: &Path, method: Method, target: &str) -> anyhow::Result<(StatusCode, Bytes)> {
+/// The report of an agent of an earlier release, if it is the one that serves `sds`.
+async fn shared_socket(sds: &Path, patience: Duration) -> Option<(PathBuf, Value)> {
+    let path = sds.with_file_name(SHARED_NAME);
+    let report = request(&path, Method::GET, "/v1/status", patience).await.ok()?;
+    serves(&report, sds).then_some((path, report))
+}
+
+/// The error where an agent listens on `sds`, and no process on its admin socket at `admin`.
+async fn without_admin_socket(sds: &Path, admin: &Path) -> Option<anyhow::Error> {
+    UnixStream::connect(sds).await.ok()?;
+    let (sds, admin) = (sds.display(), admin.display());
+    Some(anyhow::anyhow!(
+        "the agent at {sds} has no admin socket {admin}: name the one that it was started with by --admin-socket, or start it \
+         without --admin-socket; its log says why if it could not create one"
+    ))
+}
+
+/// Fails if the agent that sent `report` over the admin socket at `path` serves another SDS socket than `sds`.
+fn check_agent(path: &Path, sds: &Path, report: &Value) -> anyhow::Result<()> {
+    if serves(report, sds) {
+        return Ok(());
+    }
+    bail!(
+        "the admin socket {} belongs to another agent (process {}), which serves {} and not {}; name the admin socket of the \
+         right agent with --admin-socket",
+        path.display(),
+        report.get("pid").unwrap_or(&Value::Null),
+        served(report).unwrap_or(Path::new("no socket")).display(),
+        sds.display()
+    )
+}
+
+/// The SDS socket that a report names.
+fn served(report: &Value) -> Option<&Path> {
+    report.get("socket").and_then(Value::as_str).filter(|path| !path.is_empty()).map(Path::new)
+}
+
+/// Whether the agent that sent `report` serves `sds`. Paths may differ where a directory is mounted in two places.
+fn serves(report: &Value, sds: &Path) -> bool {
+    let file = report.get("socket_file").and_then(Value::as_str);
+    match (FileId::of(sds), file) {
+        (Ok(asked), Some(file)) => asked.to_string() == file,
+        // An agent of an earlier release, whose path may be relative; or the file is gone.
+        _ => {
+            let sds = std::path::absolute(sds).unwrap_or_else(|_| sds.to_owned());
+            served(report).is_some_and(|served| sds.ends_with(served))
+        }
+    }
+}
+
+/// Whether no process listens on the socket.
+fn is_without_listener(error: &anyhow::Error) -> bool {
+    let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+    matches!(kind, Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
+}
+
+async fn request(path: &Path, method: Method, target: &str, patience: Duration) -> anyhow::Result<Value> {
+    let outcome = tokio::time::timeout(patience, exchange(path, method, target)).await;
+    let (status, body) = outcome
+        .with_context(|| format!("the agent at {} did not answer within {patience:?}", path.display()))??;
+    let value: Value = serde_json::from_slice(&body).with_context(|| {
+        format!("{} is not an admin socket of attache: its answer is not JSON", path.display())
+    })?;
+    if !status.is_success() {
+        bail!("{}", value.get("error").and_then(Value::as_str).unwrap_or(status.as_str()));
+    }
+    Ok(value)
+}
+
+async fn exchange(path: &Path, method: Method, target: &str) -> anyhow::Result<(StatusCode, Bytes)> {
     let io = UnixStream::connect(path).await.with_context(|| {
         format!(
             "connecting to the admin socket {} failed; is `attache run` running as this user, and is --socket the same?",
@@ -82,4 +177,43 @@ async fn call(path: &Path, method: Method, target: &str) -> anyhow::Result<(Stat
     let response = sender.send_request(request.body(Empty::<Bytes>::new())?).await.with_context(broken)?;
     let (head, body) = response.into_parts();
     Ok((head.status, body.collect().await.with_context(broken)?.to_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_agent_is_recognized_by_the_file_of_its_socket() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        std::fs::write(path("web"), "").unwrap();
+        std::fs::write(path("other"), "").unwrap();
+        std::os::unix::fs::symlink(path("web"), path("link")).unwrap();
+        let report = |socket: &Path, file: Option<FileId>| {
+            let file = file.map(|file| file.to_string());
+            json!({ "pid": 1, "socket": socket.display().to_string(), "socket_file": file })
+        };
+        let web = FileId::of(&path("web")).ok();
+        let elsewhere = Path::new("/mounted/elsewhere");
+        for (asked, report, is_right) in [
+            (path("web"), report(&path("web"), web), true),
+            (path("link"), report(&path("web"), web), true),
+            (path("web"), report(elsewhere, web), true),
+            (path("other"), report(&path("other"), web), false),
+            // Gone, or not reported.
+            (path("gone"), report(&path("gone"), web), true),
+            (path("gone"), report(&path("web"), web), false),
+            (path("web"), report(&path("web"), None), true),
+            (path("web"), report(Path::new("web"), None), true),
+            (path("web"), report(&path("other"), None), false),
+            (path("web"), report(elsewhere, None), false),
+        ] {
+            assert_eq!(serves(&report, &asked), is_right, "{asked:?} {report}");
+            assert_eq!(check_agent(&path("web.admin"), &asked, &report).is_ok(), is_right);
+        }
+        assert!(!serves(&json!({}), &path("web")));
+    }
 }

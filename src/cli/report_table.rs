@@ -62,14 +62,47 @@ fn heading(report: &Value, now: SystemTime, colours: bool) -> String {
     let addresses: Vec<_> = addresses.filter(|name| *name != text(ca, "provider")).collect();
     let at = if addresses.is_empty() { String::new() } else { format!(" at {}", addresses.join(", ")) };
     let is_ready = report.get("ready").and_then(Value::as_bool) == Some(true);
-    format!(
-        "attache {}, process {}, up {}, {}; CA: {}{at}\n",
+    let mut out = format!(
+        "attache {} on {}, process {}, up {}, {}; CA: {}{at}\n",
         text(report, "version"),
+        text(report, "socket"),
         report.get("pid").unwrap_or(&Value::Null),
         span(up),
         paint(if is_ready { "ready" } else { "NOT READY" }, is_ready, colours),
         text(ca, "provider"),
-    )
+    );
+    // Of a single CA, the secrets say why it fails.
+    if addresses.len() > 1 {
+        write_cas(&mut out, ca, now);
+    }
+    out
+}
+
+/// Which of several CAs signed, and which ones fail.
+fn write_cas(out: &mut String, ca: &Value, now: SystemTime) {
+    let signed_by = text(ca, "signed_by");
+    for one in list(ca, "members") {
+        let address = text(one, "address");
+        let issued = moment(one, "issued").map_or(String::new(), |at| format!(" {}", past(at, now)));
+        if !signed_by.is_empty() && address == signed_by {
+            row(out, "signed by", &format!("{address}{issued}"));
+        }
+        if let (Some(error), Some(since)) =
+            (one.get("error").and_then(Value::as_str), moment(one, "failing_since"))
+        {
+            row(out, "failing", &format!("{address} since {}: {error}", past(since, now)));
+        }
+    }
+}
+
+fn row(out: &mut String, label: &str, value: &str) {
+    // Writing to a String does not fail.
+    let _ = writeln!(out, "    {label:<12} {value}");
+}
+
+/// A moment, and how long ago it was.
+fn past(at: SystemTime, now: SystemTime) -> String {
+    format!("{} ({} ago)", rfc3339(at), span(now.duration_since(at).unwrap_or_default()))
 }
 
 fn write_output(out: &mut String, output: &Value, now: SystemTime) {
@@ -95,7 +128,7 @@ fn write_output(out: &mut String, output: &Value, now: SystemTime) {
     }
     rows.push(is(output, "hook_failing").then(|| ("hook", "failing: its output is in the log".to_owned())));
     for (label, text) in rows.into_iter().flatten() {
-        let _ = writeln!(out, "    {label:<12} {text}");
+        row(out, label, &text);
     }
 }
 
@@ -104,9 +137,7 @@ fn write_secret(out: &mut String, secret: &Value, has_crl_file: bool, now: Syste
     let origin =
         secret.get("origin").and_then(Value::as_str).map_or(String::new(), |from| format!(", from {from}"));
     let _ = writeln!(out, "{}: {}{origin}", text(secret, "name"), paint(state, state == "ok", colours));
-    let mut row = |label: &str, value: &str| {
-        let _ = writeln!(out, "    {label:<12} {value}");
-    };
+    let mut row = |label: &str, value: &str| self::row(out, label, value);
     if let Some(pair) = secret.get("key_pair").filter(|pair| !pair.is_null()) {
         row("identity", text(pair, "names"));
         row(

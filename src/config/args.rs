@@ -173,7 +173,7 @@ pub struct RunArgs {
     pub output_hook_timeout: Option<String>,
 
     /// The socket of attache status, renew and log, for this user alone; none to disable it
-    /// [default: admin.sock beside --socket]
+    /// [default: --socket with .admin at its end]
     #[arg(long, value_name = "PATH", help_heading = "Operation")]
     pub admin_socket: Option<String>,
     /// The address of the status page, for browsers; a port alone is one of 127.0.0.1. Every client that can reach it can

@@ -42,8 +42,13 @@ use crate::source::issuer::{self, StateDir};
 
 /// Where Istio's proxies look for the socket of another agent than their own.
 pub const DEFAULT_SOCKET: &str = "/var/run/secrets/workload-spiffe-uds/socket";
-/// The admin socket's name, beside the SDS socket.
-pub const ADMIN_SOCKET: &str = "admin.sock";
+
+/// The admin socket of the agent with the SDS socket `sds`, unless an option names another: no two agents share it.
+pub fn default_admin_socket(sds: &Path) -> PathBuf {
+    let mut path = sds.as_os_str().to_owned();
+    path.push(".admin");
+    path.into()
+}
 
 /// A valid configuration of `attache run`.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use tracing_subscriber::filter::Targets;
 
 use super::args::RunArgs;
-use super::{ADMIN_SOCKET, AdminSocket};
+use super::{AdminSocket, default_admin_socket};
 use crate::ca::providers::Provider;
 use crate::export::output;
 use crate::ops::telemetry::{LogConfig, parse_filter};
@@ -20,7 +20,7 @@ pub(super) fn admin_socket(r: &mut Reader<'_>, args: &RunArgs, socket: &Path) ->
     let path = match path.value {
         Some(text) if text == "none" => return None,
         Some(path) => PathBuf::from(path),
-        None => socket.with_file_name(ADMIN_SOCKET),
+        None => default_admin_socket(socket),
     };
     if path == socket {
         r.mistake(format!(
@@ -30,7 +30,13 @@ pub(super) fn admin_socket(r: &mut Reader<'_>, args: &RunArgs, socket: &Path) ->
     }
     match ListenError::check_path(&path, "--admin-socket") {
         Err(error) if is_named => r.mistake(error.to_string()),
-        Err(_) => return None,
+        Err(error) => {
+            // With an SDS socket that is too long there is a mistake already.
+            if ListenError::check_path(socket, "--socket").is_ok() {
+                r.note(format!("no admin socket, so attache status, renew and log are unavailable: {error}"));
+            }
+            return None;
+        }
         Ok(()) => {}
     }
     Some(AdminSocket { path, is_named })

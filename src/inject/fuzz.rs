@@ -15,7 +15,7 @@ fn sidecar(is_native: bool) -> Sidecar {
         socket_dir: "/run/attache".to_owned(),
         socket: "/run/attache/sds.sock".to_owned(),
         is_open: false,
-        admin_socket: Some("/run/attache/admin.sock".to_owned()),
+        admin_socket: Some("/run/attache/sds.sock.admin".to_owned()),
         status_port: Some(15055),
         containers: Vec::new(),
         volumes: vec![Volume { purpose: Purpose::Token, source: token, path: "/run/tokens".to_owned() }],

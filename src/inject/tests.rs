@@ -14,7 +14,7 @@ fn sidecar() -> Sidecar {
         socket_dir: "/run/attache".to_owned(),
         socket: "/run/attache/sds.sock".to_owned(),
         is_open: false,
-        admin_socket: Some("/run/attache/admin.sock".to_owned()),
+        admin_socket: Some("/run/attache/sds.sock.admin".to_owned()),
         status_port: Some(15055),
         containers: Vec::new(),
         volumes: vec![Volume {
@@ -501,7 +501,7 @@ fn the_liveness_probe_calls_the_admin_socket_or_is_omitted() {
         ["startupProbe", "livenessProbe"].map(|probe| container[probe]["exec"]["command"].clone())
     };
     let get = json!(["/attache", "get", "--timeout=500ms", "--socket=/run/attache/sds.sock"]);
-    let log = json!(["/attache", "log", "--admin-socket=/run/attache/admin.sock"]);
+    let log = json!(["/attache", "log", "--admin-socket=/run/attache/sds.sock.admin"]);
     assert_eq!(probes(&sidecar()), [get.clone(), log.clone()]);
     // The proxy starts after the agent, with or without a status port.
     assert_eq!(probes(&Sidecar { status_port: None, ..sidecar() }), [get.clone(), log]);

@@ -1,6 +1,6 @@
 //! The store's contents as metrics: secrets, streams and health.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -13,10 +13,11 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Unit;
 
 use super::{Of, describe, seconds, whole};
+use crate::base::limits;
 use crate::pki::crl::Crl;
 use crate::secret::{Secret, SecretName, TrustBundle};
-use crate::store::health::{ComponentHealth, Reports};
-use crate::store::{Cache, Snapshot, Verdicts};
+use crate::store::health::{CaHealth, ComponentHealth, RenewalHealth, Reports};
+use crate::store::{Cache, Origin, Snapshot, Verdicts};
 
 /// What the store holds at one moment.
 #[derive(Debug)]
@@ -62,6 +63,7 @@ impl Collector for Secrets {
         self.counters(&mut encoder, "acks", "Secrets that a client acknowledged", |it| it.acks)?;
         self.counters(&mut encoder, "nacks", "Secrets that a client rejected", |it| it.nacks)?;
         self.all_reports(&mut encoder)?;
+        self.cas(&mut encoder)?;
         let help = "1 while every required secret and file is there and valid";
         describe(&mut encoder, "ready", help, None, &ConstGauge::new(i64::from(self.is_ready)))
     }
@@ -211,7 +213,7 @@ impl Secrets {
         let is_failing = |health: &ComponentHealth| health.as_ref().map(|health| i64::from(health.is_err()));
         let help = "Rounds in which no CA has signed, since the last certificate";
         self.reports(encoder, "renewal_consecutive_failures", help, None, |it| {
-            Some(i64::from(it.failed_rounds))
+            Some(i64::from(it.renewal.failed_rounds))
         })?;
         let help = "1 while mounted CRLs can't be read, or are left out of the trust bundle";
         self.reports(encoder, "crls_failing", help, None, |it| is_failing(&it.crls))?;
@@ -245,6 +247,51 @@ impl Secrets {
                 let path = directory.path.display().to_string();
                 let labels = (Of(workload), [("directory", path.as_str())]);
                 ConstGauge::new(i64::from(is_failing)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Samples for each address of a CA. There are as many as the options name, and no more than the limit.
+    fn cas(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let issues = |one: &Snapshot| {
+            let good = one.entry.good.as_ref();
+            one.key.name == SecretName::Workload && good.is_some_and(|good| good.origin == Origin::CA)
+        };
+        let served: BTreeSet<_> =
+            self.snapshots.iter().filter(|one| issues(one)).map(|one| &one.workload).collect();
+        let help = "1 for the CA that issued the certificate that is served";
+        self.each_ca(encoder, "ca_serving", help, None, |workload, renewal, ca| {
+            let is_issuer = renewal.issuer.as_ref() == Some(&ca.name);
+            Some(i64::from(is_issuer && served.contains(workload)))
+        })?;
+        let help = "1 while the CA's last call was without a certificate";
+        self.each_ca(encoder, "ca_failing", help, None, |_, _, ca| Some(i64::from(ca.failure.is_some())))?;
+        let (seconds_of, unit) = (|at: Option<SystemTime>| at.map(seconds), Some(&Unit::Seconds));
+        let help = "When the first of these calls failed";
+        self.each_ca(encoder, "ca_failing_since_timestamp", help, unit, |_, _, ca| {
+            seconds_of(ca.failure.as_ref().map(|failure| failure.since))
+        })?;
+        let help = "When the CA last issued a certificate";
+        self.each_ca(encoder, "ca_last_issued_timestamp", help, unit, |_, _, ca| seconds_of(ca.issued))
+    }
+
+    /// A sample for each CA that has a value.
+    fn each_ca<N: EncodeGaugeValue>(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        value: impl Fn(&Arc<str>, &RenewalHealth, &CaHealth) -> Option<N>,
+    ) -> Result<(), std::fmt::Error> {
+        let mut family = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+        for (workload, reports) in &self.reports {
+            for ca in reports.renewal.cas.iter().take(limits::CAS_MEASURED) {
+                if let Some(value) = value(workload, &reports.renewal, ca) {
+                    let labels = (Of(workload), [("ca", &*ca.name)]);
+                    ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+                }
             }
         }
         Ok(())

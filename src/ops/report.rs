@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use crate::base::clock::{Clock, rfc3339_millis};
 use crate::base::limits;
 use crate::fs::pending::{Hanging, PendingOperations};
-use crate::secret::{KeyPair, Secret, TrustBundle};
-use crate::store::health::{ComponentHealth, DirectoryHealth, OutputHealth};
+use crate::secret::{KeyPair, Secret, SecretName, TrustBundle};
+use crate::store::health::{CaHealth, ComponentHealth, DirectoryHealth, OutputHealth, RenewalHealth};
 use crate::store::history::{Change, Event, History};
-use crate::store::{Cache, Good, Snapshot, Workload};
+use crate::store::{Cache, Good, Key, Origin, Snapshot, Workload};
 
 /// Version of this shape.
 const SCHEMA: u32 = 1;
@@ -20,8 +20,9 @@ const SCHEMA: u32 = 1;
 #[derive(Clone, Debug)]
 pub struct About {
     pub started: SystemTime,
-    /// The workload's SDS socket.
+    /// The workload's SDS socket, and device and inode of its file, by which clients recognize it.
     pub socket: std::path::PathBuf,
+    pub socket_file: Option<String>,
     /// The provider's name, as `--ca` takes it.
     pub provider: &'static str,
     /// The CAs' addresses, in order.
@@ -55,7 +56,8 @@ impl Reporter {
             "now": moment(now),
             "started": moment(about.started),
             "socket": about.socket.display().to_string(),
-            "ca": { "provider": about.provider, "addresses": about.cas },
+            "socket_file": about.socket_file,
+            "ca": self.ca(&reports.renewal),
             "ready": missing.is_empty(),
             "missing": missing,
             "secrets": cache.snapshot_of(*workload).iter().map(|one| secret(one, now)).collect::<Vec<_>>(),
@@ -72,6 +74,31 @@ impl Reporter {
         }
         report
     }
+
+    fn ca(&self, renewal: &RenewalHealth) -> Value {
+        let key = Key { workload: self.workload, name: SecretName::Workload };
+        let served = self.cache.watch(&key).and_then(|entry| entry.borrow().good.clone());
+        let signed_by = renewal.issuer.as_ref().filter(|_| served.is_some_and(|it| it.origin == Origin::CA));
+        json!({
+            "provider": self.about.provider,
+            "addresses": self.about.cas,
+            "signed_by": signed_by.map(|name| &**name),
+            "members": renewal.cas.iter().map(ca_health).collect::<Vec<_>>(),
+            "failed_rounds": renewal.failed_rounds,
+            "next_try": renewal.next_try.map(moment),
+        })
+    }
+}
+
+fn ca_health(ca: &CaHealth) -> Value {
+    let failure = ca.failure.as_ref();
+    json!({
+        "address": &*ca.name,
+        "issued": ca.issued.map(moment),
+        "error": failure.map(|failure| &failure.reason),
+        "failing_since": failure.map(|failure| moment(failure.since)),
+        "last_call": failure.map(|failure| moment(failure.last_call)),
+    })
 }
 
 fn moment(moment: SystemTime) -> String {

@@ -1,5 +1,6 @@
 //! Listening Unix sockets. A dead agent's socket is replaced, a live agent's is not, and our own is removed on exit.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,15 +22,43 @@ const BACKLOG: u32 = 1024;
 pub struct Listener {
     socket: UnixListener,
     path: PathBuf,
+    /// Of its file; none where the service manager's file can't be looked up.
+    id: Option<FileId>,
     file: Option<SocketFile>,
+}
+
+/// Device and inode of a socket's file, which are the same in every mount namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    /// The id of the file at `path`, with its links resolved.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        fs::metadata(path).map(|metadata| Self::from(&metadata))
+    }
+}
+
+impl From<&fs::Metadata> for FileId {
+    fn from(metadata: &fs::Metadata) -> Self {
+        Self { device: metadata.dev(), inode: metadata.ino() }
+    }
+}
+
+impl fmt::Display for FileId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.device, self.inode)
+    }
 }
 
 /// The file of a socket that this agent created; removed on drop.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// Device and inode, because another agent may have replaced the file.
-    id: (u64, u64),
+    /// Another agent may have replaced the file.
+    id: FileId,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -87,20 +116,26 @@ impl Listener {
         let socket = UnixSocket::new_stream().map_err(failed)?;
         socket.bind(path).map_err(unusable)?;
         let metadata = fs::symlink_metadata(path).map_err(failed)?;
-        let file = SocketFile { path: path.to_owned(), id: (metadata.dev(), metadata.ino()) };
+        let id = FileId::from(&metadata);
+        let file = SocketFile { path: path.to_owned(), id };
         // No client can connect before `listen`, so a wider mode is never in effect.
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed)?;
         let socket = socket.listen(BACKLOG).map_err(failed)?;
-        Ok(Self { socket, path: path.to_owned(), file: Some(file) })
+        Ok(Self { socket, path: path.to_owned(), id: Some(id), file: Some(file) })
     }
 
     /// A socket that the service manager opened. Its file stays.
     pub fn passed(passed: PassedSocket) -> io::Result<Self> {
-        Ok(Self { socket: UnixListener::from_std(passed.listener)?, path: passed.path, file: None })
+        let socket = UnixListener::from_std(passed.listener)?;
+        Ok(Self { socket, id: FileId::of(&passed.path).ok(), path: passed.path, file: None })
     }
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    pub fn id(&self) -> Option<FileId> {
+        self.id
     }
 
     /// The directory of the socket, if this agent removes the socket on exit.
@@ -174,7 +209,7 @@ fn try_connect(path: &Path) -> io::Result<OwnedFd> {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         let is_ours =
-            fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.id);
+            fs::symlink_metadata(&self.path).is_ok_and(|found| FileId::from(&found) == self.id);
         if is_ours && let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "socket not removed");
         }

@@ -42,7 +42,7 @@ use crate::fs::disk::Disk;
 use crate::metrics::Metrics;
 use crate::pki::key::{KeyFormat, KeyType};
 use crate::secret::SecretName;
-use crate::store::health::Components;
+use crate::store::health::{Components, RenewalHealth};
 use crate::store::{Cache, Key, Origin, Publisher, Renewals, Workload};
 
 #[derive(Clone, Debug)]
@@ -112,7 +112,11 @@ impl Issuer {
         let publisher = |name| cache.publisher(Key { workload, name }, Origin::CA);
         let key_pair = publisher(SecretName::Workload);
         let state = settings.state.clone();
-        let state = state.map(|dir| StateWriter::new(dir, cache.components(workload), disk.clone()));
+        let components = cache.components(workload);
+        let state = state.map(|dir| StateWriter::new(dir, components.clone(), disk.clone()));
+        components.report_renewal(|renewal| {
+            *renewal = RenewalHealth::new(cas.in_order().map(|ca| Arc::clone(&ca.name)));
+        });
         Self {
             cas,
             renewals: key_pair.renewals(),
@@ -129,7 +133,7 @@ impl Issuer {
             clock,
             disk,
             metrics,
-            components: cache.components(workload),
+            components,
         }
     }
 
@@ -143,13 +147,14 @@ impl Issuer {
             match self.renew().await {
                 Ok(()) => {
                     failures = 0;
-                    self.components.report_failed_rounds(0);
+                    self.components.report_renewal(RenewalHealth::round_ended);
                     self.renewals.settle();
                 }
                 Err(failed) => {
                     failures = failures.saturating_add(1);
-                    self.components.report_failed_rounds(failures);
                     let delay = self.delay(&failed, failures);
+                    let next_try = self.clock.now() + delay;
+                    self.components.report_renewal(|renewal| renewal.round_failed(failures, next_try));
                     self.report(&failed, delay);
                     self.renewals.settle();
                     self.tidy(failed.iter().map(|failed| &failed.ca)).await;

@@ -3,6 +3,8 @@
 //! Ready means: each workload's own secrets are there and valid, and so are the files written for other programs, where
 //! there are to be any. Names on demand have no part in it: any stream can ask for one that does not exist.
 
+mod renewal;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,6 +13,7 @@ use std::time::SystemTime;
 
 use tokio::sync::watch;
 
+pub use self::renewal::{CaHealth, RenewalHealth};
 use super::cache::{Cache, lock};
 use super::entry::Snapshot;
 use super::workload::Workload;
@@ -42,8 +45,8 @@ pub struct Reports {
     pub crls: ComponentHealth,
     /// The newest refusal of a connection, a request or a name, for people.
     pub refusal: Option<String>,
-    /// Rounds since the last certificate in which no CA has signed.
-    pub failed_rounds: u32,
+    /// Calls to CAs.
+    pub renewal: RenewalHealth,
 }
 
 impl Components {
@@ -79,12 +82,8 @@ impl Components {
         lock(&self.0.reports).refusal = Some(reason.to_string());
     }
 
-    pub fn failed_rounds(&self) -> u32 {
-        lock(&self.0.reports).failed_rounds
-    }
-
-    pub fn report_failed_rounds(&self, rounds: u32) {
-        lock(&self.0.reports).failed_rounds = rounds;
+    pub fn report_renewal(&self, change: impl FnOnce(&mut RenewalHealth)) {
+        change(&mut lock(&self.0.reports).renewal);
     }
 }
 

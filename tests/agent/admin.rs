@@ -24,7 +24,7 @@ async fn status_renew_and_log_report_and_act() {
     let mut agent = Agent::ready(directory.path(), "web", &strs(&ca.client(directory.path()))).await;
     let socket = agent.socket.to_str().unwrap().to_owned();
     let at = ["--socket", &socket];
-    let mode = std::fs::metadata(agent.socket.with_file_name("admin.sock")).unwrap().permissions().mode();
+    let mode = std::fs::metadata(format!("{socket}.admin")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 
     let report = async || -> Value {
@@ -37,6 +37,7 @@ async fn status_renew_and_log_report_and_act() {
         agent.wait_metric("attache_acks_total{name=\"default\"}", 1).await;
         let table = succeeds(&[&["status"], &at[..]].concat()).await;
         for words in [
+            &format!("on {socket}, process "),
             "ready; CA: citadel at",
             "default: ok, from ca",
             &spiffe("web"),
@@ -89,15 +90,14 @@ async fn commands_report_an_agent_that_is_not_ready_or_not_running() {
     let (code, error) = failure(&["status", "--socket", &socket]).await;
     assert!(code == 1 && error.contains("not ready") && error.contains("PermissionDenied"), "{error}");
 
-    // Another agent in the same directory has no admin socket unless one is configured.
-    let mut other = Agent::start(directory.path(), "other", &strs(&ca.client(directory.path())));
-    other.process.wait_log("no admin socket: attache status").await;
-    let named = directory.path().join("other.admin");
+    let named = directory.path().join("named");
     let named = named.to_str().unwrap();
     let options = [ca.client(directory.path()), vec!["--admin-socket".to_owned(), named.to_owned()]].concat();
-    let mut third = Agent::start(directory.path(), "third", &strs(&options));
-    third.process.wait_log("no new certificate").await;
+    let mut other = Agent::start(directory.path(), "other", &strs(&options));
+    other.process.wait_log("no new certificate").await;
     assert_eq!(succeeds(&["log", "--admin-socket", named]).await, "info\n");
+    let (code, error) = failure(&["log", "--socket", other.socket.to_str().unwrap()]).await;
+    assert!(code == 1 && error.contains("has no admin socket") && error.contains("--admin-socket"), "{error}");
 
     // Junk on the socket harms no other client.
     let mut io = tokio::net::UnixStream::connect(named).await.unwrap();
@@ -108,7 +108,7 @@ async fn commands_report_an_agent_that_is_not_ready_or_not_running() {
     assert_eq!(succeeds(&["log", "--admin-socket", named]).await, "info\n");
 
     let (code, error) = failure(&["status", "--socket", "/nowhere/socket"]).await;
-    assert!(code == 1 && error.contains("/nowhere/admin.sock") && error.contains("attache run"), "{error}");
+    assert!(code == 1 && error.contains("/nowhere/socket.admin") && error.contains("attache run"), "{error}");
 }
 
 #[tokio::test]
@@ -124,4 +124,63 @@ async fn with_the_admin_socket_disabled_the_admin_commands_call_no_agent() {
             "{error}"
         );
     }
+}
+
+#[tokio::test]
+async fn each_command_reaches_the_agent_of_the_socket_that_it_names() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let start = async |name: &str, more: &[&str]| {
+        let (ca_dir, id) = (at(&format!("{name}-ca")), spiffe(name));
+        let options = ["--ca", "embedded", "--ca-dir", &ca_dir, "--spiffe-id", &id];
+        Agent::ready(directory.path(), name, &[&options[..], more].concat()).await
+    };
+    let (one, two) = (start("one", &[]).await, start("two", &[]).await);
+    let identity = async |arguments: &[&str]| {
+        let report = succeeds(&[&["status", "--output", "json"], arguments].concat()).await;
+        let report: Value = serde_json::from_str(&report).unwrap();
+        report["secrets"][0]["key_pair"]["identity"].as_str().unwrap().to_owned()
+    };
+    let (first, second) = (one.socket.to_str().unwrap(), two.socket.to_str().unwrap());
+    assert_eq!(identity(&["--socket", first]).await, spiffe("one"));
+    assert_eq!(identity(&["--socket", second]).await, spiffe("two"));
+    succeeds(&["renew", "--socket", second]).await;
+    assert_eq!((one.serials().len(), two.serials().len()), (1, 2));
+
+    // The same socket by another path.
+    let link = at("link");
+    std::os::unix::fs::symlink(directory.path(), &link).unwrap();
+    assert_eq!(identity(&["--socket", &format!("{link}/two.sock")]).await, spiffe("two"));
+    // No command acts on an agent that serves another socket than the one that it names.
+    let (both, wrong) = (["--socket", second, "--admin-socket"], format!("{first}.admin"));
+    for command in [&["status"][..], &["renew"], &["log", "debug"]] {
+        let (code, error) = failure(&[command, &both, &[&wrong]].concat()).await;
+        assert!(code == 1 && error.contains("belongs to another agent"), "{command:?}: {error}");
+        assert!(error.contains(&format!("serves {first} and not {second}")), "{error}");
+    }
+    assert_eq!((one.serials().len(), succeeds(&["log", "--admin-socket", &wrong]).await), (1, "info\n".into()));
+}
+
+#[tokio::test]
+async fn the_shared_admin_socket_of_earlier_releases_is_used_for_its_own_agent_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (ca_dir, shared) = (at("ca"), at("admin.sock"));
+    let options = ["--ca", "embedded", "--ca-dir", &ca_dir, "--admin-socket", &shared];
+    let old = Agent::ready(directory.path(), "old", &options).await;
+    let status = succeeds(&["status", "--socket", old.socket.to_str().unwrap()]).await;
+    assert!(status.contains(&format!("process {},", old.process.pid().as_raw_nonzero())), "{status}");
+    // An agent that is not reachable at all: the other one's state is not shown for it.
+    let (code, error) = failure(&["status", "--socket", &at("new.sock")]).await;
+    assert!(code == 1 && error.contains("new.sock.admin") && error.contains("attache run"), "{error}");
+
+    // An agent that can't have its admin socket serves, and warns.
+    std::fs::write(at("new.sock.admin"), "in the way").unwrap();
+    let (ca_dir, new) = (at("new-ca"), at("new.sock"));
+    let mut agent = Agent::ready(directory.path(), "new", &["--ca", "embedded", "--ca-dir", &ca_dir]).await;
+    let (_, line) = agent.process.wait_log("no admin socket: attache status").await;
+    assert!(line.contains("WARN") && line.contains("new.sock.admin exists and is not a socket"), "{line}");
+    let (code, error) = failure(&["renew", "--socket", &new]).await;
+    assert!(code == 1 && error.contains(&format!("the agent at {new} has no admin socket")), "{error}");
+    assert_eq!((old.serials().len(), agent.serials().len()), (1, 1));
 }

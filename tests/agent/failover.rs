@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use attache::pki::pem;
 use rustix::process::Signal;
+use serde_json::Value;
 use tonic::Code;
 
 use crate::support::fake_ca::{Call, FakeCa, Mood};
 use crate::support::files::spiffe;
-use crate::support::process::{Agent, Ca, strs};
+use crate::support::process::{Agent, Ca, output, strs};
 use crate::support::sds::{Stream, certificates, on_connection, served_serial};
 use crate::support::wait::wait_until;
 
@@ -44,10 +45,34 @@ async fn the_second_ca_signs_while_the_first_is_down_or_hangs_and_the_first_once
     assert!(line.contains(" WARN ") && line.contains(&names[0]) && line.contains("refused"), "{line}");
     assert_eq!(roots(&agent.socket).await, 1);
 
+    // Status and metrics say which CA signed, and which one fails, since when and why.
+    let socket = agent.socket.to_str().unwrap().to_owned();
+    let status = async |more: &[&str]| {
+        let printed = output(&[&["status", "--socket", &socket], more].concat()).await;
+        String::from_utf8(printed.stdout).unwrap()
+    };
+    let table = status(&[]).await;
+    let rows = [format!("    failing      {} since 20", names[0]), format!("    signed by    {} 20", names[1])];
+    assert!(rows.iter().all(|row| table.contains(row)) && table.contains("refused"), "{table}");
+    let report: Value = serde_json::from_str(&status(&["--output", "json"]).await).unwrap();
+    let [failing, signing] = [0, 1].map(|index| report["ca"]["members"][index].clone());
+    assert_eq!((&report["ca"]["signed_by"], &failing["issued"]), (&names[1].as_str().into(), &Value::Null));
+    assert!(failing["error"].as_str().unwrap().contains("refused") && failing["last_call"].is_string());
+    assert!(failing["failing_since"].is_string() && signing["issued"].is_string() && signing["error"].is_null());
+    let sample = |metric: &str, index: usize| format!("attache_ca_{metric}{{ca=\"{}\"}}", names[index]);
+    let expected = [("serving", 0, 0.0), ("serving", 1, 1.0), ("failing", 0, 1.0), ("failing", 1, 0.0)];
+    for (metric, index, value) in expected {
+        assert_eq!(agent.metric(&sample(metric, index)).await, value, "{metric} {index}");
+    }
+    let since = sample("failing_since_timestamp_seconds", 0);
+    assert!(agent.metric(&since).await > 0.0);
+
     // The first CA is called again.
     first.restart().await;
     let (_, line) = agent.process.wait_log("the CA signs again").await;
     assert!(line.contains(&issued_by(&names[0])), "{line}");
+    agent.wait_metric(&sample("serving", 0), 1).await;
+    assert_eq!((agent.metric(&sample("failing", 0)).await, agent.metric(&since).await), (0.0, 0.0));
     agent.process.wait_log("trust roots changed").await;
     assert_eq!(roots(&agent.socket).await, 2, "peers may hold certificates of either");
     let calls = second.calls().len();

@@ -261,5 +261,5 @@ async fn watch_and_status_continue_when_the_agent_restarts() {
     let (code, error) = failure(&["watch", "--socket", "/nowhere/socket"]).await;
     assert!(code == 1 && error.contains("/nowhere/socket") && error.contains("attache run"), "{error}");
     let (code, error) = failure(&["status", "--watch", "--socket", "/nowhere/socket"]).await;
-    assert!(code == 1 && error.contains("/nowhere/admin.sock"), "{error}");
+    assert!(code == 1 && error.contains("/nowhere/socket.admin"), "{error}");
 }

@@ -128,14 +128,14 @@ async fn a_connection_is_one_request_and_ends_soon() {
     }
     // The admin socket's commands work as before, one call a connection.
     let socket = agent.socket.to_str().unwrap();
-    let mut io = UnixStream::connect(agent.socket.with_file_name("admin.sock")).await.unwrap();
+    let mut io = UnixStream::connect(format!("{}.admin", agent.socket.display())).await.unwrap();
     io.write_all(b"GET /v1/log HTTP/1.1\r\nhost: attache\r\n\r\n").await.unwrap();
     let mut answer = String::new();
     timeout(PATIENCE, io.read_to_string(&mut answer)).await.expect("the agent keeps the connection").unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("info"), "{answer}");
     let mut idle = JoinSet::new();
     for _ in 0..NEIGHBOURS {
-        let admin = agent.socket.with_file_name("admin.sock");
+        let admin = format!("{}.admin", agent.socket.display());
         idle.spawn(async move {
             let mut io = UnixStream::connect(admin).await.unwrap();
             let _ = io.read(&mut [0]).await;

@@ -168,7 +168,7 @@ async fn passed_sockets_are_served_and_not_removed() {
     let (sds, admin) = (path("sds"), path("admin"));
     let (sds_path, admin_path) = (sds.to_str().unwrap(), admin.to_str().unwrap());
     let cases: [(&[&str], PathBuf); 2] = [
-        (&["-l", sds_path], path("admin.sock")),
+        (&["-l", sds_path], path("sds.admin")),
         (&["-l", admin_path, "-l", sds_path, "--fdname=admin:sds"], admin.clone()),
     ];
     for (listen, admin) in cases {

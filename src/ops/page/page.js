@@ -143,6 +143,10 @@ const show = () => {
     ["version", `${report.version}, process ${report.pid}`],
     ["up since", when(report.started, "past")],
     ["CA", [ca.provider, ...ca.addresses.filter(one => one !== ca.provider)].join(", ").replace(",", " at")],
+    ["signed by", ca.members.length > 1 && ca.signed_by],
+    ["failing CAs", ca.members.some(one => one.error) && ca.members.filter(one => one.error).map(one =>
+      h("div", one.address, ", since ", when(one.failing_since, "past"), ": ", bad(one.error)))],
+    ["next try", when(ca.next_try, "renewal")],
     ["socket", report.socket],
     ["no answer from", report.hanging.length && report.hanging.map(one =>
       h("div", bad(`the file system of ${one.path}`), ", since ", when(one.since, "past")))],

@@ -13,6 +13,8 @@ impl Issuer {
     /// Notes that `ca` has signed, after those of this round that have `failed`.
     pub(super) fn note_success(&mut self, ca: &Member, failed: &[Failed]) {
         let had_failed = self.cas.signed(&ca.name);
+        let now = self.clock.now();
+        self.components.report_renewal(|renewal| renewal.issued(&ca.name, now));
         if had_failed {
             self.failovers.recovered();
         }

@@ -72,6 +72,7 @@ impl Issuer {
         self.key_pair.announce(&pair, now);
         self.publish_roots(Some(renews));
         self.key_pair.publish(Secret::KeyPair(pair), received, Some(renews));
+        self.components.report_renewal(|renewal| renewal.issuer = Some(ca.into()));
         Ok(renews)
     }
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use super::{Issued, Issuer, Validity};
 use crate::secret::{KeyPair, Secret};
+use crate::store::health::RenewalHealth;
 use crate::store::{Entry, Origin};
 
 /// When a certificate is renewed: with `ratio` of its lifetime left, give or take `jitter`.
@@ -64,7 +65,7 @@ impl Issuer {
                 self.due(&entries.0.borrow_and_update(), &entries.1.borrow_and_update())
             };
             if due == Due::Never {
-                self.components.report_failed_rounds(0);
+                self.components.report_renewal(RenewalHealth::round_ended);
                 self.early.clear();
             }
             let renewal = async {

@@ -30,6 +30,7 @@ use crate::metrics::ByOutcome;
 use crate::pki::key::SigningKey;
 use crate::pki::{csr, pem};
 use crate::secret::{Secret, Version};
+use crate::store::health::RenewalHealth;
 use crate::store::{Entry, Good};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -134,6 +135,10 @@ impl Office {
         let queue = IssuanceQueue::default();
         let context = IssuerContext { clock, metrics, queue, disk: Disk::default() };
         Issuer::new(Failover::new(cas), settings, &self.cache, Workload::FIRST, context)
+    }
+
+    fn renewal(&self) -> RenewalHealth {
+        self.cache.components(Workload::FIRST).reports().renewal
     }
 
     fn run(&self, ca: impl CertificateAuthority + 'static, settings: IssuerSettings) {
@@ -569,14 +574,14 @@ async fn files_that_take_over_during_the_backoff_end_it() {
         office.call().await.answer.send(Err(unavailable())).unwrap();
         office.served(|entry| entry.failure().is_some()).await;
     }
-    assert!(office.cache.components(Workload::FIRST).failed_rounds() > 0);
+    assert!(office.renewal().failed_rounds > 0);
     let files = [KEY_PAIR, ROOTS].map(|key| office.cache.publisher(key, Origin::FILES));
     let (pair, roots) = office.generation();
     files[0].publish(pair, office.clock.now(), None);
     files[1].publish(roots, office.clock.now(), None);
     assert!(office.is_not_asked_for(TTL).await);
     assert_eq!(
-        (office.entry().failure(), office.cache.components(Workload::FIRST).failed_rounds()),
+        (office.entry().failure(), office.renewal().failed_rounds),
         (None, 0)
     );
 }
