@@ -12,6 +12,8 @@ use std::fmt;
 use std::time::Duration;
 
 pub use self::file::{FileOption, OptionsFile};
+#[cfg(test)]
+pub(crate) use self::reader::LOOKED_UP;
 pub use self::reader::{Place, Reader};
 
 /// The environment's variables.

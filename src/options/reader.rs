@@ -17,6 +17,12 @@ pub struct Reader<'a> {
     notes: Vec<String>,
 }
 
+#[cfg(test)]
+thread_local! {
+    /// The options that were looked up in an options file on this thread.
+    pub(crate) static LOOKED_UP: std::cell::RefCell<BTreeSet<String>> = const { std::cell::RefCell::new(BTreeSet::new()) };
+}
+
 /// What sets an option, as the user knows it: a flag, a variable, or a line of the options file.
 #[derive(Clone, Debug)]
 pub struct Place {
@@ -47,6 +53,27 @@ struct Found {
     values: Vec<String>,
     level: Level,
     place: Place,
+}
+
+/// An option with one value, as it was found.
+#[derive(Default)]
+struct Text {
+    /// None if the option is not set, or is empty.
+    value: Option<String>,
+    level: Option<Level>,
+    /// What sets it, without and with the value.
+    from: String,
+    named: String,
+    is_invalid: bool,
+}
+
+/// An option with several values, as it was found.
+struct List {
+    texts: Vec<String>,
+    level: Level,
+    /// What sets it, without and with the values.
+    from: String,
+    named: String,
 }
 
 impl<'a> Reader<'a> {
@@ -89,6 +116,8 @@ impl<'a> Reader<'a> {
     /// The values of the option `flag` in the options file, and its line there.
     pub fn in_file(&self, flag: &str) -> Option<(Place, &'a [String])> {
         let file = self.file?;
+        #[cfg(test)]
+        LOOKED_UP.with_borrow_mut(|looked_up| looked_up.insert(flag.to_owned()));
         let option = file.get(flag)?;
         let line = format!(" ({})", file.place(option.line));
         Some((Place { name: flag.to_owned(), line }, &option.values))
@@ -139,29 +168,34 @@ impl<'a> Reader<'a> {
     }
 
     /// The option as text.
+    #[inline(never)]
     pub fn text(&mut self, flag: &str, typed: &Option<String>, others: &[&str]) -> Setting<String> {
-        let (setting, _) = self.placed_text(flag, typed, others);
-        setting
+        let Text { value, level, from, is_invalid, .. } = self.find_text(flag, typed, others);
+        Setting { value, level, from, is_invalid }
     }
 
-    fn placed_text(
-        &mut self,
-        flag: &str,
-        typed: &Option<String>,
-        others: &[&str],
-    ) -> (Setting<String>, Option<Place>) {
+    // Not inlined into what is generic: there are many callers.
+    #[inline(never)]
+    fn find_text(&mut self, flag: &str, typed: &Option<String>, others: &[&str]) -> Text {
         let Some(Found { values, level, place }) = self.find(flag, typed.as_slice(), others) else {
-            return (Setting::unset(), None);
+            return Text::default();
         };
         let from = place.to_string();
-        let setting = match values.into_iter().next().filter(|value| !value.is_empty()) {
-            Some(value) => Setting { value: Some(value), level: Some(level), from, is_invalid: false },
+        match values.into_iter().next().filter(|value| !value.is_empty()) {
+            Some(value) => {
+                let named = place.with(&value);
+                Text { value: Some(value), level: Some(level), from, named, is_invalid: false }
+            }
             None => {
                 self.mistake(format!("{from} is empty: give it a value, or leave it out"));
-                Setting { from, is_invalid: true, ..Setting::unset() }
+                Text { from, is_invalid: true, ..Text::default() }
             }
-        };
-        (setting, Some(place))
+        }
+    }
+
+    #[inline(never)]
+    fn invalid(&mut self, from: &str, error: &dyn fmt::Display) {
+        self.mistake(format!("{from}: {error}"));
     }
 
     /// The option parsed into a `T`.
@@ -172,18 +206,29 @@ impl<'a> Reader<'a> {
         others: &[&str],
         parse: impl Fn(&str) -> Result<T, E>,
     ) -> Setting<T> {
-        let (Setting { value, level, from, is_invalid }, place) = self.placed_text(flag, typed, others);
-        let (Some(text), Some(place)) = (value, place) else {
-            return Setting { value: None, level, from, is_invalid };
-        };
-        let named = place.with(&text);
+        let Text { value, level, from, named, is_invalid } = self.find_text(flag, typed, others);
+        let Some(text) = value else { return Setting { value: None, level, from, is_invalid } };
         match parse(&text) {
-            Ok(value) => Setting { value: Some(value), level, from: named, is_invalid },
+            Ok(value) => Setting { value: Some(value), level, from: named, is_invalid: false },
             Err(error) => {
-                self.mistake(format!("{from}: {error}"));
+                self.invalid(&from, &error);
                 Setting { value: None, level, from: named, is_invalid: true }
             }
         }
+    }
+
+    #[inline(never)]
+    fn find_list(&mut self, flag: &str, typed: &[String], others: &[&str], separator: char) -> Option<List> {
+        let Found { values, level, place } = self.find(flag, typed, others)?;
+        // No address or number contains a comma, but a path may well contain a colon.
+        let is_split = separator == ',' || matches!(level, Level::Attache | Level::Istio);
+        let split = |text: &String| match is_split {
+            true => text.split(separator).map(|one| one.trim().to_owned()).collect(),
+            false => vec![text.clone()],
+        };
+        let texts: Vec<String> = values.iter().flat_map(split).collect();
+        let named = place.with(&texts.join(&separator.to_string()));
+        Some(List { texts, level, from: place.to_string(), named })
     }
 
     /// An option that can be repeated; in the environment its values are separated by `separator`.
@@ -195,22 +240,14 @@ impl<'a> Reader<'a> {
         separator: char,
         mut parse: impl FnMut(&str) -> Result<T, E>,
     ) -> Setting<Vec<T>> {
-        let Some(Found { values, level, place }) = self.find(flag, typed, others) else {
+        let Some(List { texts, level, from, named }) = self.find_list(flag, typed, others, separator) else {
             return Setting::unset();
         };
-        // No address or number contains a comma, but a path may well contain a colon.
-        let is_split = separator == ',' || matches!(level, Level::Attache | Level::Istio);
-        let split = |text: &String| match is_split {
-            true => text.split(separator).map(|one| one.trim().to_owned()).collect(),
-            false => vec![text.clone()],
-        };
-        let texts: Vec<String> = values.iter().flat_map(split).collect();
-        let named = place.with(&texts.join(&separator.to_string()));
         let mut values = Vec::new();
         for text in &texts {
             match parse(text) {
                 Ok(value) => values.push(value),
-                Err(error) => self.mistake(format!("{place}: {error}")),
+                Err(error) => self.invalid(&from, &error),
             }
         }
         let is_invalid = values.len() < texts.len();

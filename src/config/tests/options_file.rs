@@ -1,6 +1,9 @@
 use std::path::Path;
 
+use clap::Args as _;
+
 use super::*;
+use crate::options::LOOKED_UP;
 
 /// The configuration with `content` as its options file, which messages call F.
 fn with_file(content: &str, line: &str, environment: &[(&str, &str)]) -> Result<Config, Vec<String>> {
@@ -95,6 +98,16 @@ output-hook-timeout = "1m"
     assert!(with_file("ca-address = 'a:1'", "--ca embedded", &[]).is_ok());
     let other = with_file("cfssl-profile = 'x'\nca-address = 'a:1'", "--ca citadel", &[]);
     assert!(other.is_ok(), "the selection comes from a higher level: {other:?}");
+}
+
+#[test]
+fn every_option_is_looked_up_in_the_file() {
+    with_file("ca = 'none'", "", &[]).unwrap();
+    let looked_up = LOOKED_UP.take();
+    let run = RunArgs::augment_args(clap::Command::new("run"));
+    let names = run.get_arguments().filter_map(clap::Arg::get_long).filter(|name| *name != "config");
+    let missing: Vec<_> = names.filter(|name| !looked_up.contains(*name)).collect();
+    assert!(missing.is_empty() && looked_up.len() > 50, "not looked up: {missing:?} of {}", looked_up.len());
 }
 
 #[test]
