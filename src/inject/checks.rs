@@ -26,6 +26,18 @@ pub(super) fn check_sidecar_kind(pod: &Pod<'_>, containers: &[Container<'_>]) ->
     Ok(())
 }
 
+/// Checks that Kubernetes mounts the token of the Pod's service account, if the agent needs it.
+pub(super) fn check_service_account(pod: &Pod<'_>) -> Result<(), Problem> {
+    let is_unmounted = pod.spec.text_of("automountServiceAccountToken") == Some("false");
+    if !pod.sidecar.reads_service_account || !is_unmounted {
+        return Ok(());
+    }
+    let message = "the agent reads the token or the root of the Pod's service account, which Kubernetes does not mount with \
+                   automountServiceAccountToken: false; remove that, or mount a volume with both at \
+                   /var/run/secrets/kubernetes.io/serviceaccount with --mount";
+    Err(pod.problem(pod.spec.line, message))
+}
+
 /// Checks that volumes with the sidecar's names belong to it, and that the volumes of `--mount` exist.
 pub(super) fn check_volumes(pod: &Pod<'_>, volumes: &[Node]) -> Result<(), Problem> {
     let sidecar = pod.sidecar;

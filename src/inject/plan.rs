@@ -74,6 +74,7 @@ impl<'a> Plan<'a> {
         }
         checks::check_sidecar_kind(pod, &containers)?;
         checks::check_volumes(pod, volumes)?;
+        checks::check_service_account(pod)?;
         let shared = if is_injected_later { Some(istio::VOLUME) } else { pod.shared_volume(&containers)? };
         if let Some(shared) = shared {
             checks::check_agents(pod, &containers, shared)?;

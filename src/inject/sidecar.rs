@@ -33,6 +33,8 @@ pub struct Sidecar {
     pub volumes: Vec<Volume>,
     /// The Pod's own volumes, each with the path where the agent mounts it.
     pub mounts: Vec<(String, String)>,
+    /// Whether the agent reads what Kubernetes itself mounts for the Pod's service account.
+    pub reads_service_account: bool,
 }
 
 /// A volume that is added with the sidecar.

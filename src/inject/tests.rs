@@ -23,6 +23,7 @@ fn sidecar() -> Sidecar {
             path: "/var/run/secrets/tokens".to_owned(),
         }],
         mounts: Vec::new(),
+        reads_service_account: false,
     }
 }
 
@@ -349,6 +350,12 @@ fn an_obstacle_is_reported_with_its_line() {
         (pod("{containers: [{name: web}]}"), named, 3, "are web"),
         (pod("{containers: [{name: web}]}"), mounts, 3, "no volume"),
         (pod("{restartPolicy: Never, containers: [{name: web}]}"), ordinary, 3, "--native=false"),
+        (
+            pod("{automountServiceAccountToken: false, containers: [{name: web}]}"),
+            Sidecar { reads_service_account: true, ..sidecar() },
+            3,
+            "Kubernetes does not mount",
+        ),
         (pod("{volumes: , containers: [{name: web}]}"), sidecar(), 3, "no place"),
         (
             deployment("containers:\n- name: a\n  x: |\n    text").trim_end().to_owned(),

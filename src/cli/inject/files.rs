@@ -7,10 +7,12 @@ use serde_json::json;
 use super::InjectArgs;
 use crate::auth::exchange::Exchange;
 use crate::auth::token::{Service, TokenSettings};
+use crate::auth::token_file::TokenFile;
 use crate::ca::citadel::options::CitadelProvider;
 use crate::ca::provider::{ConfiguredProvider, TokenUse};
 use crate::config::{Config, Provider, RunArgs};
 use crate::inject::{Purpose, Volume};
+use crate::net::endpoint::Endpoint;
 use crate::net::tls::Roots;
 use crate::os::command::SHELL;
 use crate::source::files::PLATFORM_DIRECTORY;
@@ -210,6 +212,21 @@ impl<'a> Files<'a> {
         }
     }
 
+    /// Whether the agent reads a file that only Kubernetes' own mount provides.
+    pub(super) fn reads_service_account(&self) -> bool {
+        let Some(provider) = self.provider() else { return false };
+        let source = provider.token();
+        let token = source.as_ref().and_then(TokenSettings::file).map(TokenFile::path);
+        let root = match provider.endpoint() {
+            Some((Endpoint { roots: Roots::File(path), address, .. }, _)) if !address.plaintext => {
+                Some(path.as_path())
+            }
+            _ => None,
+        };
+        let is_mounted = |path: &Path| self.mounted().any(|dir| path.starts_with(dir));
+        token.into_iter().chain(root).any(|path| path.starts_with(SERVICE_ACCOUNT_DIR) && !is_mounted(path))
+    }
+
     /// Whether something in the container holds this path.
     fn has(&self, path: &Path) -> bool {
         self.provided().any(|provided| path.starts_with(provided))
@@ -217,12 +234,16 @@ impl<'a> Files<'a> {
 
     /// Directories that hold something when the agent starts, and paths in its image.
     fn provided(&self) -> impl Iterator<Item = &Path> {
-        let mounts = self.args.mount.iter().map(|(_, dir)| Path::new(dir));
-        let image = self.args.image_has.iter().map(PathBuf::as_path);
         // The agent may present the certificate that it has written itself.
         let is_filled = |volume: &&Volume| !volume.purpose.is_writable() || volume.purpose == Purpose::Output;
         let volumes = self.volumes.iter().filter(is_filled).map(|volume| Path::new(&volume.path));
-        mounts.chain(image).chain(volumes).chain([Path::new(SERVICE_ACCOUNT_DIR)])
+        self.mounted().chain(volumes).chain([Path::new(SERVICE_ACCOUNT_DIR)])
+    }
+
+    /// What the options say is there.
+    fn mounted(&self) -> impl Iterator<Item = &Path> {
+        let mounts = self.args.mount.iter().map(|(_, dir)| Path::new(dir));
+        mounts.chain(self.args.image_has.iter().map(PathBuf::as_path))
     }
 }
 
@@ -369,6 +390,22 @@ mod tests {
         }
         let own = ["--ca-address=a:1", "--output-dir=/out", "--ca-client-cert-dir=/out"];
         assert!(volumes(&[], &own).is_ok(), "the agent may present what it has written");
+    }
+
+    #[test]
+    fn the_service_accounts_own_files_are_noticed() {
+        let reads = |before: &[&str], after: &[&[&str]]| {
+            let words = ["inject", "--image=attache:1"].iter().chain(before).chain(&["--"]);
+            let after = after.concat();
+            sidecar::sidecar(&Line::parse_from(words.chain(&after)).args).unwrap().reads_service_account
+        };
+        let own = format!("--token-file={SERVICE_ACCOUNT_DIR}/token");
+        let cluster: &[&str] = &["--kubernetes-root=cluster"];
+        assert!(reads(&[], &[KUBERNETES, cluster]));
+        assert!(reads(&[], &[VAULT, &["--vault-auth-role=r", &own]]));
+        assert!(!reads(&[], &[VAULT, &["--vault-auth-role=r"]]));
+        assert!(!reads(&[], &[ISTIOD]));
+        assert!(!reads(&[&format!("--mount=v={SERVICE_ACCOUNT_DIR}")], &[KUBERNETES, cluster]));
     }
 
     #[test]

@@ -36,7 +36,9 @@ pub(super) fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
     let ready_file =
         config.ready_file.as_ref().map(|path| ("--ready-file", paths.absolute("--ready-file", path)));
     let volumes = writable_volumes(&config, &run, &mut paths);
-    let Files { volumes, errors, .. } = Files::new(args, &run, &config, volumes);
+    let files = Files::new(args, &run, &config, volumes);
+    let reads_service_account = files.reads_service_account();
+    let Files { volumes, errors, .. } = files;
     let mut errors: Vec<_> = paths.errors.into_iter().chain(errors).collect();
 
     if config.status_address.is_some() && run.status_address.is_none() {
@@ -58,6 +60,7 @@ pub(super) fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
         containers: args.container.clone(),
         volumes,
         mounts: args.mount.clone(),
+        reads_service_account,
     };
     errors.extend(shared_directories(&sidecar));
     errors.extend(unwritable_files(&sidecar, admin_socket.into_iter().chain(ready_file)));
