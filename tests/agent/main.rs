@@ -13,6 +13,7 @@
 )]
 
 mod admin;
+mod any_client;
 mod bad_clients;
 mod bootstrap;
 mod ca;
