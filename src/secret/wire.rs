@@ -97,6 +97,7 @@ impl Payload {
                         [] => None,
                         crls => inline(crl::to_pem(crls.iter().map(AsRef::as_ref)).into()),
                     },
+                    custom_validator_config: None,
                 })
             }
         };

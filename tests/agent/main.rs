@@ -13,6 +13,8 @@
 )]
 
 mod admin;
+mod any_client;
+mod any_server;
 mod bad_clients;
 mod bootstrap;
 mod ca;
