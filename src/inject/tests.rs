@@ -188,7 +188,11 @@ fn a_second_injection_changes_nothing_and_other_options_change_only_the_sidecar(
         image: "attache:2".to_owned(),
         volumes: vec![
             Volume { purpose: Purpose::State, source: json!({ "emptyDir": {} }), path: "/state".to_owned() },
-            Volume { purpose: Purpose::Output, source: json!({ "emptyDir": {} }), path: "/out".to_owned() },
+            Volume {
+                purpose: Purpose::Output(0),
+                source: json!({ "emptyDir": {} }),
+                path: "/out".to_owned(),
+            },
         ],
         ..sidecar()
     };
@@ -465,7 +469,7 @@ fn a_native_sidecar_stands_before_the_proxy_that_needs_it() {
 #[test]
 fn the_users_own_volumes_and_mounts_stay() {
     let output =
-        Volume { purpose: Purpose::Output, source: json!({ "emptyDir": {} }), path: "/out".to_owned() };
+        Volume { purpose: Purpose::Output(0), source: json!({ "emptyDir": {} }), path: "/out".to_owned() };
     let sidecar = Sidecar { volumes: vec![output], ..sidecar() };
     let map = "volumes:\n- name: attache-ca\n  configMap: {name: ca}\n";
     let web = "containers:\n- name: web\n  volumeMounts:\n  - name: attache-ca\n    mountPath: /ca\n";

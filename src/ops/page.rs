@@ -83,8 +83,13 @@ mod tests {
     use crate::store::history::History;
 
     fn page(is_local: bool) -> Page {
-        let about =
-            About { started: UNIX_EPOCH, socket: "/run/sds.sock".into(), socket_file: None, provider: "none", cas: Vec::new() };
+        let about = About {
+            started: UNIX_EPOCH,
+            socket: "/run/sds.sock".into(),
+            socket_file: None,
+            provider: "none",
+            cas: Vec::new(),
+        };
         let ((cache, workload), history) = (Cache::with_workload(""), History::default());
         let (pending, clock) = (PendingOperations::default(), Clock::starting_at(UNIX_EPOCH));
         let reporter = Reporter { cache, workload, history, pending, about, clock };

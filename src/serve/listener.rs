@@ -208,8 +208,7 @@ fn try_connect(path: &Path) -> io::Result<OwnedFd> {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let is_ours =
-            fs::symlink_metadata(&self.path).is_ok_and(|found| FileId::from(&found) == self.id);
+        let is_ours = fs::symlink_metadata(&self.path).is_ok_and(|found| FileId::from(&found) == self.id);
         if is_ours && let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "socket not removed");
         }

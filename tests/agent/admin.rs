@@ -97,7 +97,10 @@ async fn commands_report_an_agent_that_is_not_ready_or_not_running() {
     other.process.wait_log("no new certificate").await;
     assert_eq!(succeeds(&["log", "--admin-socket", named]).await, "info\n");
     let (code, error) = failure(&["log", "--socket", other.socket.to_str().unwrap()]).await;
-    assert!(code == 1 && error.contains("has no admin socket") && error.contains("--admin-socket"), "{error}");
+    assert!(
+        code == 1 && error.contains("has no admin socket") && error.contains("--admin-socket"),
+        "{error}"
+    );
 
     // Junk on the socket harms no other client.
     let mut io = tokio::net::UnixStream::connect(named).await.unwrap();
@@ -158,7 +161,10 @@ async fn each_command_reaches_the_agent_of_the_socket_that_it_names() {
         assert!(code == 1 && error.contains("belongs to another agent"), "{command:?}: {error}");
         assert!(error.contains(&format!("serves {first} and not {second}")), "{error}");
     }
-    assert_eq!((one.serials().len(), succeeds(&["log", "--admin-socket", &wrong]).await), (1, "info\n".into()));
+    assert_eq!(
+        (one.serials().len(), succeeds(&["log", "--admin-socket", &wrong]).await),
+        (1, "info\n".into())
+    );
 }
 
 #[tokio::test]

@@ -214,7 +214,7 @@ async fn the_options_after_the_dashes_are_checked_as_the_agent_would() {
         ),
         (
             &["--mount=a=/x/", "--", "--ca-address=a:1", "--output-dir=/x"],
-            &["/x is --output-dir and --mount a"],
+            &["/x is an output directory and --mount a"],
         ),
         (
             &["--", "--ca-address=a:1", "--ready-file=/ready/ok", "--admin-socket=/adm/a.sock"],

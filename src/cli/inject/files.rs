@@ -51,6 +51,7 @@ impl<'a> Files<'a> {
         files.volumes.extend(files.istiods_root());
         files.check_mounted_files();
         files.check_ca();
+        files.check_passwords();
         files.check_commands();
         files
     }
@@ -176,6 +177,13 @@ impl<'a> Files<'a> {
         }
     }
 
+    fn check_passwords(&mut self) {
+        let outputs = self.config.output.iter().flat_map(|output| &output.directories);
+        for file in outputs.filter_map(|output| output.format.password_file()) {
+            self.check_file("--output password-file", file);
+        }
+    }
+
     fn check_commands(&mut self) {
         let hook = self.config.output.as_ref().and_then(|output| output.hook.as_ref());
         let hook = hook.map(|_| "--output-hook".to_owned());
@@ -235,7 +243,8 @@ impl<'a> Files<'a> {
     /// Directories that hold something when the agent starts, and paths in its image.
     fn provided(&self) -> impl Iterator<Item = &Path> {
         // The agent may present the certificate that it has written itself.
-        let is_filled = |volume: &&Volume| !volume.purpose.is_writable() || volume.purpose == Purpose::Output;
+        let is_filled =
+            |volume: &&Volume| !volume.purpose.is_writable() || matches!(volume.purpose, Purpose::Output(_));
         let volumes = self.volumes.iter().filter(is_filled).map(|volume| Path::new(&volume.path));
         self.mounted().chain(volumes).chain([Path::new(SERVICE_ACCOUNT_DIR)])
     }
@@ -314,10 +323,10 @@ mod tests {
         ("ca-exec-roots", "true", &[EXEC, &["--ca-exec=true"]]),
     ];
     /// Options whose directories are added.
-    const ADDED: [&str; 7] =
-        ["token-file", "state-dir", "output-dir", "ca-dir", "ready-file", "socket", "admin-socket"];
-    /// Paths in Vault.
-    const NO_FILES: [&str; 2] = ["vault-pki-mount", "vault-auth-mount"];
+    const ADDED: [&str; 8] =
+        ["token-file", "state-dir", "output-dir", "output", "ca-dir", "ready-file", "socket", "admin-socket"];
+    /// Paths in Vault, and a file that is refused.
+    const NO_FILES: [&str; 3] = ["vault-pki-mount", "vault-auth-mount", "config"];
 
     #[test]
     fn every_option_that_names_a_file_is_known_here() {
@@ -336,6 +345,21 @@ mod tests {
         found.sort_unstable();
         known.sort_unstable();
         assert_eq!(found, known, "attache inject must add, or ask for, what such an option names");
+    }
+
+    #[test]
+    fn each_output_directory_gets_a_volume_and_its_password_file_must_be_mounted() {
+        let after =
+            ["--ca-address=a:1", "--output-dir=/a", "--output=/b,format=pkcs12,password-file=/p/word"];
+        let refused = volumes(&[], &after).unwrap_err();
+        assert!(refused.contains("--output password-file /p/word: no volume is mounted there"), "{refused}");
+        let added = volumes(&["--mount=passwords=/p"], &after).unwrap();
+        let outputs: Vec<_> = added.iter().filter(|volume| volume.starts_with("Output")).collect();
+        assert_eq!(outputs, ["Output(0)=/a", "Output(1)=/b"]);
+        assert_eq!(
+            volumes(&[], &["--ca-address=a:1", "--output=b"]).unwrap_err(),
+            "--output b is relative; a container needs the absolute path"
+        );
     }
 
     #[test]

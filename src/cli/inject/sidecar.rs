@@ -132,9 +132,11 @@ fn writable_volumes(config: &Config, run: &RunArgs, paths: &mut Paths) -> Vec<Vo
         let path = paths.absolute("--state-dir", Path::new(state));
         volumes.push(Volume { purpose: Purpose::State, source: memory("1Mi"), path });
     }
-    if let Some(output) = &run.output_dir {
-        let path = paths.absolute("--output-dir", Path::new(output));
-        volumes.push(Volume { purpose: Purpose::Output, source: memory("8Mi"), path });
+    let directory = run.output_dir.iter().map(|directory| ("--output-dir", directory.as_str()));
+    let outputs = run.output.iter().map(|output| ("--output", output.split(',').next().unwrap_or_default()));
+    for (index, (option, directory)) in directory.chain(outputs).enumerate() {
+        let path = paths.absolute(option, Path::new(directory));
+        volumes.push(Volume { purpose: Purpose::Output(index), source: memory("8Mi"), path });
     }
     if let Some(directory) = config.providers.first().and_then(|provider| provider.directory()) {
         let path = paths.absolute("--ca-dir", directory);

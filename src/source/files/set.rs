@@ -149,9 +149,7 @@ impl FileSet {
     /// Whether this can be taken for a whole generation, and not for half of a change.
     fn is_whole(&self, generation: &Generation) -> bool {
         let Generation { key_pair, roots, chained } = generation;
-        self.key_pair.expects(key_pair)
-            && self.roots.expects(roots)
-            && !matches!(chained, Some(Err(_)))
+        self.key_pair.expects(key_pair) && self.roots.expects(roots) && !matches!(chained, Some(Err(_)))
     }
 
     /// Returns when a file changes, or when a certificate becomes valid or expires, and the window of the last publish is
