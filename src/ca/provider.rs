@@ -112,7 +112,7 @@ pub enum NameUse {
     /// The CA can issue them, but no longer names the caller by itself then: the options must name the identity.
     WithIdentity,
     /// The CA ignores them, or refuses a CSR with them.
-    None {
+    Ignored {
         /// Why, for the user.
         why: &'static str,
     },

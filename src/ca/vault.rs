@@ -176,11 +176,11 @@ impl CertificateAuthority for Vault {
             "uri_sans": identity.as_str(),
             "exclude_cn_from_sans": true,
         });
-        if !request.names.dns.is_empty() {
-            body["alt_names"] = request.names.dns_list().into();
-        }
-        if let Some(name) = &request.names.common_name {
-            body["common_name"] = name.to_string().into();
+        if let Some(body) = body.as_object_mut() {
+            let dns = (!request.names.dns.is_empty()).then(|| ("alt_names", request.names.dns_list()));
+            let common_name =
+                request.names.common_name.as_ref().map(|name| ("common_name", name.to_string()));
+            body.extend(dns.into_iter().chain(common_name).map(|(key, name)| (key.to_owned(), name.into())));
         }
         let token = self.auth.token(&self.server, None).await?;
         let signed = match self.sign_with(&token, &body).await {

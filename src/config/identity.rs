@@ -101,7 +101,7 @@ pub(super) fn names(
             }
             names
         }
-        Some((NameUse::None { why }, ca)) => {
+        Some((NameUse::Ignored { why }, ca)) => {
             r.note(format!("{set} is not used with --ca {ca}: {why}"));
             Names::default()
         }

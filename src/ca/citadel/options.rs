@@ -64,7 +64,7 @@ impl ProviderArgs for CitadelArgs {
         },
         identity: IdentityDefault::Token,
         takes_client_cert: true,
-        names: NameUse::None { why: "Istio's CA issues the caller's identity alone" },
+        names: NameUse::Ignored { why: "Istio's CA issues the caller's identity alone" },
     };
 
     fn read(&self, r: &mut Reader<'_>, shared: &SharedOptions) -> Vec<CitadelProvider> {
