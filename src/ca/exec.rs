@@ -107,6 +107,9 @@ impl CertificateAuthority for Exec {
             InvalidResponse::NoIdentity { .. } | InvalidResponse::WrongIdentity { .. } => {
                 Some("the command of --ca-exec gets the identity in the CSR, and in ATTACHE_SPIFFE_ID")
             }
+            InvalidResponse::MissingNames { .. } => Some(
+                "the command of --ca-exec gets them in the CSR, and in ATTACHE_DNS_SANS and ATTACHE_COMMON_NAME",
+            ),
             _ => None,
         }
     }
@@ -158,6 +161,12 @@ impl Exec {
             command.env("ATTACHE_TTL_SECONDS", request.ttl.as_secs().to_string());
             if let Some(identity) = &request.identity {
                 command.env("ATTACHE_SPIFFE_ID", identity.as_str());
+            }
+            if !request.names.dns.is_empty() {
+                command.env("ATTACHE_DNS_SANS", request.names.dns_list());
+            }
+            if let Some(name) = &request.names.common_name {
+                command.env("ATTACHE_COMMON_NAME", name.to_string());
             }
         };
         // A cancelled command may take a moment to exit. The semaphore is never closed.

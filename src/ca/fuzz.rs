@@ -8,6 +8,7 @@ use super::{CaError, InvalidResponse, IssuedChain};
 use crate::base::fuzzing::{check_line, moment, sections};
 use crate::base::spiffe_id::SpiffeId;
 use crate::pki::certificate::is_self_issued;
+use crate::pki::csr::Names;
 use crate::pki::key::PrivateKey;
 use crate::pki::pem;
 
@@ -64,7 +65,7 @@ pub fn response(bytes: &[u8]) -> bool {
         // A key is not cloned: it is read again.
         let key = key.and_then(|der| PrivateKey::from_pem(&pem::encode("PRIVATE KEY", der)).ok());
         let checked = match (sorted, key) {
-            (Ok(sorted), Some(key)) => sorted.check(key, identity.as_ref(), now),
+            (Ok(sorted), Some(key)) => sorted.check(key, identity.as_ref(), &Names::default(), now),
             (Ok(_), None) => continue,
             (Err(error), _) => Err(error),
         };
@@ -101,7 +102,7 @@ pub(super) mod testing {
         let ca = DevelopmentCa::open(directory.path(), Clock::system()).unwrap();
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
         let identity = IDENTITY.parse().unwrap();
-        let csr = csr::request(&key, Some(&identity)).unwrap();
+        let csr = csr::request(&key, Some(&identity), &csr::Names::default()).unwrap();
         let leaf = ca.issue(&csr, &identity, Duration::from_secs(24 * 3600)).unwrap();
         let [intermediate, root] = ca.chain().map(Clone::clone);
         ([leaf, intermediate, root], key.to_private_key())

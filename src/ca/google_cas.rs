@@ -28,7 +28,8 @@ use crate::net::endpoint::Endpoint;
 use crate::net::grpc::{Calls, Channel, Connections};
 use crate::net::rest;
 use crate::pki::certificate::is_self_issued;
-use crate::pki::{csr, pem};
+use crate::pki::csr::{self, Names};
+use crate::pki::pem;
 use crate::proto::google::cloud::security::privateca::v1 as api;
 use crate::proto::google::protobuf;
 
@@ -181,12 +182,23 @@ impl CertificateAuthority for GoogleCas {
                 "Google's service takes the name from the caller, and --spiffe-id or --trust-domain set another one: \
                  correct them, or drop them to accept the caller's name",
             ),
+            InvalidResponse::MissingNames { .. } => Some(
+                "the pool's issuance policy must pass the subject and the alternative names of a request through",
+            ),
             InvalidResponse::NoIdentity { .. } => Some(
                 "is the caller an identity of a workload identity pool? No such name is documented for others",
             ),
             InvalidResponse::NoRoot => Some("the pool has no root of its own, nor a chain that ends in one"),
             _ => None,
         }
+    }
+}
+
+/// The service names the caller by itself, and then ignores the names in the CSR.
+fn subject_mode(names: &Names) -> api::SubjectRequestMode {
+    match names.is_empty() {
+        true => api::SubjectRequestMode::ReflectedSpiffe,
+        false => api::SubjectRequestMode::Default,
     }
 }
 
@@ -245,7 +257,7 @@ impl GoogleCas {
         let certificate = api::Certificate {
             certificate_config: Some(api::certificate::CertificateConfig::PemCsr(csr::to_pem(&request.csr))),
             lifetime: Some(lifetime),
-            subject_mode: api::SubjectRequestMode::ReflectedSpiffe.into(),
+            subject_mode: subject_mode(&request.names).into(),
             ..api::Certificate::default()
         };
         let message = api::CreateCertificateRequest {

@@ -36,6 +36,7 @@ pub struct ProviderKind {
     pub token: TokenUse,
     pub identity: IdentityDefault,
     pub takes_client_cert: bool,
+    pub names: NameUse,
 }
 
 impl PartialEq for ProviderKind {
@@ -102,6 +103,20 @@ pub enum IdentityDefault {
     Caller {
         /// The shape of its trust domains.
         trust_domain: &'static str,
+    },
+}
+
+/// What becomes of names that are requested besides the identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameUse {
+    /// The CA can issue them.
+    Requested,
+    /// The CA can issue them, but no longer names the caller by itself then: the options must name the identity.
+    WithIdentity,
+    /// The CA ignores them, or refuses a CSR with them.
+    Ignored {
+        /// Why, for the user.
+        why: &'static str,
     },
 }
 

@@ -7,7 +7,8 @@ use rustls::pki_types::CertificateDer;
 use crate::base::clock::rfc3339;
 use crate::base::offload;
 use crate::base::spiffe_id::SpiffeId;
-use crate::pki::certificate::{NotACertificate, is_self_issued};
+use crate::pki::certificate::{Certificate, NotACertificate, is_self_issued};
+use crate::pki::csr::Names;
 use crate::pki::key::PrivateKey;
 use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle, Unchained};
 
@@ -47,6 +48,10 @@ pub enum InvalidResponse {
     WrongIdentity { asked: SpiffeId, got: String },
     #[error("the certificate names no SPIFFE ID (it names {names}): the CA must issue a URI name")]
     NoIdentity { names: String },
+    #[error(
+        "the certificate lacks {missing} (it names {names}): the CA must allow what --dns-san and --common-name request"
+    )]
+    MissingNames { missing: String, names: String },
     #[error("the certificate expired at {at}: the CA's clock or this machine's clock is wrong")]
     Expired { at: String },
     #[error("the certificate is valid only from {from}: the CA's clock or this machine's clock is wrong")]
@@ -63,6 +68,7 @@ impl InvalidResponse {
             Self::NoRoot | Self::NoRootAbove { .. } => "no_root",
             Self::ForeignKey { .. } => "foreign_key",
             Self::WrongIdentity { .. } | Self::NoIdentity { .. } => "wrong_identity",
+            Self::MissingNames { .. } => "missing_names",
             Self::Expired { .. } => "expired",
             Self::NotYetValid { .. } => "not_yet_valid",
             Self::Unchained(_) => "unchained",
@@ -152,12 +158,14 @@ impl IssuedChain {
         bytes(&self.chain) + bytes(&self.roots)
     }
 
-    /// Turns it into publishable secrets, if it parses, carries our key, names the requested identity, is valid at `now`,
+    /// Turns it into publishable secrets, if it parses, carries our key, names the requested identity and the requested names, is
+    /// valid at `now`,
     /// and chains to a root of the same response.
     pub fn check(
         self,
         key: PrivateKey,
         identity: Option<&SpiffeId>,
+        names: &Names,
         now: SystemTime,
     ) -> Result<(KeyPair, TrustBundle), InvalidResponse> {
         let bundle = TrustBundle::new(self.roots).map_err(|error| match error {
@@ -176,6 +184,10 @@ impl IssuedChain {
                 return Err(InvalidResponse::WrongIdentity { asked: asked.clone(), got: got.to_string() });
             }
             _ => {}
+        }
+        let missing = names.missing(leaf);
+        if !missing.is_empty() {
+            return Err(InvalidResponse::MissingNames { missing: missing.join(", "), names: leaf.names() });
         }
         check_time(&pair, now)?;
         bundle.verify(&pair, now)?;

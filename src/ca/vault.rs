@@ -175,7 +175,7 @@ impl CertificateAuthority for Vault {
         let Some(identity) = &request.identity else {
             return Err(self.auth.no_identity(&self.server.disk).await);
         };
-        let body = json!({
+        let mut body = json!({
             "csr": crate::pki::csr::to_pem(&request.csr),
             "format": "pem",
             "ttl": format!("{}s", request.ttl.as_secs()),
@@ -183,6 +183,12 @@ impl CertificateAuthority for Vault {
             "uri_sans": identity.as_str(),
             "exclude_cn_from_sans": true,
         });
+        if let Some(body) = body.as_object_mut() {
+            let dns = (!request.names.dns.is_empty()).then(|| ("alt_names", request.names.dns_list()));
+            let common_name =
+                request.names.common_name.as_ref().map(|name| ("common_name", name.to_string()));
+            body.extend(dns.into_iter().chain(common_name).map(|(key, name)| (key.to_owned(), name.into())));
+        }
         let token = self.auth.token(&self.server, None).await?;
         let signed = match self.sign_with(&token, &body).await {
             // Vault answers the same to an expired token and to one that must not sign.
@@ -197,6 +203,9 @@ impl CertificateAuthority for Vault {
 
     fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {
         match (answer, &self.roots) {
+            (InvalidResponse::MissingNames { .. }, _) => Some(
+                "does the role have allowed_domains, and use_csr_sans and use_csr_common_name as they are by default?",
+            ),
             (InvalidResponse::Unchained(_), Some(_)) => {
                 Some("the roots are those in the file of --vault-root: did one of them sign Vault's issuer?")
             }

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::agent::inventory;
 use crate::base::clock::{Clock, rfc3339, span};
+use crate::base::limits;
 use crate::config::Config;
 use crate::export::ready_file::{ReadyFile, ReadyFileError};
 use crate::fs::disk::Disk;
@@ -25,6 +26,7 @@ use crate::fs::pending::PendingOperations;
 use crate::fs::watch::Watcher;
 use crate::metrics::Metrics;
 use crate::os::permissions;
+use crate::pki::keystore::Password;
 use crate::source::files::FileSource;
 use crate::store::Cache;
 
@@ -95,6 +97,7 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
         f.note(Severity::Warning, "modes", concern);
     }
     f.directories(&config, is_running);
+    f.passwords(&config);
     f.mounted(&config);
     f.crls(&config);
     f.limits(&config);
@@ -173,6 +176,23 @@ impl Findings {
                         directory.display()
                     ),
                 ),
+            }
+        }
+    }
+
+    /// The passwords of keystores that the agent will write.
+    fn passwords(&mut self, config: &Config) {
+        for output in config.output.iter().flat_map(|output| &output.directories) {
+            let Some(file) = output.format.password_file() else { continue };
+            let read = file::read(file, limits::PASSWORD_FILE_BYTES).map_err(|error| error.to_string());
+            let password = read.and_then(|it| Password::from_file(&it).map_err(|error| error.to_string()));
+            let shown = format!("password-file of {} {}", output.option, output.directory.display());
+            match password {
+                Ok(_) => self.note(Severity::Ok, "directories", format!("{shown}: it holds a password")),
+                Err(words) => {
+                    let text = format!("{shown}: {}: {words}; correct it", file.display());
+                    self.note(Severity::Error, "directories", text);
+                }
             }
         }
     }

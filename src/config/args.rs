@@ -99,6 +99,13 @@ pub struct RunArgs {
     /// The whole identity, like spiffe://cluster.local/ns/default/sa/web, instead of the three below
     #[arg(long, value_name = "ID", help_heading = "Identity")]
     pub spiffe_id: Option<String>,
+    /// A DNS name in the certificate, besides the identity, for ordinary TLS clients; repeatable (in the environment
+    /// separated by ","). A certificate without it is not used. Istio's CA ignores it
+    #[arg(long, value_name = "NAME", help_heading = "Identity")]
+    pub dns_san: Vec<String>,
+    /// The common name in the certificate's subject, likewise [default: none]
+    #[arg(long, value_name = "NAME", help_heading = "Identity")]
+    pub common_name: Option<String>,
     /// The identity's trust domain [default: cluster.local] [TRUST_DOMAIN]
     #[arg(long, value_name = "NAME", help_heading = "Identity")]
     pub trust_domain: Option<String>,

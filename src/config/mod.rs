@@ -257,6 +257,7 @@ fn workload_and_providers(
 ) -> (issuer::IssuerSettings, Vec<Provider>) {
     let credentials = Credentials::new(r, args, &options, selection);
     let identity = identity::identity(r, args, &credentials, selection.ca());
+    let names = identity::names(r, args, &identity, selection.ca());
     let certificate = CertificateOptions::new(r, args);
     let drops_old_roots = r.switch("drop-old-roots", args.drop_old_roots, &[]).or(false);
     let shared = shared_options(r, args, options, selection, credentials, &certificate);
@@ -268,6 +269,7 @@ fn workload_and_providers(
     let CertificateOptions { key_type, key_format, ttl, timeout, grace, .. } = certificate;
     let workload = issuer::IssuerSettings {
         identity,
+        names,
         key_type,
         key_format,
         ttl,

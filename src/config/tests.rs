@@ -259,6 +259,35 @@ fn identities_follow_from_options_and_provider() {
 }
 
 #[test]
+fn names_are_requested_from_the_cas_that_issue_them() {
+    let found = |line: &str| config(line, &[]).unwrap();
+    let all = "--dns-san web.example,DB.example --dns-san *.web.example --common-name Web";
+    let names = found(&format!("--ca embedded {all}")).workload.names;
+    assert_eq!(names.dns_list(), "web.example,db.example,*.web.example");
+    assert_eq!(names.common_name.unwrap().to_string(), "Web");
+    for (line, words) in [
+        (
+            "--ca-address ca:1",
+            "--dns-san web.example,DB.example,*.web.example and --common-name Web is not used with --ca citadel: Istio's CA",
+        ),
+        ("--ca none", "without a CA there is no certificate to request"),
+    ] {
+        let found = found(&format!("{line} {all}"));
+        assert!(found.workload.names.is_empty(), "{line}");
+        assert_eq!(found.notes.iter().filter(|note| note.contains(words)).count(), 1, "{:?}", found.notes);
+    }
+    let pool = "--ca google-cas --google-cas-pool projects/p/locations/l/caPools/c";
+    let all = mistakes(&format!("{pool} --dns-san web.example"), &[]);
+    assert!(all.len() == 1 && all[0].contains("needs --spiffe-id with --ca google-cas"), "{all:?}");
+    let named = found(&format!("{pool} --dns-san web.example --spiffe-id spiffe://td/web"));
+    assert_eq!(named.workload.names.dns_list(), "web.example");
+    let all = mistakes("--ca embedded --dns-san 10.0.0.1 --dns-san a,A --common-name=", &[]);
+    for words in ["\"10.0.0.1\" is not a DNS name", "a is named twice", "--common-name is empty"] {
+        assert!(all.iter().any(|mistake| mistake.contains(words)), "{words}: {all:?}");
+    }
+}
+
+#[test]
 fn renewals_of_a_fleet_are_spread_unless_an_option_or_istios_variable_says_otherwise() {
     let jitter = |line: &str, environment: &[(&str, &str)]| {
         config(&format!("--ca none {line}"), environment).unwrap().workload.grace.jitter

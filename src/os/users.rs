@@ -51,7 +51,7 @@ mod tests {
     fn a_name_or_a_number_is_an_id_and_everything_else_a_mistake() {
         assert_eq!((user_id("0"), group_id("4711")), (Ok(0), Ok(4711)));
         assert_eq!((user_id("root"), group_id("root")), (Ok(0), Ok(0)));
-        let error = user_id("attache-nobody-has-this-name").unwrap_err();
+        let error = user_id("attache-has-no-such-user").unwrap_err();
         assert!(
             error.contains("is not a user in /etc/passwd: correct the name, or give its number"),
             "{error}"

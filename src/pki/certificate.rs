@@ -27,6 +27,8 @@ pub struct Certificate {
     pub uris: Vec<String>,
     /// DNS subject alternative names.
     pub dns_names: Vec<String>,
+    /// The common names in its subject.
+    pub common_names: Vec<String>,
     /// IP subject alternative names.
     pub ip_addresses: Vec<IpAddr>,
     /// Algorithm and size of its key, as shown in messages: `ECDSA P-256`.
@@ -57,6 +59,7 @@ impl Certificate {
             not_after: moment(parsed.validity().not_after.timestamp()),
             uris: Vec::new(),
             dns_names: Vec::new(),
+            common_names: common_names(&parsed),
             ip_addresses: Vec::new(),
             key_type: key_type(&parsed),
             public_key: parsed.public_key().raw.to_vec(),
@@ -102,6 +105,11 @@ impl Certificate {
             .collect();
         if names.is_empty() { self.subject.clone() } else { one_line(&names.join(", ")) }
     }
+}
+
+fn common_names(certificate: &X509Certificate<'_>) -> Vec<String> {
+    let names = certificate.subject().iter_common_name();
+    names.filter_map(|name| name.as_str().ok()).map(one_line).collect()
 }
 
 fn decode<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, NotACertificate> {

@@ -48,7 +48,7 @@ fn bearer(token: &str) -> (&'static str, String) {
 fn a_csr() -> String {
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let thief = "spiffe://cluster.local/ns/default/sa/thief".parse().unwrap();
-    csr::to_pem(&csr::request(&key, Some(&thief)).unwrap())
+    csr::to_pem(&csr::request(&key, Some(&thief), &csr::Names::default()).unwrap())
 }
 
 fn parse(text: &str) -> Vec<Certificate> {
@@ -129,8 +129,9 @@ async fn the_embedded_ca_and_attache_ca_share_a_directory() {
     let embedded = attache::ca::embedded::Embedded::from(ca);
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let request = SigningRequest {
-        csr: csr::request(&key, None).unwrap(),
+        csr: csr::request(&key, None, &csr::Names::default()).unwrap(),
         identity: Some(spiffe("web").parse().unwrap()),
+        names: csr::Names::default(),
         ttl: std::time::Duration::from_secs(60),
     };
     let answer = embedded.sign(&request).await.unwrap();

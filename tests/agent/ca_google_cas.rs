@@ -216,8 +216,8 @@ fn client(cas: &FakeGoogleCas, metadata: &TokenService, directory: &Path) -> Goo
 
 fn a_request() -> SigningRequest {
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-    let csr = csr::request(&key, None).unwrap();
-    SigningRequest { csr, identity: None, ttl: Duration::from_secs(24 * 3600) }
+    let csr = csr::request(&key, None, &csr::Names::default()).unwrap();
+    SigningRequest { csr, identity: None, names: csr::Names::default(), ttl: Duration::from_secs(24 * 3600) }
 }
 
 #[tokio::test]

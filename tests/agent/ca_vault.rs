@@ -219,8 +219,13 @@ fn client(vault: &FakeVault, directory: &Path) -> (Arc<Vault>, Clock) {
 fn a_request() -> SigningRequest {
     let identity = spiffe("web").parse().unwrap();
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-    let csr = csr::request(&key, Some(&identity)).unwrap();
-    SigningRequest { csr, identity: Some(identity), ttl: Duration::from_secs(24 * 3600) }
+    let csr = csr::request(&key, Some(&identity), &csr::Names::default()).unwrap();
+    SigningRequest {
+        csr,
+        identity: Some(identity),
+        names: csr::Names::default(),
+        ttl: Duration::from_secs(24 * 3600),
+    }
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use crate::base::clock::Clock;
 use crate::ca::failover::Member;
 use crate::ca::provider::{
     CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, Headers, IdentityDefault, MetadataToken,
-    ProviderArgs, ProviderKind, SharedOptions, TokenUse,
+    NameUse, ProviderArgs, ProviderKind, SharedOptions, TokenUse,
 };
 use crate::fs::disk::Disk;
 use crate::net::endpoint::{Endpoint, Protocol};
@@ -65,6 +65,7 @@ impl ProviderArgs for CitadelArgs {
         },
         identity: IdentityDefault::Token,
         takes_client_cert: true,
+        names: NameUse::Ignored { why: "Istio's CA issues the caller's identity alone" },
     };
 
     fn read(&self, r: &mut Reader<'_>, shared: &SharedOptions) -> Vec<CitadelProvider> {

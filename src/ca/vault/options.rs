@@ -9,7 +9,7 @@ use crate::base::clock::Clock;
 use crate::ca::failover::Member;
 use crate::ca::provider::{
     self, CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, Headers, IdentityDefault, MetadataToken,
-    ProviderArgs, ProviderFile, ProviderKind, SharedOptions, TokenUse,
+    NameUse, ProviderArgs, ProviderFile, ProviderKind, SharedOptions, TokenUse,
 };
 use crate::fs::disk::Disk;
 use crate::net::address::Address;
@@ -67,6 +67,7 @@ impl ProviderArgs for VaultArgs {
         },
         identity: IdentityDefault::Token,
         takes_client_cert: false,
+        names: NameUse::Requested,
     };
 
     fn read(&self, r: &mut Reader<'_>, shared: &SharedOptions) -> Vec<VaultProvider> {

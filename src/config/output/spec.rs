@@ -30,6 +30,11 @@ pub(super) fn parse(text: &str) -> Result<DirectorySettings, String> {
     if directory.is_empty() || directory.contains('=') {
         return Err(format!("{text:?} begins with no directory; the shape is DIR,format=pkcs12,owner=USER"));
     }
+    if matches!(text, "json" | "table") {
+        return Err(format!(
+            "{text:?} is a format of other commands: name a directory (./{text} for one of that name)"
+        ));
+    }
     let mut values = Values(BTreeMap::new());
     for part in parts {
         let (key, value) = part.split_once('=').ok_or_else(|| {
@@ -246,6 +251,7 @@ mod tests {
             ("", "begins with no directory; the shape is DIR,"),
             ("format=pem", "begins with no directory"),
             (",format=pem", "begins with no directory"),
+            ("json", "is a format of other commands: name a directory (./json"),
             (
                 "/out,pkcs12",
                 "\"pkcs12\" is not KEY=VALUE (the path of a directory has no comma here); keys are format",

@@ -131,7 +131,7 @@ impl HookProgress {
 
 async fn until(moment: Option<Instant>) {
     match moment {
-        Some(moment) => tokio::time::sleep_until(moment).await,
+        Some(moment) => tokio::time::sleep(moment.saturating_duration_since(Instant::now())).await,
         None => std::future::pending().await,
     }
 }

@@ -78,7 +78,7 @@ impl Stage {
 
     fn new_pair(&self) -> (Secret, String) {
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-        let request = csr::request(&key, None).unwrap();
+        let request = csr::request(&key, None, &csr::Names::default()).unwrap();
         let identity = "spiffe://cluster.local/ns/default/sa/web".parse().unwrap();
         let leaf = self.ca.issue(&request, &identity, HOUR).unwrap();
         let key = key.to_private_key();

@@ -1,4 +1,4 @@
-//! The decisions; that Java and OpenSSL read the files is shown with them (`tests/agent/keystores.rs`).
+//! The decisions; that Java and OpenSSL read the files is shown with them (`tests/agent/outputs.rs`).
 
 use super::*;
 

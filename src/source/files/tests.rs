@@ -89,7 +89,7 @@ impl Files {
         let (first, ca, last) = (ca("first"), ca("ca"), ca("last"));
         let identity: SpiffeId = "spiffe://cluster.local/ns/default/sa/web".parse().unwrap();
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-        let csr = csr::request(&key, Some(&identity)).unwrap();
+        let csr = csr::request(&key, Some(&identity), &csr::Names::default()).unwrap();
         let leaf = ca.issue(&csr, &identity, DAY).unwrap();
         let [intermediate, root] = ca.chain();
         let chain = pem::of_certificates([&leaf, intermediate]);

@@ -49,7 +49,9 @@ fn keys_and_chains_are_accepted_in_every_usual_form() {
     let identity: SpiffeId = "spiffe://cluster.local/ns/default/sa/web".parse().unwrap();
     for key_type in [KeyType::Rsa2048, KeyType::EcdsaP256, KeyType::EcdsaP384, KeyType::Ed25519] {
         let key = SigningKey::generate(key_type).unwrap();
-        let leaf = ca.issue(&csr::request(&key, Some(&identity)).unwrap(), &identity, DAY).unwrap();
+        let leaf = ca
+            .issue(&csr::request(&key, Some(&identity), &csr::Names::default()).unwrap(), &identity, DAY)
+            .unwrap();
         let chain = pem::of_certificates([&leaf, ca.chain()[0]]);
         let pkcs8 = key.to_private_key().to_pem().to_vec();
         let mut keys = vec![("PKCS#8", pkcs8.clone())];
