@@ -48,6 +48,15 @@ pub enum FileError {
     Restless { paths: Vec<PathBuf> },
     #[error("the file system of {path} does not answer")]
     Unanswered { path: PathBuf },
+    #[error(
+        "{path}: held back until the key pair beside it can be used, since the certificate that is still served does not \
+         chain to it"
+    )]
+    RootsHeldBack { path: PathBuf },
+    #[error(
+        "{path}: held back until the roots beside it can be used, since it does not chain to the roots that are still served"
+    )]
+    PairHeldBack { path: PathBuf },
 }
 
 impl FileError {
@@ -64,7 +73,9 @@ impl FileError {
             | Self::Missing { .. }
             | Self::Expired { .. }
             | Self::NotYetValid { .. }
-            | Self::Unanswered { .. } => false,
+            | Self::Unanswered { .. }
+            | Self::RootsHeldBack { .. }
+            | Self::PairHeldBack { .. } => false,
         }
     }
 
@@ -79,6 +90,7 @@ impl FileError {
             Self::Expired { .. } | Self::NotYetValid { .. } => "not_valid",
             Self::Restless { .. } => "restless",
             Self::Unanswered { .. } => "unanswered",
+            Self::RootsHeldBack { .. } | Self::PairHeldBack { .. } => "held_back",
         }
     }
 }
@@ -150,6 +162,28 @@ pub struct Found<T> {
     pub secret: Result<Option<T>, FileError>,
     /// The rank of the place that has it, good or not.
     pub rank: usize,
+}
+
+impl Generation {
+    /// Holds back the half of this generation that does not fit what is served of the other half, which is unusable: a
+    /// generation is taken whole. Nothing is held back where what is served does not fit together either, or has expired.
+    pub fn hold_back(&mut self, served: (&KeyPair, &TrustBundle), places: &Places, now: SystemTime) {
+        let (pair, bundle) = served;
+        if bundle.verify(pair, now).is_err() {
+            return;
+        }
+        match (&self.key_pair.secret, &self.roots.secret) {
+            (Err(_), Ok(Some(new))) if new.verify(pair, now).is_err() => {
+                let path = places.roots(self.roots.rank);
+                self.roots.secret = Err(FileError::RootsHeldBack { path });
+            }
+            (Ok(Some(new)), Err(_)) if bundle.verify(new, now).is_err() => {
+                let path = places.chain(self.key_pair.rank);
+                self.key_pair.secret = Err(FileError::PairHeldBack { path });
+            }
+            _ => {}
+        }
+    }
 }
 
 impl<T> Found<T> {
@@ -237,6 +271,17 @@ impl Places {
             _ => place.home(),
         });
         shown.map(|path| path.display().to_string()).unwrap_or_default()
+    }
+
+    /// The file of the roots in the place of this rank.
+    fn roots(&self, rank: usize) -> PathBuf {
+        self.ranked.get(rank).and_then(|place| place.roots.clone()).unwrap_or_default()
+    }
+
+    /// The file of the certificate chain in the place of this rank.
+    fn chain(&self, rank: usize) -> PathBuf {
+        let pair = self.ranked.get(rank).and_then(|place| place.key_pair.as_ref());
+        pair.map(|(chain, _)| chain.clone()).unwrap_or_default()
     }
 
     /// The error that the key pair is missing, or the roots.

@@ -149,9 +149,7 @@ impl FileSet {
     /// Whether this can be taken for a whole generation, and not for half of a change.
     fn is_whole(&self, generation: &Generation) -> bool {
         let Generation { key_pair, roots, chained } = generation;
-        self.key_pair.expects(key_pair)
-            && self.roots.expects(roots)
-            && !matches!(chained, Some(Err(_)))
+        self.key_pair.expects(key_pair) && self.roots.expects(roots) && !matches!(chained, Some(Err(_)))
     }
 
     /// Returns when a file changes, or when a certificate becomes valid or expires, and the window of the last publish is
@@ -171,7 +169,8 @@ impl FileSet {
     }
 
     /// Publishes what is good and reports what is not. True if a new secret was published.
-    fn publish(&mut self, generation: Generation, digest: Digest, now: SystemTime) -> bool {
+    fn publish(&mut self, mut generation: Generation, digest: Digest, now: SystemTime) -> bool {
+        self.hold_back(&mut generation, now);
         let starts = generation.key_pair.starts();
         let Generation { key_pair, roots, chained } = generation;
         self.report_mixture(chained);
@@ -189,6 +188,18 @@ impl FileSet {
         let until = starts.into_iter().chain(expiries).min();
         self.taken = Some(Taken { digest, at: now, until });
         is_new
+    }
+
+    /// One half of a generation is not published without the other where the served secrets would no longer fit together.
+    fn hold_back(&self, generation: &mut Generation, now: SystemTime) {
+        if generation.key_pair.secret.is_ok() && generation.roots.secret.is_ok() {
+            return;
+        }
+        if let (Some(Secret::KeyPair(pair)), Some(Secret::TrustBundle(bundle))) =
+            (self.key_pair.served(), self.roots.served())
+        {
+            generation.hold_back((&pair, &bundle), &self.places, now);
+        }
     }
 
     /// Files that go on changing may be half of a generation at every look.
