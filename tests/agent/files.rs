@@ -123,6 +123,47 @@ async fn a_generation_is_taken_whole() {
 }
 
 #[tokio::test]
+async fn the_files_of_a_tls_secret_and_a_credential_bundle_are_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca = directory.path().join("ca");
+    let before = Mounted::new(&ca, "web");
+    let bundle = [before.key.as_slice(), &before.chain].concat();
+    let tls_secret = [("tls.crt", &*before.chain), ("tls.key", &*before.key), ("ca.crt", &*before.root)];
+    let bundled = [("credentials.pem", &*bundle), ("trust.pem", &*before.root)];
+    let chosen = ["--cert-file", "credentials.pem", "--root-file", "trust.pem"];
+    let cases: [(&str, &[(&str, &[u8])], &[&str]); 2] =
+        [("tls-secret", &tls_secret, &[]), ("bundle", &bundled, &chosen)];
+    for (name, files, options) in cases {
+        let volume = directory.path().join(name).join("certs");
+        std::fs::create_dir_all(volume.parent().unwrap()).unwrap();
+        swap(&volume, files.iter().copied());
+        // No provider is configured: a key pair in the directory is enough.
+        let options = [&["--cert-dir", volume.to_str().unwrap()], options].concat();
+        let agent = Agent::ready(directory.path(), name, &options).await;
+        on_connection(&agent.socket, async |client| {
+            let mut pairs = Stream::open(&client, &["default"]).await.unwrap();
+            let first = pairs.next().await.unwrap();
+            assert_eq!(certificates(&first).as_bytes(), before.chain, "{name}");
+            pairs.accept(&first).await;
+            let mut roots = Stream::open(&client, &["ROOTCA"]).await.unwrap();
+            assert_eq!(certificates(&roots.next().await.unwrap()).as_bytes(), before.root, "{name}");
+            let next = Mounted::new(&ca, "web");
+            let bundle = [next.key.as_slice(), &next.chain].concat();
+            let renewed = |file: &str| match file {
+                "tls.crt" => next.chain.clone(),
+                "tls.key" => next.key.clone(),
+                "credentials.pem" => bundle.clone(),
+                _ => next.root.clone(),
+            };
+            let renewed: Vec<_> = files.iter().map(|(file, _)| (*file, renewed(file))).collect();
+            swap(&volume, renewed.iter().map(|(file, content)| (*file, content.as_slice())));
+            assert_eq!(certificates(&pairs.next().await.unwrap()).as_bytes(), next.chain, "{name}");
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
 async fn files_that_appear_later_take_precedence_over_the_ca() {
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path().join("made/later");

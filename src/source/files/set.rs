@@ -205,7 +205,7 @@ impl FileSet {
     /// Files that go on changing may be half of a generation at every look.
     fn report_restless(&mut self) {
         self.taken = None;
-        let error = FileError::Restless { paths: self.places.paths() };
+        let error = FileError::Restless { paths: self.places.homes() };
         for publisher in [&mut self.roots, &mut self.key_pair] {
             publisher.fail(&error, &self.context.metrics);
         }
