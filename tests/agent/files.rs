@@ -131,8 +131,7 @@ async fn the_files_of_a_tls_secret_and_a_credential_bundle_are_served() {
     let tls_secret = [("tls.crt", &*before.chain), ("tls.key", &*before.key), ("ca.crt", &*before.root)];
     let bundled = [("credentials.pem", &*bundle), ("trust.pem", &*before.root)];
     let chosen = ["--cert-file", "credentials.pem", "--root-file", "trust.pem"];
-    let cases: [(&str, &[(&str, &[u8])], &[&str]); 2] =
-        [("tls-secret", &tls_secret, &[]), ("bundle", &bundled, &chosen)];
+    let cases = [("tls-secret", &tls_secret[..], &[][..]), ("bundle", &bundled, &chosen)];
     for (name, files, options) in cases {
         let volume = directory.path().join(name).join("certs");
         std::fs::create_dir_all(volume.parent().unwrap()).unwrap();

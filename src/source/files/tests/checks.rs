@@ -139,6 +139,7 @@ fn one_set_of_file_names_is_served_at_a_time() {
 
 #[test]
 fn file_names_can_be_chosen_and_one_file_can_hold_the_whole_pair() {
+    type Present<'a> = &'a [(&'a str, &'a [u8])];
     let files = Files::nth(0);
     let bundle = [files.key.as_slice(), &files.chain].concat();
     let names = |chain: Option<&str>, key: Option<&str>, roots: Option<&str>| FileNames {
@@ -146,7 +147,7 @@ fn file_names_can_be_chosen_and_one_file_can_hold_the_whole_pair() {
         key: key.map(str::to_owned),
         roots: roots.map(str::to_owned),
     };
-    let cases: [(FileNames, &[(&str, &[u8])]); 4] = [
+    let cases: [(FileNames, Present<'_>); 4] = [
         (
             names(Some("web.pem"), Some("web.key"), Some("mesh/roots.pem")),
             &[("web.pem", &files.chain), ("web.key", &files.key), ("mesh/roots.pem", &files.root)],
