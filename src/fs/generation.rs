@@ -322,6 +322,11 @@ impl Places {
         self.ranked.iter().flat_map(Place::paths).cloned().collect()
     }
 
+    /// How many of [`Places::paths`] are of the first place.
+    pub fn files_of_first(&self) -> usize {
+        self.ranked.first().map_or(0, |place| place.paths().count())
+    }
+
     /// The place of this rank, for people: its directory, or the file if there is only one.
     pub fn shown(&self, rank: usize) -> String {
         let place = self.ranked.get(rank);

@@ -55,7 +55,8 @@ impl FileSet {
         roots: SecretPublisher,
         context: Context,
     ) -> Self {
-        let watch = context.watcher.watch(places.paths());
+        // The first place decides if it has all files.
+        let watch = context.watcher.watch_with_fallbacks(places.paths(), places.files_of_first());
         let (chained, change) = (FailureLog::default(), PendingChange::new(context.debounce));
         Self {
             places,
