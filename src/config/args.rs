@@ -135,11 +135,20 @@ pub struct RunArgs {
     #[arg(long, value_name = "0..1", help_heading = "Certificate")]
     pub grace_jitter: Option<String>,
 
-    /// The directory of mounted cert-chain.pem, key.pem and root-cert.pem, which win over the CA if they exist. Missing
-    /// files are looked for in /var/run/secrets/workload-spiffe-credentials. Not used if it is also --ca-client-cert-dir
-    /// [default: /etc/certs]
+    /// The directory of mounted cert-chain.pem, key.pem and root-cert.pem, or tls.crt, tls.key and ca.crt, which win over the
+    /// CA if they exist. Missing files are looked for in /var/run/secrets/workload-spiffe-credentials. Not used if it is also
+    /// --ca-client-cert-dir [default: /etc/certs]
     #[arg(long, value_name = "DIR", help_heading = "Mounted files")]
     pub cert_dir: Option<String>,
+    /// The file in --cert-dir that holds the certificate chain; it may hold the key too [default: cert-chain.pem or tls.crt]
+    #[arg(long, value_name = "NAME", help_heading = "Mounted files")]
+    pub cert_file: Option<String>,
+    /// The file in --cert-dir that holds the private key [default: key.pem or tls.key]
+    #[arg(long, value_name = "NAME", help_heading = "Mounted files")]
+    pub key_file: Option<String>,
+    /// The file in --cert-dir that holds the trust roots [default: root-cert.pem or ca.crt]
+    #[arg(long, value_name = "NAME", help_heading = "Mounted files")]
+    pub root_file: Option<String>,
     /// A PEM file of CRLs, added to the trust bundle while it holds a current, correctly signed one of each CA in use
     /// [default: /var/run/secrets/istio/crl/ca-crl.pem, if it exists]
     #[arg(long, value_name = "FILE", help_heading = "Mounted files")]

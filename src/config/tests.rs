@@ -412,6 +412,23 @@ fn cert_dir(files: &mounted::FileSettings) -> Option<PathBuf> {
 }
 
 #[test]
+fn names_of_mounted_files_are_beneath_their_directory() {
+    let line = "--ca none --cert-dir /certs --cert-file web.pem --key-file keys/web.key";
+    let files = config(line, &[("ATTACHE_ROOT_FILE", "mesh.pem")]).unwrap().files;
+    let place = &files.mounted[0];
+    let pair = place.key_pair.as_ref().map(|(chain, key)| [chain.as_path(), key]);
+    assert_eq!(pair, Some([Path::new("/certs/web.pem"), Path::new("/certs/keys/web.key")]));
+    assert_eq!(place.roots.as_deref(), Some(Path::new("/certs/mesh.pem")));
+    assert!(!files.mounted[1].is_alternative, "one set of names is left");
+    for flag in ["--cert-file", "--key-file", "--root-file"] {
+        for bad in ["/tls/web.pem", "../web.pem"] {
+            let mistakes = config(&format!("--ca none {flag} {bad}"), &[]).unwrap_err().to_string();
+            assert!(mistakes.contains(&format!("{flag}: {bad} is not beneath --cert-dir")), "{mistakes}");
+        }
+    }
+}
+
+#[test]
 fn the_client_certificate_decides_on_roots_and_mounted_files() {
     let found = |line: &str, environment: &[_]| {
         let config = config(line, environment).unwrap();

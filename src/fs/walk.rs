@@ -117,6 +117,8 @@ pub struct FoundFile {
 #[derive(Debug, Default)]
 pub struct Walk {
     paths: Vec<PathBuf>,
+    /// How many of the first paths make the others needless if each of them is a file.
+    decisive: Option<usize>,
     /// The names that were links at the last walk. That is probably what they are still.
     links: BTreeSet<PathBuf>,
     /// The root directory, which stays the same.
@@ -126,6 +128,11 @@ pub struct Walk {
 impl Walk {
     pub fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths, ..Self::default() }
+    }
+
+    /// Paths of which those behind the first `decisive` are looked up only if one of these is no file.
+    pub(super) fn with_fallbacks(paths: Vec<PathBuf>, decisive: usize) -> Self {
+        Self { decisive: Some(decisive), ..Self::new(paths) }
     }
 
     pub fn paths(&self) -> &[PathBuf] {
@@ -145,14 +152,21 @@ impl Walk {
     }
 
     /// Reads all files, of `limit` bytes at most each, except for those that `refuse`, given their path without links,
-    /// has an error for. Starts over if one of them changed meanwhile.
+    /// has an error for. Needless ones count as missing. Starts over if one of them changed meanwhile.
     pub fn read(&mut self, limit: u64, refuse: impl Fn(&Path) -> Option<io::Error>) -> Look {
         let root = self.root.get_or_insert_with(root);
         let mut reads = 0;
         loop {
             reads += 1;
             let mut pass = Pass::new(&self.links, root);
-            let ends: Vec<_> = self.paths.iter().map(|path| pass.resolve(path)).collect();
+            let mut ends: Vec<End> = Vec::new();
+            for path in &self.paths {
+                let is_file = |end: &End| matches!(end.step, Step::File(_)) && refuse(&end.path).is_none();
+                if self.decisive == Some(ends.len()) && ends.iter().all(is_file) {
+                    break;
+                }
+                ends.push(pass.resolve(path));
+            }
             let read = |end: &End| refuse(&end.path).map_or_else(|| pass.read(end, limit), Err);
             let contents: Vec<_> = ends.iter().map(read).collect();
             let is_current = pass.is_current(&ends);
@@ -160,7 +174,11 @@ impl Walk {
                 let is_broken =
                     contents.iter().filter_map(|content| content.as_ref().err()).any(is_breakdown);
                 let found = ends.into_iter().zip(contents);
-                let files = found.map(|(end, content)| FoundFile { real: end.path, content }).collect();
+                let found = found.map(|(end, content)| FoundFile { real: end.path, content });
+                let missing =
+                    |path: &PathBuf| FoundFile { real: path.clone(), content: Err(Errno::NOENT.into()) };
+                let needless = self.paths.iter().skip(found.len()).map(missing);
+                let files = found.chain(needless).collect();
                 let mut lookups = pass.into_lookups();
                 lookups.is_broken |= is_broken;
                 self.links = links_of(&lookups);

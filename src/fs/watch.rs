@@ -137,11 +137,20 @@ impl Watcher {
 
     /// A watch of `paths`, which need not exist. It starts with the first [`Watch::look`] or [`Watch::arm`].
     pub fn watch(&self, paths: Vec<PathBuf>) -> Watch {
+        self.watch_walk(Walk::new(paths))
+    }
+
+    /// A watch of `paths`, of which those behind the first `decisive` count only if one of these is no file.
+    pub fn watch_with_fallbacks(&self, paths: Vec<PathBuf>, decisive: usize) -> Watch {
+        self.watch_walk(Walk::with_fallbacks(paths, decisive))
+    }
+
+    fn watch_walk(&self, walk: Walk) -> Watch {
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         Watch {
             shared: Arc::clone(&self.0),
             id,
-            walk: Walk::new(paths),
+            walk,
             wakes: self.0.index.lock().add(id),
             lookups: Lookups::default(),
             targets: Targets::new(),

@@ -9,7 +9,7 @@ mod set;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use self::locations::{PLATFORM_DIRECTORY, places};
+pub use self::locations::{FileNames, PLATFORM_DIRECTORY, places};
 use self::publisher::SecretPublisher;
 use self::set::FileSet;
 use crate::base::clock::Clock;

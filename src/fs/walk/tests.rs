@@ -83,3 +83,23 @@ fn files_behind_one_link_are_of_one_generation() {
         assert_eq!(*pass.read(&end, 10).unwrap(), b"..1", "{}", end.path.display());
     }
 }
+
+#[test]
+fn fallbacks_are_looked_up_only_if_a_decisive_file_is_missing() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().canonicalize().unwrap();
+    let paths: Vec<_> = ["chain", "key", "fallback"].map(|name| root.join(name)).into();
+    for path in &paths {
+        std::fs::write(path, "text").unwrap();
+    }
+    let mut walk = Walk::with_fallbacks(paths.clone(), 2);
+    let mut read = |refused: Option<&Path>| {
+        let look = walk.read(10, |path| (Some(path) == refused).then(|| io::ErrorKind::NotFound.into()));
+        let is_read: Vec<_> = look.files.iter().map(|file| file.content.is_ok()).collect();
+        (is_read, look.lookups.names.contains_key(&paths[2]))
+    };
+    assert_eq!(read(None), (vec![true, true, false], false));
+    assert_eq!(read(Some(&paths[0])), (vec![false, true, true], true));
+    std::fs::remove_file(&paths[1]).unwrap();
+    assert_eq!(read(None), (vec![true, false, true], true));
+}

@@ -3,7 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use super::FileSettings;
-use crate::fs::generation::{NAMES, Place, Places};
+use crate::fs::generation::{NAMES, Place, Places, TLS_NAMES};
 use crate::secret::SecretName;
 
 /// The file names of GKE's workload certificates.
@@ -25,13 +25,34 @@ const SYSTEM_ROOTS: [&str; 6] = [
 /// The same text as for a file to which a link leads out.
 const OUTSIDE: &str = "outside the directories that --file-prefix allows";
 
-/// The places of `default` and `ROOTCA` in `directory`. GKE's file names count where its certificates are mounted.
-pub fn places(directory: &Path) -> Vec<Place> {
-    let mut places = vec![Place::in_directory(directory, NAMES)];
-    if directory == Path::new(PLATFORM_DIRECTORY) {
-        places.push(Place::in_directory(directory, GKE_NAMES));
+/// File names that the user chose, instead of those that a set has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileNames {
+    pub chain: Option<String>,
+    pub key: Option<String>,
+    pub roots: Option<String>,
+}
+
+impl FileNames {
+    fn over<'a>(&'a self, [chain, key, roots]: [&'a str; 3]) -> [&'a str; 3] {
+        [
+            self.chain.as_deref().unwrap_or(chain),
+            self.key.as_deref().unwrap_or(key),
+            self.roots.as_deref().unwrap_or(roots),
+        ]
     }
-    places
+}
+
+/// The places of `default` and `ROOTCA` in `directory`, for each set of file names that counts there: Istio's, those of TLS
+/// Secrets, and GKE's where its certificates are mounted.
+pub fn places(directory: &Path, names: &FileNames) -> Vec<Place> {
+    let mut sets = vec![names.over(NAMES), names.over(TLS_NAMES)];
+    if directory == Path::new(PLATFORM_DIRECTORY) {
+        sets.push(names.over(GKE_NAMES));
+    }
+    sets.dedup();
+    let place = |(index, set)| Place { is_alternative: index > 0, ..Place::in_directory(directory, set) };
+    sets.into_iter().enumerate().map(place).collect()
 }
 
 /// `path` from the root directory, without `.` and empty names. A `..` stays where it may follow a link; a relative path
@@ -86,12 +107,12 @@ impl Files {
     }
 
     pub(super) fn places(&self, settings: &FileSettings) -> Places {
-        let roots = |path: &Path| Place { roots: Some(path.to_owned()), key_pair: None };
+        let roots = |path: &Path| Place { roots: Some(path.to_owned()), ..Place::default() };
         match self {
-            Self::KeyPair { chain, key } => Places::new(vec![Place {
-                key_pair: Some((chain.to_path_buf(), key.to_path_buf())),
-                roots: None,
-            }]),
+            Self::KeyPair { chain, key } => {
+                let key_pair = Some((chain.to_path_buf(), key.to_path_buf()));
+                Places::new(vec![Place { key_pair, ..Place::default() }])
+            }
             Self::Roots(path) => Places::new(vec![roots(path)]),
             Self::SystemRoots => {
                 let known = || SYSTEM_ROOTS.map(|path| roots(path.as_ref())).to_vec();

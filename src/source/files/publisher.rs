@@ -45,10 +45,15 @@ impl SecretPublisher {
         }
     }
 
+    /// What is served from files.
+    pub(super) fn served(&self) -> Option<Secret> {
+        let good = self.publisher.entry().good.filter(|good| good.origin == Origin::FILES)?;
+        Some(good.secret.clone())
+    }
+
     /// When the secret expires that is served from files.
     pub(super) fn not_after(&self) -> Option<SystemTime> {
-        let good = self.publisher.entry().good.filter(|good| good.origin == Origin::FILES)?;
-        Some(good.secret.not_after())
+        Some(self.served()?.not_after())
     }
 
     /// Announces the key pair whose roots are published first.

@@ -55,7 +55,8 @@ impl FileSet {
         roots: SecretPublisher,
         context: Context,
     ) -> Self {
-        let watch = context.watcher.watch(places.paths());
+        // The first place decides if it has all files.
+        let watch = context.watcher.watch_with_fallbacks(places.paths(), places.files_of_first());
         let (chained, change) = (FailureLog::default(), PendingChange::new(context.debounce));
         Self {
             places,
@@ -169,7 +170,8 @@ impl FileSet {
     }
 
     /// Publishes what is good and reports what is not. True if a new secret was published.
-    fn publish(&mut self, generation: Generation, digest: Digest, now: SystemTime) -> bool {
+    fn publish(&mut self, mut generation: Generation, digest: Digest, now: SystemTime) -> bool {
+        self.hold_back(&mut generation, now);
         let starts = generation.key_pair.starts();
         let Generation { key_pair, roots, chained } = generation;
         self.report_mixture(chained);
@@ -189,10 +191,22 @@ impl FileSet {
         is_new
     }
 
+    /// One half of a generation is not published without the other where the served secrets would no longer fit together.
+    fn hold_back(&self, generation: &mut Generation, now: SystemTime) {
+        if generation.key_pair.secret.is_ok() && generation.roots.secret.is_ok() {
+            return;
+        }
+        if let (Some(Secret::KeyPair(pair)), Some(Secret::TrustBundle(bundle))) =
+            (self.key_pair.served(), self.roots.served())
+        {
+            generation.hold_back((&pair, &bundle), &self.places, now);
+        }
+    }
+
     /// Files that go on changing may be half of a generation at every look.
     fn report_restless(&mut self) {
         self.taken = None;
-        let error = FileError::Restless { paths: self.places.paths() };
+        let error = FileError::Restless { paths: self.places.homes() };
         for publisher in [&mut self.roots, &mut self.key_pair] {
             publisher.fail(&error, &self.context.metrics);
         }

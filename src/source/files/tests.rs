@@ -28,7 +28,7 @@ use super::publisher::REMOVED;
 use super::*;
 use crate::base::spiffe_id::SpiffeId;
 use crate::ca::embedded::DevelopmentCa;
-use crate::fs::generation::NAMES;
+use crate::fs::generation::{NAMES, TLS_NAMES};
 use crate::fs::pending::PendingOperations;
 use crate::fs::pool::Pool;
 use crate::fs::watch::testing::{self, Kernel};
@@ -148,7 +148,7 @@ async fn change(how: impl FnOnce() + Send + 'static) {
 /// The settings of a source beside a CA.
 fn settings(directory: &Path) -> FileSettings {
     FileSettings {
-        mounted: places(directory),
+        mounted: places(directory, &FileNames::default()),
         own: Vec::new(),
         private: Vec::new(),
         is_alone: false,
