@@ -38,9 +38,9 @@ pub fn places(directory: &Path) -> Vec<Place> {
 /// `path` from the root directory, without `.` and empty names. A `..` stays where it may follow a link; a relative path
 /// starts at `working_directory`, which has none.
 pub(super) fn normalized(path: &Path, working_directory: &Path) -> PathBuf {
-    let start = if path.is_absolute() { Path::new("") } else { working_directory };
-    let mut normal = PathBuf::with_capacity(start.as_os_str().len() + 1 + path.as_os_str().len());
-    normal.push(if path.is_absolute() { Path::new("/") } else { start });
+    let start = if path.is_absolute() { Path::new("/") } else { working_directory };
+    let mut normal = PathBuf::with_capacity(start.as_os_str().len() + path.as_os_str().len());
+    normal.push(start);
     let mut is_free_of_links = true;
     for component in path.components() {
         match component {
