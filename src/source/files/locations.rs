@@ -4,6 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::FileSettings;
 use crate::fs::file;
+use crate::fs::find::OUTSIDE;
 use crate::fs::generation::{NAMES, Place, Places};
 use crate::secret::SecretName;
 
@@ -22,9 +23,6 @@ const SYSTEM_ROOTS: [&str; 6] = [
     "/etc/pki/tls/cacert.pem",
     "/etc/ssl/cert.pem",
 ];
-
-/// The same text as for a file to which a link leads out.
-const OUTSIDE: &str = "outside the directories that --file-prefix allows";
 
 /// The places of `default` and `ROOTCA` in `directory`. GKE's file names count where its certificates are mounted.
 pub fn places(directory: &Path) -> Vec<Place> {
@@ -103,7 +101,7 @@ impl Files {
     }
 }
 
-/// The directories in which files must lie that streams name; anywhere if there are none.
+/// The directories in which files must lie that streams name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Prefixes(Vec<PathBuf>);
 
@@ -115,7 +113,7 @@ impl Prefixes {
 
     /// Whether these files may be looked at, decided from their paths alone.
     pub(super) fn admit(&self, files: &Files) -> Result<(), &'static str> {
-        let is_admitted = |path: &Path| self.0.is_empty() || self.length(path).is_some();
+        let is_admitted = |path: &Path| self.length(path).is_some();
         match files.paths().all(is_admitted) {
             true => Ok(()),
             false => Err(OUTSIDE),
@@ -123,10 +121,11 @@ impl Prefixes {
     }
 
     /// How many names of `path` are the directory that it must not lead out of. A path that goes up may leave any
-    /// directory.
+    /// directory but the root.
     pub(super) fn length(&self, path: &Path) -> Option<usize> {
         let goes_up = path.components().any(|component| component == Component::ParentDir);
-        let holder = self.0.iter().filter(|prefix| !goes_up && path.starts_with(prefix));
+        let may_hold = |prefix: &&PathBuf| !goes_up || prefix.parent().is_none();
+        let holder = self.0.iter().filter(may_hold).filter(|prefix| path.starts_with(prefix));
         holder.map(|prefix| prefix.components().count() - 1).max()
     }
 }
@@ -192,7 +191,10 @@ mod tests {
             ("file-root:/etc/../tls/b", false),
         ] {
             assert_eq!(prefixes.admit(&files(name)).is_ok(), is_admitted, "{name}");
-            assert_eq!(Prefixes::default().admit(&files(name)), Ok(()));
+            let everywhere = Prefixes::new(&["/".into()], Path::new("/work/here"));
+            assert_eq!(everywhere.admit(&files(name)), Ok(()));
+            let is_system = name == "file-root:system";
+            assert_eq!(Prefixes::default().admit(&files(name)).is_ok(), is_system, "{name}");
         }
         let length = |path: &str| prefixes.length(Path::new(path));
         assert_eq!([length("/tls/a"), length("/tls/deep/a"), length("/a")], [Some(1), Some(2), None]);
