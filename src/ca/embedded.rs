@@ -5,6 +5,7 @@
 
 pub mod options;
 pub mod server;
+pub mod token;
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};

@@ -61,10 +61,11 @@ fn key(arg: &Arg) -> String {
     }
 }
 
-fn write_command(page: &mut String, command: &Command, has_environment: bool) {
+/// `line` is the command with those that it is a part of.
+fn write_command(page: &mut String, line: &str, command: &Command, has_environment: bool) {
     let about = command.get_long_about().or(command.get_about()).map(ToString::to_string);
     let about = about.unwrap_or_default().trim().replace('<', "\\<");
-    let _ = writeln!(page, "## attache {}\n\n{about}\n", command.get_name());
+    let _ = writeln!(page, "## {line}\n\n{about}\n");
     let is_listed = |arg: &&Arg| match command.get_name() {
         // The other options are those of `attache run`.
         "check" => arg.get_help_heading() == Some("Check"),
@@ -108,6 +109,9 @@ fn write_command(page: &mut String, command: &Command, has_environment: bool) {
         }
         let _ = writeln!(page);
     }
+    for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
+        write_command(page, &format!("{line} {}", command.get_name()), command, false);
+    }
 }
 
 #[test]
@@ -116,7 +120,8 @@ fn the_options_page_is_up_to_date() {
     all.build();
     let mut page = HEAD.to_owned();
     for command in all.get_subcommands().filter(|command| command.get_name() != "help") {
-        write_command(&mut page, command, command.get_name() == "run");
+        let line = format!("attache {}", command.get_name());
+        write_command(&mut page, &line, command, command.get_name() == "run");
     }
     let page = page.trim_end().to_owned() + "\n";
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/options.md");

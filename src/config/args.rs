@@ -157,7 +157,9 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Mounted files")]
     pub file_mounted_certs: bool,
     /// A directory with which the paths that Envoy names as file-cert:CHAIN~KEY and file-root:PATH must begin, and that
-    /// their links must not leave; repeatable (ATTACHE_FILE_PREFIX: separated by ":") [default: anywhere]
+    /// their links must not leave; repeatable (ATTACHE_FILE_PREFIX: separated by ":"); / allows every path [default:
+    /// /etc/certs, /etc/istio, /var/run/secrets, /run/secrets, /etc/ssl/certs, /etc/pki/ca-trust/extracted, and
+    /// --cert-dir]
     #[arg(long, value_name = "DIR", help_heading = "Mounted files")]
     pub file_prefix: Vec<String>,
     /// Publish changed files at most once in this time [default: 100ms] [FILE_DEBOUNCE_DURATION]

@@ -15,6 +15,17 @@ const CERT_DIR: &str = "/etc/certs";
 /// Where Istio mounts the CRLs of its CAs.
 const ISTIO_CRL: &str = "/var/run/secrets/istio/crl/ca-crl.pem";
 
+/// The default of `--file-prefix`, beside `--cert-dir`: where certificates and the system's roots usually lie.
+/// `/var/run` is mostly a link to `/run`.
+const FILE_PREFIXES: [&str; 6] = [
+    CERT_DIR,
+    "/etc/istio",
+    "/var/run/secrets",
+    "/run/secrets",
+    "/etc/ssl/certs",
+    "/etc/pki/ca-trust/extracted",
+];
+
 /// How long a disk may take to answer before the agent starts without.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -23,7 +34,7 @@ pub(super) struct FileOptions {
     cert_dir: Setting<String>,
     /// Beneath `cert_dir`.
     names: FileNames,
-    prefixes: Vec<PathBuf>,
+    prefixes: files::FilePrefixes,
     system_roots: Option<PathBuf>,
     debounce: Duration,
 }
@@ -35,14 +46,15 @@ impl FileOptions {
     pub(super) fn new(r: &mut Reader<'_>, args: &RunArgs) -> Self {
         let debounce =
             r.duration("file-debounce", &args.file_debounce, &["FILE_DEBOUNCE_DURATION"], Duration::ZERO);
+        let cert_dir = r.text("cert-dir", &args.cert_dir, &[]);
         Self {
-            cert_dir: r.text("cert-dir", &args.cert_dir, &[]),
             names: FileNames {
                 chain: r.parsed("cert-file", &args.cert_file, &[], beneath).value,
                 key: r.parsed("key-file", &args.key_file, &[], beneath).value,
                 roots: r.parsed("root-file", &args.root_file, &[], beneath).value,
             },
-            prefixes: prefixes(r, args),
+            prefixes: prefixes(r, args, cert_dir.value.as_deref()),
+            cert_dir,
             system_roots: r.variable("SSL_CERT_FILE").map(PathBuf::from),
             debounce: debounce.or(Duration::from_millis(100)),
         }
@@ -134,11 +146,17 @@ pub(super) fn holds_key_pair(place: &Place) -> Option<bool> {
 }
 
 /// Directories that files named by Envoy must be in; in the environment separated by ":", as in PATH.
-fn prefixes(r: &mut Reader<'_>, args: &RunArgs) -> Vec<PathBuf> {
+fn prefixes(r: &mut Reader<'_>, args: &RunArgs, cert_dir: Option<&str>) -> files::FilePrefixes {
     // An empty one would not limit anything, and a user who sets it wants a limit.
     let directory = |text: &str| match text {
-        "" => Err("it is empty: name a directory, or leave it out to allow every path"),
+        "" => Err("it is empty: name a directory, or leave it out for the usual ones"),
         directory => Ok(PathBuf::from(directory)),
     };
-    r.list("file-prefix", &args.file_prefix, &[], ':', directory).value.unwrap_or_default()
+    match r.list("file-prefix", &args.file_prefix, &[], ':', directory).value {
+        Some(given) => files::FilePrefixes::Given(given),
+        None => {
+            let usual = FILE_PREFIXES.into_iter().chain(cert_dir);
+            files::FilePrefixes::Usual(usual.map(PathBuf::from).collect())
+        }
+    }
 }

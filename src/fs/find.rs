@@ -75,6 +75,10 @@ pub struct Bounds {
     pub private: Vec<Private>,
 }
 
+/// Why a file is not served that is not beneath a prefix.
+pub const OUTSIDE: &str = "outside the directories that --file-prefix allows: start the agent with --file-prefix DIR for \
+                           each directory with files that Envoy names";
+
 /// A directory whose files are not for peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Private {
@@ -88,7 +92,7 @@ pub struct Private {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OutOfBounds {
     /// The same error whether or not the file exists.
-    #[error("outside the directories that --file-prefix allows")]
+    #[error("{OUTSIDE}")]
     Prefix,
     #[error("it lies in {directory}, whose files are the agent's own and not served by name")]
     Private { directory: PathBuf },

@@ -32,10 +32,18 @@ pub struct FileSettings {
     pub own: Vec<PathBuf>,
     /// The directories with files of the agent's own, which no name leads to.
     pub private: Vec<PathBuf>,
-    /// The directories in which files that streams name must lie; anywhere if empty.
-    pub prefixes: Vec<PathBuf>,
+    pub prefixes: FilePrefixes,
     /// The file of the system's roots, instead of those that distributions have (`SSL_CERT_FILE`).
     pub system_roots: Option<PathBuf>,
+}
+
+/// The directories in which files must lie that streams name.
+#[derive(Clone, Debug)]
+pub enum FilePrefixes {
+    /// By default. Taken as they are spelled, so that no agent waits at its start for directories that it may not need.
+    Usual(Vec<PathBuf>),
+    /// Those of `--file-prefix`, also with their links resolved.
+    Given(Vec<PathBuf>),
 }
 
 /// Serves `default` and `ROOTCA` from mounted files.

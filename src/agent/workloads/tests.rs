@@ -31,7 +31,7 @@ fn plan(account: &str, ca: &Path) -> Plan {
             debounce,
             own: Vec::new(),
             private: Vec::new(),
-            prefixes: Vec::new(),
+            prefixes: files::FilePrefixes::Usual(Vec::new()),
             system_roots: None,
         },
         crl: CrlFile { path: "/nowhere/crl.pem".into(), is_named: false },

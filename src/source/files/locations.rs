@@ -3,6 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use super::FileSettings;
+use crate::fs::find::OUTSIDE;
 use crate::fs::generation::{NAMES, Place, Places, TLS_NAMES};
 use crate::secret::SecretName;
 
@@ -21,9 +22,6 @@ const SYSTEM_ROOTS: [&str; 6] = [
     "/etc/pki/tls/cacert.pem",
     "/etc/ssl/cert.pem",
 ];
-
-/// The same text as for a file to which a link leads out.
-const OUTSIDE: &str = "outside the directories that --file-prefix allows";
 
 /// File names that the user chose, instead of those that a set has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,9 +56,9 @@ pub fn places(directory: &Path, names: &FileNames) -> Vec<Place> {
 /// `path` from the root directory, without `.` and empty names. A `..` stays where it may follow a link; a relative path
 /// starts at `working_directory`, which has none.
 pub(super) fn normalized(path: &Path, working_directory: &Path) -> PathBuf {
-    let start = if path.is_absolute() { Path::new("") } else { working_directory };
-    let mut normal = PathBuf::with_capacity(start.as_os_str().len() + 1 + path.as_os_str().len());
-    normal.push(if path.is_absolute() { Path::new("/") } else { start });
+    let start = if path.is_absolute() { Path::new("/") } else { working_directory };
+    let mut normal = PathBuf::with_capacity(start.as_os_str().len() + path.as_os_str().len());
+    normal.push(start);
     let mut is_free_of_links = true;
     for component in path.components() {
         match component {
@@ -123,7 +121,7 @@ impl Files {
     }
 }
 
-/// The directories in which files must lie that streams name; anywhere if there are none.
+/// The directories in which files must lie that streams name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Prefixes(Vec<PathBuf>);
 
@@ -135,7 +133,7 @@ impl Prefixes {
 
     /// Whether these files may be looked at, decided from their paths alone.
     pub(super) fn admit(&self, files: &Files) -> Result<(), &'static str> {
-        let is_admitted = |path: &Path| self.0.is_empty() || self.length(path).is_some();
+        let is_admitted = |path: &Path| self.length(path).is_some();
         match files.paths().all(is_admitted) {
             true => Ok(()),
             false => Err(OUTSIDE),
@@ -143,10 +141,11 @@ impl Prefixes {
     }
 
     /// How many names of `path` are the directory that it must not lead out of. A path that goes up may leave any
-    /// directory.
+    /// directory but the root.
     pub(super) fn length(&self, path: &Path) -> Option<usize> {
         let goes_up = path.components().any(|component| component == Component::ParentDir);
-        let holder = self.0.iter().filter(|prefix| !goes_up && path.starts_with(prefix));
+        let may_hold = |prefix: &&PathBuf| !goes_up || prefix.parent().is_none();
+        let holder = self.0.iter().filter(may_hold).filter(|prefix| path.starts_with(prefix));
         holder.map(|prefix| prefix.components().count() - 1).max()
     }
 }
@@ -218,7 +217,10 @@ mod tests {
             ("file-root:/etc/../tls/b", false),
         ] {
             assert_eq!(prefixes.admit(&files(name)).is_ok(), is_admitted, "{name}");
-            assert_eq!(Prefixes::default().admit(&files(name)), Ok(()));
+            let everywhere = Prefixes::new(&["/".into()], Path::new("/work/here"));
+            assert_eq!(everywhere.admit(&files(name)), Ok(()));
+            let is_system = name == "file-root:system";
+            assert_eq!(Prefixes::default().admit(&files(name)).is_ok(), is_system, "{name}");
         }
         let length = |path: &str| prefixes.length(Path::new(path));
         assert_eq!([length("/tls/a"), length("/tls/deep/a"), length("/a")], [Some(1), Some(2), None]);

@@ -19,9 +19,9 @@ use tokio::time::Instant;
 use self::look::Contents;
 use self::missing::{Absence, Group, GroupEvent, Search, SearchResult, Sought};
 use self::set::{NameChange, NamedSet};
-use super::FileSettings;
 use super::locations::{Files, Prefixes, normalized};
 use super::publisher::SecretPublisher;
+use super::{FilePrefixes, FileSettings};
 use crate::base::clock::Clock;
 use crate::fs::find::{self, Private};
 use crate::fs::generation::FileError;
@@ -200,7 +200,11 @@ impl NamedFiles {
 }
 
 /// The directories as they are spelled, and with their links resolved as far as their file systems answer.
-async fn resolve_prefixes(pool: &Pool, given: &[PathBuf], working_directory: &Path) -> Prefixes {
+async fn resolve_prefixes(pool: &Pool, prefixes: &FilePrefixes, working_directory: &Path) -> Prefixes {
+    let given = match prefixes {
+        FilePrefixes::Usual(usual) => return Prefixes::new(usual, working_directory),
+        FilePrefixes::Given(given) => given,
+    };
     let mut all: Vec<_> = given.iter().map(|prefix| normalized(prefix, working_directory)).collect();
     let (reply, mut resolved) = mpsc::unbounded_channel();
     for prefix in all.clone() {

@@ -153,7 +153,7 @@ fn settings(directory: &Path) -> FileSettings {
         private: Vec::new(),
         is_alone: false,
         debounce: DEBOUNCE,
-        prefixes: Vec::new(),
+        prefixes: FilePrefixes::Usual(vec!["/".into()]),
         system_roots: None,
     }
 }

@@ -191,6 +191,10 @@ impl Agent {
         if !arguments.contains(&"--cert-dir") {
             all.extend(["--cert-dir", no_files.to_str().unwrap()]);
         }
+        if !arguments.contains(&"--file-prefix") {
+            // The files of tests lie elsewhere than those of Pods.
+            all.extend(["--file-prefix", "/"]);
+        }
         all.extend(arguments);
         all.into_iter().map(str::to_owned).collect()
     }

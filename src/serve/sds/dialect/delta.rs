@@ -25,6 +25,12 @@ impl Dialect for Delta {
         self.node_id.clone().unwrap_or_default()
     }
 
+    fn names(request: &DeltaDiscoveryRequest) -> usize {
+        request.resource_names_subscribe.len()
+            + request.resource_names_unsubscribe.len()
+            + request.initial_resource_versions.len()
+    }
+
     fn receive(
         &mut self,
         session: &mut Session,

@@ -1,7 +1,7 @@
 //! State of the world: each request lists all names, one `version_info` covers all, and a client acknowledges only the last
 //! response.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::{Dialect, Received, Refusal, check_names, check_node, check_type, response, verdict};
@@ -24,6 +24,10 @@ impl Dialect for StateOfTheWorld {
 
     fn node_id(&self) -> Arc<str> {
         self.node_id.clone().unwrap_or_default()
+    }
+
+    fn names(request: &DiscoveryRequest) -> usize {
+        request.resource_names.len()
     }
 
     fn receive(&mut self, session: &mut Session, request: DiscoveryRequest) -> Result<Received, Refusal> {
@@ -65,8 +69,8 @@ impl Dialect for StateOfTheWorld {
 
 /// The names of a request.
 struct List {
-    /// Those that are not subscribed.
-    added: BTreeSet<String>,
+    /// Those that are not subscribed, sorted.
+    added: Vec<String>,
     /// How many are subscribed.
     kept: usize,
 }
@@ -75,7 +79,7 @@ impl List {
     /// Begins a list of the session's names. What it costs depends on the request alone.
     fn new(session: &mut Session, names: Vec<String>) -> Result<Self, Refusal> {
         session.begin_list();
-        let (mut added, mut kept, mut bytes) = (BTreeSet::new(), 0, 0);
+        let (mut added, mut kept, mut bytes) = (HashSet::new(), 0, 0);
         for name in names {
             let length = name.len();
             let is_new = match session.list(&name) {
@@ -88,6 +92,8 @@ impl List {
             bytes += if is_new { length } else { 0 };
             check_names(kept + added.len(), bytes)?;
         }
+        let mut added: Vec<_> = added.into_iter().collect();
+        added.sort_unstable();
         Ok(Self { added, kept })
     }
 }
