@@ -7,7 +7,7 @@ use rustls::pki_types::CertificateDer;
 use crate::base::clock::rfc3339;
 use crate::base::offload;
 use crate::base::spiffe_id::SpiffeId;
-use crate::pki::certificate::{Certificate, NotACertificate, is_self_issued};
+use crate::pki::certificate::{NotACertificate, is_self_issued};
 use crate::pki::csr::Names;
 use crate::pki::key::PrivateKey;
 use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle, Unchained};

@@ -38,7 +38,7 @@ pub struct FileSettings {
 }
 
 /// The directories in which files must lie that streams name.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FilePrefixes {
     /// By default. Taken as they are spelled, so that no agent waits at its start for directories that it may not need.
     Usual(Vec<PathBuf>),

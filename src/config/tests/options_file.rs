@@ -1,9 +1,8 @@
-use std::path::Path;
-
 use clap::Args as _;
 
 use super::*;
 use crate::options::LOOKED_UP;
+use crate::source::files::FilePrefixes;
 
 /// The configuration with `content` as its options file, which messages call F.
 fn with_file(content: &str, line: &str, environment: &[(&str, &str)]) -> Result<Config, Vec<String>> {
@@ -81,7 +80,7 @@ output-hook-timeout = "1m"
     assert_eq!(headers, ["x-two=env", "x-one=1"]);
     assert_eq!((config.socket_mode, config.workload.grace.ratio, config.landlock), (0o600, 0.25, true));
     assert_eq!(config.allowed.uids, [101, 102]);
-    assert_eq!(config.files.prefixes, [Path::new("/etc/one:two")]);
+    assert_eq!(config.files.prefixes, FilePrefixes::Given(vec!["/etc/one:two".into()]));
     assert_eq!(config.provider_reason.split(" (line 2 of ").next(), Some("ca vault"));
     // No value is shown: a header may be a credential.
     let shown = format!("{:?}", config.options_file);
