@@ -138,11 +138,6 @@ fn writable_volumes(config: &Config, run: &RunArgs, paths: &mut Paths) -> Vec<Vo
         let path = paths.absolute(option, Path::new(directory));
         volumes.push(Volume { purpose: Purpose::Output(index), source: memory("8Mi"), path });
     }
-    if let Some(output) = run.output.first() {
-        paths.errors.push(format!(
-            "--output {output}: the sidecar gets a volume for --output-dir alone; use that, or write the sidecar by hand"
-        ));
-    }
     if let Some(directory) = config.providers.first().and_then(|provider| provider.directory()) {
         let path = paths.absolute("--ca-dir", directory);
         volumes.push(Volume { purpose: Purpose::Ca, source: memory("1Mi"), path });
