@@ -83,15 +83,12 @@ impl Demand {
 
 /// Tells the source of a name that no stream is left.
 #[derive(Debug)]
-pub(super) struct Desertion {
-    key: Key,
-    sender: mpsc::UnboundedSender<Event>,
-}
+pub(super) struct Desertion(mpsc::UnboundedSender<Event>);
 
 impl Desertion {
-    pub(super) fn report(&self) {
+    pub(super) fn report(&self, key: &Key) {
         // Fails when the source has ended.
-        let _ = self.sender.send(Event::Deserted(self.key.clone()));
+        let _ = self.0.send(Event::Deserted(key.clone()));
     }
 }
 
@@ -135,7 +132,7 @@ impl Routes {
     pub(super) fn send(&self, key: &Key) -> Result<Desertion, NotServed> {
         let sender = self.source(key)?.sender.clone();
         sender.send(Event::Wanted(key.clone())).map_err(|_| NotServed::NoSource)?;
-        Ok(Desertion { key: key.clone(), sender })
+        Ok(Desertion(sender))
     }
 
     /// Whether a source may serve `key`.

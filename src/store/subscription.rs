@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
 
-use super::cache::{Cache, Slot, lock};
+use super::cache::{Cache, Filed, Slot, lock};
 use super::demand::NotServed;
 use super::entry::{Entry, Key};
 use super::room::Connection;
@@ -256,7 +256,7 @@ impl Cache {
     ) -> Result<Subscription, NotServed> {
         let mut slots = self.lock();
         let slot = match slots.by_key.get(key) {
-            Some(slot) => Arc::clone(slot),
+            Some(Filed(slot)) => Arc::clone(slot),
             None => slots.demand(key, subscriber.connection())?,
         };
         Ok(Subscription::new(slot, subscriber, number))

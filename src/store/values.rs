@@ -127,7 +127,7 @@ impl Cache {
     /// Makes room for the value of a name on demand. The name's source is asked for it again if there is none.
     pub(super) fn make_room(&self, key: &Key, slot: &Arc<Slot>, new: &Payload) -> Result<(), NoRoom> {
         let mut slots = self.lock();
-        if slots.by_key.get(key).is_none_or(|known| !Arc::ptr_eq(known, slot)) {
+        if slots.by_key.get(key).is_none_or(|known| !Arc::ptr_eq(&known.0, slot)) {
             // It was retired: nothing is published.
             return Ok(());
         }
@@ -157,7 +157,7 @@ impl super::cache::Slots {
 
     fn ask_again(&mut self) {
         while let Some(key) = self.values.next_in_turn() {
-            if let Some(value) = self.by_key.get(&key).and_then(|slot| slot.value()) {
+            if let Some(value) = self.by_key.get(&key).and_then(|filed| filed.0.value()) {
                 lock(value).waits = false;
                 // Without a source there is nothing to ask.
                 let _ = self.routes.send(&key);
@@ -172,7 +172,7 @@ impl super::cache::Slots {
         if values.waiting.len() > 2 * limits::NAMES_ON_DEMAND {
             let mut seen = HashSet::new();
             let waits = |key: &Key| {
-                let value = by_key.get(key).and_then(|slot| slot.value());
+                let value = by_key.get(key).and_then(|filed| filed.0.value());
                 value.is_some_and(|value| lock(value).waits)
             };
             values.waiting.retain(|(key, _)| waits(key) && seen.insert(key.clone()));

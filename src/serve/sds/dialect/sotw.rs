@@ -1,10 +1,10 @@
 //! State of the world: each request lists all names, one `version_info` covers all, and a client acknowledges only the last
 //! response.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::{Dialect, Received, Refusal, check_names, check_node, check_type, response, verdict};
+use crate::base::limits;
 use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use crate::serve::sds::message::Message;
 use crate::serve::sds::session::{NameId, Push, Session};
@@ -77,24 +77,26 @@ struct List {
 
 impl List {
     /// Begins a list of the session's names. What it costs depends on the request alone.
-    fn new(session: &mut Session, names: Vec<String>) -> Result<Self, Refusal> {
-        session.begin_list();
-        let (mut added, mut kept, mut bytes) = (HashSet::new(), 0, 0);
-        for name in names {
-            let length = name.len();
-            let is_new = match session.list(&name) {
-                Some(is_new) => {
-                    kept += usize::from(is_new);
-                    is_new
-                }
-                None => added.insert(name),
-            };
-            bytes += if is_new { length } else { 0 };
-            check_names(kept + added.len(), bytes)?;
+    fn new(session: &mut Session, mut names: Vec<String>) -> Result<Self, Refusal> {
+        // However often each is repeated.
+        if names.len() > 2 * limits::NAMES_PER_STREAM {
+            return Err(Refusal::TooManyNames(names.len()));
         }
-        let mut added: Vec<_> = added.into_iter().collect();
-        added.sort_unstable();
-        Ok(Self { added, kept })
+        session.begin_list();
+        let (mut kept, mut bytes) = (0, 0);
+        names.retain(|name| match session.list(name) {
+            Some(is_new) => {
+                kept += usize::from(is_new);
+                bytes += if is_new { name.len() } else { 0 };
+                false
+            }
+            None => true,
+        });
+        names.sort_unstable();
+        names.dedup();
+        bytes += names.iter().map(String::len).sum::<usize>();
+        check_names(kept + names.len(), bytes)?;
+        Ok(Self { added: names, kept })
     }
 }
 
