@@ -85,8 +85,8 @@ fn secrets(config: &Config) -> BTreeMap<PathBuf, &'static str> {
         let key = provider.directory().map(|directory| directory.join(embedded::KEY_FILE));
         secrets.extend(key.map(|key| (key, "the key of the embedded CA")));
     }
-    let keys = config.files.mounted.iter().filter_map(|place| place.key_pair.as_ref());
-    secrets.extend(keys.map(|(_, key)| (key.clone(), "a private key")));
+    let keys = config.files.mounted.iter().filter_map(Place::key_file);
+    secrets.extend(keys.map(|key| (key.to_owned(), "a private key")));
     let outputs = config.output.iter().flat_map(|output| &output.directories);
     let passwords = outputs.filter_map(|output| output.format.password_file());
     secrets.extend(passwords.map(|file| (file.clone(), "which contains the password of a keystore")));

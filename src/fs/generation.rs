@@ -1,5 +1,7 @@
 //! One look at files that belong together: read until they no longer change, and checked as exactly these bytes.
 
+mod error;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -7,14 +9,14 @@ use std::time::SystemTime;
 use aws_lc_rs::digest;
 use zeroize::Zeroizing;
 
-use crate::base::clock::rfc3339;
+pub use self::error::FileError;
 use crate::base::limits;
 use crate::fs::file;
 use crate::fs::walk::{FoundFile, Walk};
 use crate::pki::certificate::Certificate;
-use crate::pki::key::{NotAKey, PrivateKey};
-use crate::pki::pem::{self, NotPem};
-use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle, Unchained};
+use crate::pki::key::PrivateKey;
+use crate::pki::pem;
+use crate::secret::{KeyPair, TrustBundle, Unchained};
 
 /// File name of a certificate chain.
 pub const CHAIN_FILE: &str = "cert-chain.pem";
@@ -26,92 +28,6 @@ pub const NAMES: [&str; 3] = [CHAIN_FILE, KEY_FILE, ROOT_FILE];
 
 /// The file names of Kubernetes' TLS Secrets, which cert-manager uses too.
 pub const TLS_NAMES: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
-
-/// Why files are not served.
-#[derive(Debug, thiserror::Error)]
-pub enum FileError {
-    #[error("{path}: {source}")]
-    Unreadable { path: PathBuf, source: io::Error },
-    #[error("{}", absent(paths))]
-    Missing { paths: Vec<PathBuf> },
-    #[error("{present} exists, but {absent} does not")]
-    Half { present: PathBuf, absent: PathBuf },
-    #[error("{path}: {source}")]
-    Certificates { path: PathBuf, source: NotPem },
-    #[error("{path}: {source}")]
-    Key { path: PathBuf, source: NotAKey },
-    #[error("{chain} and {key}: {source}")]
-    Pair { chain: PathBuf, key: PathBuf, source: NotAKeyPair },
-    #[error("{path}: {source}")]
-    Bundle { path: PathBuf, source: NotATrustBundle },
-    #[error("{path}: expired at {}", show(*at))]
-    Expired { path: PathBuf, at: SystemTime },
-    #[error("{path}: valid only from {}; check this machine's clock", show(*from))]
-    NotYetValid { path: PathBuf, from: SystemTime },
-    #[error("{} change faster than they can be read", display(paths))]
-    Restless { paths: Vec<PathBuf> },
-    #[error("{path} is not used beside {taken}: sets of file names are not mixed; name it with --root-file")]
-    OtherSet { path: PathBuf, taken: PathBuf },
-    #[error("the file system of {path} does not answer")]
-    Unanswered { path: PathBuf },
-    #[error(
-        "{path}: held back until the key pair beside it can be used, since the certificate that is still served does not \
-         chain to it"
-    )]
-    RootsHeldBack { path: PathBuf },
-    #[error(
-        "{path}: held back until the roots beside it can be used, since it does not chain to the roots that are still served"
-    )]
-    PairHeldBack { path: PathBuf },
-}
-
-impl FileError {
-    /// Whether the files may be in the middle of a change.
-    pub fn may_be_transient(&self) -> bool {
-        match self {
-            Self::Half { .. }
-            | Self::Certificates { .. }
-            | Self::Key { .. }
-            | Self::Pair { .. }
-            | Self::Bundle { .. }
-            | Self::Restless { .. } => true,
-            Self::Unreadable { .. }
-            | Self::Missing { .. }
-            | Self::OtherSet { .. }
-            | Self::Expired { .. }
-            | Self::NotYetValid { .. }
-            | Self::Unanswered { .. }
-            | Self::RootsHeldBack { .. }
-            | Self::PairHeldBack { .. } => false,
-        }
-    }
-
-    /// The metric label.
-    pub fn label(&self) -> &'static str {
-        match self {
-            Self::Unreadable { .. } => "unreadable",
-            Self::Missing { .. } | Self::OtherSet { .. } => "missing",
-            Self::Half { .. } => "incomplete",
-            Self::Certificates { .. } | Self::Key { .. } | Self::Bundle { .. } => "not_parsed",
-            Self::Pair { .. } => "mismatch",
-            Self::Expired { .. } | Self::NotYetValid { .. } => "not_valid",
-            Self::Restless { .. } => "restless",
-            Self::Unanswered { .. } => "unanswered",
-            Self::RootsHeldBack { .. } | Self::PairHeldBack { .. } => "held_back",
-        }
-    }
-}
-
-fn display(paths: &[PathBuf]) -> String {
-    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
-}
-
-fn absent(paths: &[PathBuf]) -> String {
-    match paths {
-        [path] => format!("{} does not exist", path.display()),
-        several => format!("none of {} exists", display(several)),
-    }
-}
 
 /// Files that hold a key pair, a trust bundle, or both. They need not exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -145,6 +61,13 @@ impl Place {
     /// The directory of its first file.
     pub fn home(&self) -> Option<&Path> {
         self.paths().next().and_then(|path| path.parent())
+    }
+
+    /// Where the private key is.
+    pub fn key_file(&self) -> Option<&Path> {
+        let (chain, key) = self.key_pair.as_ref()?;
+        let is_bundle = !key.exists() && self.holds_key_pair();
+        Some(if is_bundle { chain } else { key })
     }
 
     fn paths(&self) -> impl Iterator<Item = &PathBuf> {
@@ -455,10 +378,6 @@ fn first<T>(places: Vec<Option<Result<Option<T>, FileError>>>) -> Found<T> {
         }
     }
     half.unwrap_or(Found { secret: Ok(None), rank: last })
-}
-
-fn show(moment: SystemTime) -> String {
-    rfc3339(moment).to_string()
 }
 
 fn check_time(path: &Path, pair: Option<KeyPair>, now: SystemTime) -> Result<Option<KeyPair>, FileError> {
