@@ -285,7 +285,8 @@ impl Bench {
         let line = before.iter().map(Path::new).chain([binary.as_path()]).map(Path::as_os_str);
         let line: Vec<_> = line.collect();
         let mut command = Command::new(line[0]);
-        command.args(&line[1..]).args(["run", "--status-address", "none", "--socket"]).arg(&socket);
+        command.args(&line[1..]).args(["run", "--status-address", "none", "--file-prefix", "/"]);
+        command.arg("--socket").arg(&socket);
         command.arg("--cert-dir").arg(directory);
         let process = Process::start(&mut command);
         process.wait_for(" ready ");

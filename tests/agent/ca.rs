@@ -194,9 +194,9 @@ impl Drop for Shell {
 async fn the_page_leads_to_two_envoys_with_two_identities() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/ca-embedded.md")).unwrap();
     let (_, section) = page.split_once("## Two Envoys with two identities").unwrap();
-    let block = section.split("```").nth(1).unwrap().strip_prefix("console\n").unwrap().replace("\\\n", " ");
+    let mut block =
+        section.split("```").nth(1).unwrap().strip_prefix("console\n").unwrap().replace("\\\n", " ");
     // Other ports, so that nothing else has them.
-    let mut block = block;
     let listeners = [15012, 15001, 15002, 8443, 8444, 8080].map(|port| {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let other = free.local_addr().unwrap();

@@ -77,7 +77,8 @@ struct Subscribed {
     /// The version that the client was sent last, or said it holds. A NACK does not change it: Envoy keeps using the previous
     /// version, but keeps the rejected one for its next listener. To replace it, the previous version must be sent again.
     sent: Option<Version>,
-    /// Versions that the client rejected, the newest last. Boxed: few names have any.
+    /// Versions that the client rejected, the newest last.
+    #[allow(clippy::box_collection, reason = "few names have any, and a stream has thousands of names")]
     rejected: Option<Box<Vec<Version>>>,
 }
 

@@ -84,7 +84,7 @@ impl Turns {
         at_once: usize,
         last: L,
     ) {
-        // Without a runtime nobody waits.
+        // Without a runtime no task waits.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let mut turn = Turn::new(self.clone());
         runtime.spawn(async move {
