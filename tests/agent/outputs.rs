@@ -233,6 +233,7 @@ impl HaProxy {
 }
 
 impl Drop for HaProxy {
+    #[expect(clippy::disallowed_methods, reason = "drop can't await")]
     fn drop(&mut self) {
         // The master stops its workers.
         let pid = self.0.id().and_then(|id| rustix::process::Pid::from_raw(id.try_into().unwrap()));
