@@ -15,7 +15,7 @@ use super::note;
 use super::sds_client::{ConnectFailed, ConnectionClosed, SdsClient, sds_socket, with_client};
 use super::secret_view::{SecretView, validity};
 use crate::base::clock::Clock;
-use crate::config::parse_duration;
+use crate::config::{ConfigErrors, parse_duration};
 use crate::pki::certificate::Certificate;
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::Node;
@@ -35,6 +35,14 @@ const MAX_CLOSED: u32 = 4;
 /// The names are default (the workload's key pair) and ROOTCA (its trust roots). Private keys are printed only with
 /// --show-key. Exits with 1 if a secret is missing.
 #[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  What this agent serves:
+    attache get --socket /run/attache/sds.sock
+  The roots, for another program:
+    attache get ROOTCA --output pem >roots.pem
+  Wait until both are there, as in an init container:
+    attache get --wait --timeout 60s --output none")]
 pub(super) struct GetArgs {
     /// Resource names
     #[arg(value_name = "NAME", default_values = ["default", "ROOTCA"])]
@@ -45,7 +53,7 @@ pub(super) struct GetArgs {
     /// The format: a table, the certificates as PEM, JSON, or no output
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Output::Table)]
     output: Output,
-    /// Print private keys too (with pem and json)
+    /// Print private keys too (only with --output pem and json)
     #[arg(long)]
     show_key: bool,
     /// Wait until the agent runs and every secret is available and valid: for init containers. Changes of what is missing
@@ -69,6 +77,11 @@ enum Output {
 type Answers = Vec<(String, Result<SecretView, Status>)>;
 
 pub(super) fn run(args: &GetArgs) -> anyhow::Result<()> {
+    if args.show_key && !matches!(args.output, Output::Pem | Output::Json) {
+        let mistake =
+            "--show-key prints keys with --output pem or --output json alone: add one of them, or drop it";
+        return Err(ConfigErrors(vec![mistake.to_owned()]).into());
+    }
     let socket = sds_socket(args.socket.as_deref());
     let answers = super::block_on(async {
         match args.wait {

@@ -1,5 +1,6 @@
 //! `attache run`: the agent.
 
+use super::variables;
 use crate::agent;
 use crate::config::{Config, ConfigErrors, Environment, RunArgs, is_in_pod};
 use crate::ops::telemetry;
@@ -34,12 +35,13 @@ pub(super) fn environment(mut errors: Vec<String>) -> (Environment, Vec<String>)
     (environment, errors)
 }
 
-/// The configuration, or all errors in it, the unknown options first.
+/// The configuration, or all errors in it, the unknown options and variables first.
 pub(super) fn config(
     args: &RunArgs,
     unknown: Vec<String>,
     environment: &Environment,
 ) -> Result<Config, ConfigErrors> {
+    let unknown = [unknown, variables::mistakes(environment)].concat();
     match (Config::new(args, environment), unknown.is_empty()) {
         (Ok(config), true) => Ok(config),
         (Ok(_), false) => Err(ConfigErrors(unknown)),
