@@ -21,7 +21,7 @@ pub(crate) use self::inventory::inventory;
 pub use self::signals::Signals;
 use self::sockets::{Server, Sockets};
 use self::workloads::{Plan, Running, Shared, Workloads};
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, millis};
 use crate::ca::providers;
 use crate::config::Config;
 use crate::export::output::directory;
@@ -271,7 +271,7 @@ async fn announce_readiness(
         let now = watcher.next().await;
         match (is_ready, now.is_ready()) {
             (false, true) if was_ready => tracing::info!("ready again"),
-            (false, true) => tracing::info!(after = ?started.elapsed(), "ready"),
+            (false, true) => tracing::info!(after_ms = millis(started.elapsed()), "ready"),
             (true, false) => tracing::error!(missing = health::listed(&now.missing), "no longer ready"),
             _ => {}
         }
@@ -290,7 +290,7 @@ async fn drain(calls: &TaskTracker, cache: &Cache, timeout: Duration, signals: &
             let hooks = outputs.filter(|output| output.is_hook_running).count();
             if hooks > 0 {
                 tracing::warn!(
-                    ?timeout,
+                    timeout_ms = millis(timeout),
                     "drain timeout exceeded, killing the output hook; --drain-timeout gives it longer. The next start \
                      runs it again"
                 );
@@ -298,7 +298,7 @@ async fn drain(calls: &TaskTracker, cache: &Cache, timeout: Duration, signals: &
             // The hooks are among the calls.
             let open = calls.len() - hooks;
             if open > 0 {
-                tracing::warn!(open, ?timeout, "drain timeout exceeded, closing connections");
+                tracing::warn!(open, timeout_ms = millis(timeout), "drain timeout exceeded, closing connections");
             }
         }
         name = signals.next() => tracing::warn!(signal = name, open = calls.len(), "stopping at once"),

@@ -109,14 +109,38 @@ fn write_output(out: &mut String, output: &Value, now: SystemTime) {
     let until = moment(output, "not_after").map_or("nothing written yet".to_owned(), |at| left(at, now));
     let _ = writeln!(out, "\noutput directory  {until}");
     let is = |field| output.get(field).and_then(Value::as_bool) == Some(true);
-    let rows = [
-        ("last error", output.get("error").and_then(Value::as_str)),
-        ("disk", is("hanging").then_some("does not respond")),
-        ("hook", is("hook_failing").then_some("failing: its output is in the log")),
-    ];
-    for (label, text) in rows.iter().filter_map(|(label, text)| Some((label, (*text)?))) {
-        row(out, label, text);
+    if let Some(error) = output.get("error").and_then(Value::as_str) {
+        write_failure(out, "last error", error, output, now);
     }
+    if is("hanging") {
+        row(out, "disk", "does not respond");
+    }
+    if let Some(hook) = output.get("hook").filter(|hook| !hook.is_null()) {
+        write_failure(out, "hook", text(hook, "error"), hook, now);
+        for (index, line) in list(output, "hook_last_lines").filter_map(Value::as_str).enumerate() {
+            row(out, if index == 0 { "hook output" } else { "" }, line);
+        }
+    }
+}
+
+/// A failure, since when it lasts, and when the next try is.
+fn write_failure(out: &mut String, label: &str, error: &str, failing: &Value, now: SystemTime) {
+    row(out, label, error);
+    if let Some(since) = moment(failing, "failing_since") {
+        row(out, "since", &past(since, now));
+    }
+    if let Some(at) = moment(failing, "next_try") {
+        row(out, "next try", &ahead(at, now));
+    }
+}
+
+/// A moment that is planned, and how far away it is.
+fn ahead(at: SystemTime, now: SystemTime) -> String {
+    let when = match at.duration_since(now) {
+        Ok(ahead) => format!("in {}", span(ahead)),
+        Err(late) => format!("due for {}", span(late.duration())),
+    };
+    format!("{} ({when})", rfc3339(at))
 }
 
 fn write_secret(out: &mut String, secret: &Value, has_crl_file: bool, now: SystemTime, colours: bool) {
@@ -153,11 +177,7 @@ fn write_secret(out: &mut String, secret: &Value, has_crl_file: bool, now: Syste
         row("valid", &left(at, now));
     }
     if let Some(at) = moment(secret, "renews") {
-        let when = match at.duration_since(now) {
-            Ok(ahead) => format!("in {}", span(ahead)),
-            Err(late) => format!("due for {}", span(late.duration())),
-        };
-        row("renewal", &format!("{} ({when})", rfc3339(at)));
+        row("renewal", &ahead(at, now));
     }
     if !text(secret, "version").is_empty() {
         row("version", text(secret, "version"));
@@ -169,7 +189,7 @@ fn write_secret(out: &mut String, secret: &Value, has_crl_file: bool, now: Syste
         row("rejected", &format!("version {version} by {node}: {}", text(rejection, "reason")));
     }
     if let Some(error) = secret.get("error").and_then(Value::as_str) {
-        row("last error", error);
+        write_failure(out, "last error", error, secret, now);
     }
 }
 

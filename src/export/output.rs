@@ -19,14 +19,14 @@ use self::directory::{Condition, GRACE, OutputDirectory, OutputDirectoryError, O
 pub use self::hook::Hook;
 use self::hook::HookError;
 use self::progress::{Progress, is_due};
-use crate::base::clock::{Clock, rfc3339};
+use crate::base::clock::{Clock, millis, rfc3339};
 use crate::fs::disk::Disk;
 use crate::fs::generation::{CHAIN_FILE, KEY_FILE, ROOT_FILE};
 use crate::fs::watch::{Watch, Watcher};
 use crate::metrics::{ByResult, Metrics};
 use crate::pki::pem;
 use crate::secret::{Secret, SecretName, Version};
-use crate::store::health::{Components, OutputHealth};
+use crate::store::health::{Components, Failing, HookFailing, OutputHealth};
 use crate::store::{Cache, Entry, Good, Key, Origin, Workload};
 
 /// How often the files are inspected where inotify is unavailable.
@@ -139,7 +139,7 @@ impl Output {
             let reason = error.to_string();
             progress.writes.log.is_new(&reason);
             tracing::warn!(reason, "output directory not writable; retrying when there are files to write");
-            self.update_health(|health| health.failure = Some(reason));
+            self.report_failure(reason, None);
         }
         while !stop.is_cancelled() {
             progress.failed.take_if(|(_, retry_at)| is_due(*retry_at));
@@ -253,11 +253,15 @@ impl Output {
         let retry_in = progress.writes.add();
         let reason = error.to_string();
         if progress.writes.log.is_new(&reason) {
-            tracing::warn!(reason, ?retry_in, "output write failed, existing files unchanged");
+            tracing::warn!(
+                reason,
+                retry_in_ms = millis(retry_in),
+                "output write failed, existing files unchanged"
+            );
         } else {
-            tracing::debug!(reason, ?retry_in, "output write failed again");
+            tracing::debug!(reason, retry_in_ms = millis(retry_in), "output write failed again");
         }
-        self.update_health(|health| health.failure = Some(reason));
+        self.report_failure(reason, Some(retry_in));
         progress.failed = Some((set.versions(), Instant::now() + retry_in));
     }
 
@@ -280,11 +284,15 @@ impl Output {
                 if progress.sweeps.log.is_new(&reason) {
                     tracing::warn!(
                         reason,
-                        ?retry_in,
+                        retry_in_ms = millis(retry_in),
                         "old output generation not removed; its private key stays on the disk"
                     );
                 } else {
-                    tracing::debug!(reason, ?retry_in, "old output generation still not removed");
+                    tracing::debug!(
+                        reason,
+                        retry_in_ms = millis(retry_in),
+                        "old output generation still not removed"
+                    );
                 }
             }
         }
@@ -317,7 +325,8 @@ impl Output {
             Condition::Damaged(damage) => {
                 let directory = self.settings.directory.display();
                 tracing::warn!(%directory, damage, "output files damaged, rewriting them");
-                self.update_health(|health| (health.not_after, health.failure) = (None, Some(damage)));
+                self.update_health(|health| health.not_after = None);
+                self.report_failure(damage, None);
                 progress.written = None;
                 progress.inspect_at = None;
                 progress.repairs = progress.repairs.saturating_add(1);
@@ -340,7 +349,10 @@ impl Output {
         self.update_health(|health| health.is_hook_running = true);
         let outcome = hook.run(&self.settings.directory).await;
         self.update_health(|health| {
-            (health.is_hook_running, health.is_hook_failing) = (false, outcome.is_err());
+            health.is_hook_running = false;
+            if outcome.is_ok() {
+                health.hook_failure = None;
+            }
         });
         let took = started.elapsed();
         let label = outcome.as_ref().map_or_else(HookError::label, |_| "ok");
@@ -356,21 +368,42 @@ impl Output {
                     );
                 }
                 if progress.hooks.reset() {
-                    tracing::info!(?took, "output hook working again");
+                    tracing::info!(took_ms = millis(took), "output hook working again");
                 }
-                tracing::debug!(?took, output, "output hook finished");
+                tracing::debug!(took_ms = millis(took), output, "output hook finished");
             }
             Err(error) => {
                 let retry_in = progress.hooks.add();
                 progress.hook_at = Some(Instant::now() + retry_in);
                 let (reason, output) = (error.to_string(), error.output());
+                self.report_hook_failure(&error, retry_in);
+                let (took_ms, retry_in_ms) = (millis(took), millis(retry_in));
                 if progress.hooks.log.is_new(&reason) {
-                    tracing::warn!(reason, output, ?took, ?retry_in, "output hook failed");
+                    tracing::warn!(reason, output, took_ms, retry_in_ms, "output hook failed");
                 } else {
-                    tracing::debug!(reason, output, ?took, ?retry_in, "output hook failed again");
+                    tracing::debug!(reason, output, took_ms, retry_in_ms, "output hook failed again");
                 }
             }
         }
+    }
+
+    /// Reports that nothing newer can be written.
+    fn report_failure(&self, reason: String, retry_in: Option<Duration>) {
+        let now = self.clock.now();
+        let next_try = retry_in.map(|delay| now + delay);
+        self.update_health(|health| {
+            health.failure = Some(Failing::after(health.failure.as_ref(), reason, now, next_try));
+        });
+    }
+
+    fn report_hook_failure(&self, error: &HookError, retry_in: Duration) {
+        let now = self.clock.now();
+        let (reason, last_lines) = (error.to_string(), error.last_lines().to_vec());
+        self.update_health(|health| {
+            let before = health.hook_failure.as_ref().map(|before| &before.failing);
+            let failing = Failing::after(before, reason, now, Some(now + retry_in));
+            health.hook_failure = Some(HookFailing { failing, last_lines });
+        });
     }
 
     /// The one place where the output's health is written, for readiness and status.
@@ -389,7 +422,8 @@ impl Output {
         });
         let report_hang = || {
             let directory = self.settings.directory.display();
-            tracing::warn!(%directory, after = ?PATIENCE, "output directory not responding; is its disk or file server reachable?");
+            let after_ms = millis(PATIENCE);
+            tracing::warn!(%directory, after_ms, "output directory not responding; is its disk or file server reachable?");
             self.update_health(|health| health.is_hanging = true);
         };
         let done = or_report(done, report_hang).await;

@@ -222,7 +222,7 @@ impl Secrets {
         let help = "1 while the output directory can't be written, or the hook fails";
         self.reports(encoder, "output_failing", help, None, |it| {
             let output = it.output.as_ref()?;
-            Some(i64::from(output.failure.is_some() || output.is_hanging || output.is_hook_failing))
+            Some(i64::from(output.failure.is_some() || output.is_hanging || output.hook_failure.is_some()))
         })?;
         let help = "Expiry of the files in the output directory";
         let unit = Some(&Unit::Seconds);

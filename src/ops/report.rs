@@ -9,7 +9,7 @@ use crate::base::clock::{Clock, rfc3339_millis};
 use crate::base::limits;
 use crate::fs::pending::{Hanging, PendingOperations};
 use crate::secret::{KeyPair, Secret, SecretName, TrustBundle};
-use crate::store::health::{CaHealth, ComponentHealth, OutputHealth, RenewalHealth};
+use crate::store::health::{CaHealth, ComponentHealth, Failing, OutputHealth, RenewalHealth};
 use crate::store::history::{Change, Event, History};
 use crate::store::{Cache, Good, Key, Origin, Snapshot, Workload};
 
@@ -60,7 +60,7 @@ impl Reporter {
             "ca": self.ca(&reports.renewal),
             "ready": missing.is_empty(),
             "missing": missing,
-            "secrets": cache.snapshot_of(*workload).iter().map(|one| secret(one, now)).collect::<Vec<_>>(),
+            "secrets": self.secrets(now, reports.renewal.next_try),
             "hanging": pending.hanging().iter().map(|one| hanging(one, clock)).collect::<Vec<_>>(),
             "refusal": reports.refusal,
             "crls": health(reports.crls),
@@ -73,6 +73,16 @@ impl Reporter {
             fields.insert("workload".to_owned(), json!(&*name));
         }
         report
+    }
+
+    fn secrets(&self, now: SystemTime, next_try: Option<SystemTime>) -> Vec<Value> {
+        let snapshots = self.cache.snapshot_of(self.workload);
+        let of = |one: &Snapshot| {
+            // The issuer renews both of the workload's own.
+            let next_try = next_try.filter(|_| !one.key.name.is_on_demand());
+            secret(one, now, next_try)
+        };
+        snapshots.iter().map(of).collect()
     }
 
     fn ca(&self, renewal: &RenewalHealth) -> Value {
@@ -105,7 +115,7 @@ fn moment(moment: SystemTime) -> String {
     rfc3339_millis(moment).to_string()
 }
 
-fn secret(snapshot: &Snapshot, now: SystemTime) -> Value {
+fn secret(snapshot: &Snapshot, now: SystemTime, next_try: Option<SystemTime>) -> Value {
     let Snapshot { key, entry, observed, .. } = snapshot;
     let good = entry.good.as_deref();
     let holding = observed.acknowledged();
@@ -131,6 +141,8 @@ fn secret(snapshot: &Snapshot, now: SystemTime) -> Value {
         "key_pair": good.and_then(key_pair),
         "trust_bundle": good.and_then(trust_bundle),
         "error": entry.failure(),
+        "failing_since": entry.failing_since().map(|since| moment(now - since.elapsed())),
+        "next_try": next_try.filter(|_| entry.failing_since().is_some()).map(moment),
         "streams": observed.streams,
         "holding": holding.collect::<Vec<_>>(),
         "rejection": rejection.map(|it| {
@@ -187,13 +199,31 @@ fn health(health: ComponentHealth) -> Option<Value> {
 }
 
 fn output(output: &OutputHealth) -> Value {
-    json!({
+    let hook = output.hook_failure.as_ref();
+    let failing = |failing: &Failing| {
+        json!({
+            "error": failing.reason,
+            "failing_since": moment(failing.since),
+            "next_try": failing.next_try.map(moment),
+        })
+    };
+    let mut report = json!({
         "not_after": output.not_after.map(moment),
-        "error": output.failure,
+        "error": Value::Null,
+        "failing_since": Value::Null,
+        "next_try": Value::Null,
         "hanging": output.is_hanging,
         "hook_running": output.is_hook_running,
-        "hook_failing": output.is_hook_failing,
-    })
+        "hook_failing": hook.is_some(),
+        "hook": hook.map(|hook| failing(&hook.failing)),
+        "hook_last_lines": hook.map(|hook| &hook.last_lines),
+    });
+    if let (Some(report), Some(Value::Object(fields))) =
+        (report.as_object_mut(), output.failure.as_ref().map(failing))
+    {
+        report.extend(fields);
+    }
+    report
 }
 
 fn event(event: &Event) -> Value {

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use tokio::time::Instant;
+
 use super::subscription::Observed;
 use super::workload::Workload;
 use crate::base::clock::rfc3339;
@@ -73,6 +75,11 @@ impl Entry {
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
+    /// When the oldest of these failures began.
+    pub fn failing_since(&self) -> Option<Instant> {
+        self.failures.0.iter().map(|(_, failure)| failure.since).min()
+    }
+
     /// Ends the failure of `origin`, and those of lower ranks: while `origin` holds the entry they don't matter. True
     /// if there was one.
     pub(super) fn clear_failures(&mut self, origin: Origin) -> bool {
@@ -100,12 +107,25 @@ pub struct Good {
 }
 
 /// Why a source can't deliver a value.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Failure {
     /// For people.
-    pub(super) reason: String,
+    reason: String,
     /// The source has nothing to deliver: the failure is over as soon as any source has a value.
-    pub(super) is_absence: bool,
+    is_absence: bool,
+    /// The reason may have changed since.
+    since: Instant,
+}
+
+impl Failure {
+    pub(super) fn new(reason: String, is_absence: bool) -> Self {
+        Self { reason, is_absence, since: Instant::now() }
+    }
+
+    /// Whether readers see the same.
+    fn is_same(&self, other: &Self) -> bool {
+        (&self.reason, self.is_absence) == (&other.reason, other.is_absence)
+    }
 }
 
 /// The failure of each source that has one, in the order of their ranks. Most entries have one source.
@@ -116,14 +136,17 @@ impl Failures {
     /// Replaces the failure of `origin`. True if it is another one than before.
     pub(super) fn set(&mut self, origin: Origin, failure: Option<Failure>) -> bool {
         let at = self.0.iter().position(|(of, _)| *of >= origin).unwrap_or(self.0.len());
-        let known = self.0.get(at).filter(|(of, _)| *of == origin);
-        if known.map(|(_, known)| &**known) == failure.as_ref() {
-            return false;
+        let known = self.0.get(at).filter(|(of, _)| *of == origin).map(|(_, known)| Arc::clone(known));
+        match (&known, &failure) {
+            (None, None) => return false,
+            (Some(known), Some(failure)) if known.is_same(failure) => return false,
+            _ => {}
         }
         if known.is_some() {
             self.0.remove(at);
         }
-        if let Some(failure) = failure {
+        if let Some(mut failure) = failure {
+            failure.since = known.map_or(failure.since, |known| known.since);
             if self.0.is_empty() {
                 self.0.reserve_exact(1);
             }

@@ -92,18 +92,50 @@ pub struct OutputHealth {
     /// When the files in the directory expire; none as long as none are known to be there.
     pub not_after: Option<SystemTime>,
     /// Why nothing newer can be written.
-    pub failure: Option<String>,
+    pub failure: Option<Failing>,
     /// The disk does not answer.
     pub is_hanging: bool,
     /// The hook has not succeeded since it failed.
-    pub is_hook_failing: bool,
+    pub hook_failure: Option<HookFailing>,
     pub is_hook_running: bool,
+}
+
+/// A step that fails and is retried.
+#[derive(Clone, Debug)]
+pub struct Failing {
+    /// Of the last try, for people.
+    pub reason: String,
+    /// When the first try failed.
+    pub since: SystemTime,
+    /// When the next try is; none where something else must happen before.
+    pub next_try: Option<SystemTime>,
+}
+
+/// A hook that fails.
+#[derive(Clone, Debug)]
+pub struct HookFailing {
+    pub failing: Failing,
+    /// What it printed last.
+    pub last_lines: Vec<String>,
+}
+
+impl Failing {
+    /// A try failed `now`, after those of `before`.
+    pub fn after(
+        before: Option<&Self>,
+        reason: String,
+        now: SystemTime,
+        next_try: Option<SystemTime>,
+    ) -> Self {
+        Self { reason, since: before.map_or(now, |before| before.since), next_try }
+    }
 }
 
 impl OutputHealth {
     fn missing(&self, now: SystemTime) -> Option<String> {
         let hangs = || self.is_hanging.then_some("the disk does not answer");
-        let why = self.failure.as_deref().or_else(hangs).unwrap_or("there was nothing to write");
+        let failure = self.failure.as_ref().map(|failing| failing.reason.as_str());
+        let why = failure.or_else(hangs).unwrap_or("there was nothing to write");
         match self.not_after {
             Some(at) if at > now => None,
             Some(at) => Some(format!("expired at {}; {why}", rfc3339(at))),
@@ -182,7 +214,7 @@ impl Health {
         let Some(output) = output else { return };
         match (output.missing(now), &output.failure) {
             (Some(reason), _) => self.missing.push(problem("output", reason)),
-            (None, Some(reason)) => self.failing.push(problem("output", reason.clone())),
+            (None, Some(failing)) => self.failing.push(problem("output", failing.reason.clone())),
             (None, None) => {}
         }
     }

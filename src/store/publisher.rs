@@ -95,13 +95,13 @@ impl Publisher {
     /// Notes why there is no newer value. The good one stays. Where a source of higher rank holds the entry, the
     /// failure does not matter.
     pub fn fail(&self, reason: String) {
-        self.note(Some(Failure { reason, is_absence: false }), false);
+        self.note(Some(Failure::new(reason, false)), false);
     }
 
     /// Lets sources of lower rank publish again: this one has nothing more to deliver. The value stays until one of them
     /// publishes, and so does the reason, if there is one.
     pub fn release(&self, reason: Option<String>) {
-        self.note(reason.map(|reason| Failure { reason, is_absence: true }), true);
+        self.note(reason.map(|reason| Failure::new(reason, true)), true);
     }
 
     fn note(&self, failure: Option<Failure>, lets_go: bool) {

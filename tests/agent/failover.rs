@@ -52,13 +52,16 @@ async fn the_second_ca_signs_while_the_first_is_down_or_hangs_and_the_first_once
         String::from_utf8(printed.stdout).unwrap()
     };
     let table = status(&[]).await;
-    let rows = [format!("    failing      {} since 20", names[0]), format!("    signed by    {} 20", names[1])];
+    let rows =
+        [format!("    failing      {} since 20", names[0]), format!("    signed by    {} 20", names[1])];
     assert!(rows.iter().all(|row| table.contains(row)) && table.contains("refused"), "{table}");
     let report: Value = serde_json::from_str(&status(&["--output", "json"]).await).unwrap();
     let [failing, signing] = [0, 1].map(|index| report["ca"]["members"][index].clone());
     assert_eq!((&report["ca"]["signed_by"], &failing["issued"]), (&names[1].as_str().into(), &Value::Null));
     assert!(failing["error"].as_str().unwrap().contains("refused") && failing["last_call"].is_string());
-    assert!(failing["failing_since"].is_string() && signing["issued"].is_string() && signing["error"].is_null());
+    assert!(
+        failing["failing_since"].is_string() && signing["issued"].is_string() && signing["error"].is_null()
+    );
     let sample = |metric: &str, index: usize| format!("attache_ca_{metric}{{ca=\"{}\"}}", names[index]);
     let expected = [("serving", 0, 0.0), ("serving", 1, 1.0), ("failing", 0, 1.0), ("failing", 1, 0.0)];
     for (metric, index, value) in expected {

@@ -580,10 +580,7 @@ async fn files_that_take_over_during_the_backoff_end_it() {
     files[0].publish(pair, office.clock.now(), None);
     files[1].publish(roots, office.clock.now(), None);
     assert!(office.is_not_asked_for(TTL).await);
-    assert_eq!(
-        (office.entry().failure(), office.renewal().failed_rounds),
-        (None, 0)
-    );
+    assert_eq!((office.entry().failure(), office.renewal().failed_rounds), (None, 0));
 }
 
 #[tokio::test(start_paused = true)]
