@@ -151,7 +151,10 @@ async fn probes_name_what_is_missing_and_metrics_when_it_expires() {
     let mut agent = Agent::start(directory.path(), "agent", &options);
     assert_eq!(agent.status("/livez").await, (200, "alive\n".to_owned()));
     assert_eq!(agent.status("/elsewhere").await.0, 404);
-    agent.process.wait_log_times("mounted files are not used", 2).await;
+    // The first look may take a moment.
+    for name in ["default", "ROOTCA"] {
+        agent.wait_metric(&format!("attache_secret_failing{{name=\"{name}\"}}"), 1).await;
+    }
     let (status, body) = agent.status("/readyz").await;
     let dir_name = dir.display();
     let absent = |name: &str, file: &str| format!("{name}: none of {dir_name}/{file}, ");
