@@ -266,7 +266,7 @@ async fn a_denied_permission_is_reported_with_mode_owner_and_the_callers_ids() {
     let socket = agent.socket.to_str().unwrap();
     let admin = format!("{socket}.admin");
     for path in [socket, &admin] {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0)).unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o000)).unwrap();
     }
     let cases: [(&[&str], &str); 2] =
         [(&["get", "--socket", socket], socket), (&["status", "--socket", socket], &admin)];
