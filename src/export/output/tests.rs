@@ -122,7 +122,9 @@ async fn roots_that_the_certificate_does_not_chain_to_wait_for_the_next_certific
     let mut stage = Stage::new(None);
     stage.publish_roots();
     let key = stage.publish_pair();
-    stage.wait_key(&key).await;
+    // The files are there before the swap is counted.
+    stage.wait("the first set is written", || stage.writes("ok") == 1).await;
+    assert_eq!(stage.read(KEY_FILE), key);
     let root = stage.read(ROOT_FILE);
     stage.ca = DevelopmentCa::open(&stage.place.path().join("ca-2"), stage.clock.clone()).unwrap();
     stage.publish_roots();
@@ -133,6 +135,7 @@ async fn roots_that_the_certificate_does_not_chain_to_wait_for_the_next_certific
     assert_eq!((stage.read(ROOT_FILE), stage.writes("ok")), (root.clone(), 1));
     let key = stage.publish_pair();
     stage.wait_key(&key).await;
+    stage.wait("the swap is counted", || stage.writes("ok") > 1).await;
     assert_eq!(stage.writes("ok"), 2, "one swap for both");
     assert_ne!(stage.read(ROOT_FILE), root);
     stage.end().await;
