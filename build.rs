@@ -7,6 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let services = [
         "envoy/service/secret/v3/sds.proto",
         "envoy/extensions/transport_sockets/tls/v3/secret.proto",
+        "envoy/extensions/transport_sockets/tls/v3/tls_spiffe_validator_config.proto",
         "istio/v1/auth/ca.proto",
         "google/rpc/error_details.proto",
         "google/cloud/security/privateca/v1/service.proto",

@@ -19,7 +19,7 @@ test *arguments:
 
 # Hostile clients, CA faults and dead mounts by turns, beside Envoys that must notice nothing; an hour by default
 soak seconds="3600":
-    ATTACHE_SOAK={{seconds}} cargo test --locked --test agent -- soak:: --nocapture
+    .ci/soak {{seconds}}
 
 # Measure the figures of docs/performance.md
 bench:
@@ -28,6 +28,10 @@ bench:
 # Follow README in a fresh clone, and report how long it takes
 newcomer:
     examples/newcomer
+
+# What each command prints where setups go wrong
+walk *points:
+    examples/walk/run {{points}}
 
 # Two Envoys over mutual TLS while their certificates are renewed
 demo *arguments:

@@ -259,7 +259,7 @@ impl Bench {
         let identity = "spiffe://cluster.local/ns/default/sa/bench".parse().unwrap();
         let generations = [(); 2].map(|()| {
             let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-            let request = csr::request(&key, None).unwrap();
+            let request = csr::request(&key, None, &csr::Names::default()).unwrap();
             let leaf = ca.issue(&request, &identity, Duration::from_secs(24 * 3600)).unwrap();
             let [intermediate, root] = ca.chain();
             Files {

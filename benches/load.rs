@@ -89,7 +89,8 @@ impl Protocol {
     }
 }
 
-fn framed(message: &impl Message) -> Bytes {
+/// A message of gRPC.
+pub(crate) fn framed(message: &impl Message) -> Bytes {
     let length = message.encoded_len();
     let mut bytes = BytesMut::with_capacity(PREFIX + length);
     bytes.put_u8(0);
@@ -121,19 +122,31 @@ impl Connection {
 
     /// The same for a secret of another name.
     pub(crate) async fn call_for(&self, protocol: Protocol, name: Arc<str>) -> (Call, Bytes) {
-        let request = http::Request::post(protocol.uri())
-            .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .body(())
-            .unwrap();
         let mut ready = self.0.clone().ready().await.unwrap();
-        let (response, mut requests) = ready.send_request(request, false).unwrap();
+        let (response, mut requests) = ready.send_request(post(protocol), false).unwrap();
         requests.send_data(protocol.first_request(&name), protocol == Protocol::Fetch).unwrap();
         let responses = response.await.unwrap().into_body();
         let mut call = Call { protocol, name, requests, responses, received: BytesMut::new() };
         let first = call.next().await.expect("an answer");
         (call, first)
     }
+
+    /// Makes a call without a request.
+    #[allow(dead_code, reason = "only neighbours needs it")]
+    pub(crate) async fn begin(&self, protocol: Protocol) -> Call {
+        let mut ready = self.0.clone().ready().await.unwrap();
+        let (response, requests) = ready.send_request(post(protocol), false).unwrap();
+        let responses = response.await.unwrap().into_body();
+        Call { protocol, name: NAME.into(), requests, responses, received: BytesMut::new() }
+    }
+}
+
+fn post(protocol: Protocol) -> http::Request<()> {
+    http::Request::post(protocol.uri())
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())
+        .unwrap()
 }
 
 pub(crate) struct Call {
@@ -162,6 +175,17 @@ impl Call {
             let data = self.responses.data().await?.unwrap();
             self.responses.flow_control().release_capacity(data.len()).unwrap();
             self.received.extend_from_slice(&data);
+        }
+    }
+
+    /// Sends `data` as fast as the other side takes it.
+    #[allow(dead_code, reason = "only neighbours needs it")]
+    pub(crate) async fn send_slowly(&mut self, mut data: Bytes) {
+        while !data.is_empty() {
+            self.requests.reserve_capacity(data.len());
+            let capacity = std::future::poll_fn(|cx| self.requests.poll_capacity(cx)).await;
+            let part = data.split_to(capacity.unwrap().unwrap().min(data.len()));
+            self.requests.send_data(part, false).unwrap();
         }
     }
 

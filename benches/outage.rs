@@ -5,8 +5,10 @@ use std::ffi::OsStr;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
+use attache::agent::{RequestSignals, Requests};
 use attache::config::{Config, Environment, RunArgs};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -59,7 +61,12 @@ async fn run(dir: &Path) {
     };
     let config = Config::new(&args, &Environment::new()).unwrap();
     let log = attache::ops::telemetry::init(&config.log);
-    let agent = attache::agent::run(config, log, attache::os::systemd::Started::default());
+    let requests = Requests {
+        signals: RequestSignals::new().unwrap(),
+        load: Arc::new(move || Config::new(&args, &Environment::new())),
+        table: |_, _| String::new(),
+    };
+    let agent = attache::agent::run(config, log, attache::os::systemd::Started::default(), requests);
     let watched = async {
         let mut looks = Vec::new();
         let mut last = Duration::ZERO;

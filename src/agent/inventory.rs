@@ -15,12 +15,14 @@ use crate::source::issuer::StateDir;
 
 /// The paths of an agent with its sockets at `sds` and `admin`.
 pub(crate) fn inventory(config: &Config, sds: &Path, admin: Option<&Path>) -> Inventory {
-    let output = config.output.iter().map(|output| (output.directory.clone(), output.key_mode));
+    let outputs = config.output.iter().flat_map(|output| &output.directories);
+    let exported_keys = outputs.map(|output| (output.directory.clone(), output.key_mode));
     Inventory {
         sockets: sockets(config, sds, admin),
         directories: directories(config, sds, admin),
         secrets: secrets(config),
-        exported_keys: output.collect(),
+        settings: settings(config),
+        exported_keys: exported_keys.collect(),
     }
 }
 
@@ -47,7 +49,8 @@ fn directories(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<(PathBu
     let mut directories: Vec<_> = sockets.map(|socket| of(socket, "the directory of the socket")).collect();
     directories
         .extend(config.workload.state.iter().map(|state| (state.path().to_owned(), "the --state-dir")));
-    directories.extend(config.output.iter().map(|output| (output.directory.clone(), "the --output-dir")));
+    let outputs = config.output.iter().flat_map(|output| output.paths());
+    directories.extend(outputs.map(|path| (path.clone(), "the output directory")));
     for provider in &config.providers {
         directories.extend(provider.directory().map(|directory| (directory.to_owned(), "the --ca-dir")));
         let roots = match provider.endpoint().map(|(endpoint, _)| &endpoint.roots) {
@@ -63,6 +66,8 @@ fn directories(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<(PathBu
         directories
             .extend(certificate.map(|directory| (directory.path().to_owned(), "the --ca-client-cert-dir")));
     }
+    let options = config.options_file.iter();
+    directories.extend(options.map(|file| of(file.path(), "the directory of the options file")));
     let mounted = config.files.mounted.iter().filter_map(Place::home);
     let served = "a directory whose certificates are served";
     directories.extend(mounted.map(|directory| (directory.to_owned(), served)));
@@ -82,9 +87,21 @@ fn secrets(config: &Config) -> BTreeMap<PathBuf, &'static str> {
     }
     let keys = config.files.mounted.iter().filter_map(|place| place.key_pair.as_ref());
     secrets.extend(keys.map(|(_, key)| (key.clone(), "a private key")));
+    let outputs = config.output.iter().flat_map(|output| &output.directories);
+    let passwords = outputs.filter_map(|output| output.format.password_file());
+    secrets.extend(passwords.map(|file| (file.clone(), "which contains the password of a keystore")));
+    let headers = config.options_file.iter().filter(|file| file.get("ca-header").is_some());
+    secrets
+        .extend(headers.map(|file| (file.path().to_owned(), "which contains headers for calls to the CA")));
     let state = config.workload.state.iter().map(StateDir::file);
     secrets.extend(state.map(|file| (file, "which contains the last key")));
     secrets
+}
+
+/// Files that other users should not change.
+fn settings(config: &Config) -> BTreeMap<PathBuf, &'static str> {
+    let file = config.options_file.iter();
+    file.map(|file| (file.path().to_owned(), "the options file, and decide what the agent does")).collect()
 }
 
 /// The files with credentials of `provider`, except for a client certificate.

@@ -2,6 +2,7 @@
 
 mod inventory;
 mod mounted;
+mod requests;
 mod signals;
 mod sockets;
 pub mod workloads;
@@ -18,7 +19,8 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use self::inventory::inventory;
-pub use self::signals::Signals;
+pub use self::requests::Requests;
+pub use self::signals::{RequestSignals, Signals};
 use self::sockets::{Server, Sockets};
 use self::workloads::{Plan, Running, Shared, Workloads};
 use crate::base::clock::{Clock, millis};
@@ -42,7 +44,7 @@ use crate::store::Cache;
 use crate::store::health::{self, Health, HealthWatcher};
 
 /// Runs the agent until SIGTERM or SIGINT, with the sockets and the service manager that it was started with.
-pub async fn run(config: Config, log: Log, given: Started) -> anyhow::Result<()> {
+pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut signals = Signals::new()?;
     prepare_process(&config);
@@ -56,9 +58,10 @@ pub async fn run(config: Config, log: Log, given: Started) -> anyhow::Result<()>
     let addresses = Addresses { status: sockets::address_of(&status), page: sockets::address_of(&page) };
     let server = Server { calls: shared.calls.clone(), stop: shared.stop.clone() };
     let running = workloads.add("");
-    if config.output.is_some() {
+    if let Some(output) = &config.output {
         // The output is missing from the start, not only after its first report.
-        shared.cache.components(running.workload).report_output(|_| {});
+        let components = shared.cache.components(running.workload);
+        components.report_output(|health| health.expect(output.paths()));
     }
     serve_status(&mut workloads, &shared, &server, status, &log);
     workloads.spawn(&shared.stop, shared.pending.clone().report(shared.clock.clone()));
@@ -74,9 +77,10 @@ pub async fn run(config: Config, log: Log, given: Started) -> anyhow::Result<()>
     let admin_path = admin.as_ref().map(|admin| admin.path().to_owned());
     log_permissions(&shared, config.clone(), sds.path().to_owned(), admin_path, given.is_in_pod);
 
-    let allowed = config.allowed.clone();
+    let (allowed, options_file) = (config.allowed.clone(), config.options_file.clone());
     let reporter = start_workload(&mut workloads, &shared, &running, config, &sds, addresses).await?;
     serve_page(&mut workloads, &shared, &server, page, &reporter);
+    requests.serve(&mut workloads, &shared, options_file, &reporter, &log);
     let admin_file = admin.and_then(|listener| {
         let (socket, file) = listener.into_parts();
         let peers = AdminPeers::new(shared.metrics.clone(), shared.cache.components(running.workload));
@@ -188,15 +192,20 @@ async fn start_workload(
 ) -> anyhow::Result<Reporter> {
     let cert_dir = config.files.mounted.first().and_then(Place::home);
     let cert_dir = cert_dir.map(|directory| tracing::field::display(directory.display().to_string()));
+    let output_dir = config.output.as_ref().map(|output| {
+        let paths: Vec<_> = output.paths().map(|path| path.display().to_string()).collect();
+        tracing::field::display(paths.join(", "))
+    });
     let cas =
         providers::clients(&config.providers, &shared.clock, &shared.disk.within(config.workload.timeout))?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         socket = %sds.path().display(),
+        config = config.options_file.as_ref().map(|file| tracing::field::display(file.path().display())),
         ca = cas.provider(),
         because = config.provider_reason,
         cert_dir,
-        output_dir = config.output.as_ref().map(|output| tracing::field::display(output.directory.display())),
+        output_dir,
         status = addresses.status.map(tracing::field::display),
         page = addresses.page.map(|address| tracing::field::display(format!("http://{address}/"))),
         "attache serves"
@@ -233,8 +242,8 @@ fn confine(config: &Config, mut directories: Vec<PathBuf>, disk: &Disk) -> Resul
     if let Some(state) = config.workload.state.clone() {
         needed.push((state.path().to_owned(), Box::new(move |_| state.create())));
     }
-    if let Some(output) = &config.output {
-        needed.push((output.directory.clone(), Box::new(directory::create)));
+    for path in config.output.iter().flat_map(|output| output.paths()) {
+        needed.push((path.clone(), Box::new(directory::create)));
     }
     for directory in config.providers.iter().filter_map(|provider| provider.directory()) {
         needed.push((directory.to_owned(), Box::new(|path| fs::create_dir_all(path))));
@@ -287,16 +296,17 @@ async fn drain(calls: &TaskTracker, cache: &Cache, timeout: Duration, signals: &
         () = calls.wait() => {}
         () = tokio::time::sleep(timeout) => {
             let outputs = cache.workloads().into_iter().filter_map(|(it, _)| cache.components(it).output());
-            let hooks = outputs.filter(|output| output.is_hook_running).count();
-            if hooks > 0 {
+            // Their tasks are among the calls: one for the hook, and one for each directory.
+            let tasks = outputs.filter(|output| output.is_hook_running).map(|it| 1 + it.directories.len());
+            let tasks: usize = tasks.sum();
+            if tasks > 0 {
                 tracing::warn!(
                     timeout_ms = millis(timeout),
                     "drain timeout exceeded, killing the output hook; --drain-timeout gives it longer. The next start \
                      runs it again"
                 );
             }
-            // The hooks are among the calls.
-            let open = calls.len() - hooks;
+            let open = calls.len().saturating_sub(tasks);
             if open > 0 {
                 tracing::warn!(open, timeout_ms = millis(timeout), "drain timeout exceeded, closing connections");
             }

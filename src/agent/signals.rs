@@ -1,9 +1,9 @@
-//! The signals that stop the agent.
+//! The signals that the agent handles.
 
 use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// SIGTERM and SIGINT.
+/// SIGTERM and SIGINT, which stop the agent.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
@@ -13,8 +13,7 @@ pub struct Signals {
 impl Signals {
     /// From now on these signals don't end the process by themselves.
     pub fn new() -> anyhow::Result<Self> {
-        let take = |kind| signal(kind).context("handling signals failed");
-        Ok(Self { terminate: take(SignalKind::terminate())?, interrupt: take(SignalKind::interrupt())? })
+        Ok(Self { terminate: handle(SignalKind::terminate())?, interrupt: handle(SignalKind::interrupt())? })
     }
 
     /// Waits for the next signal, and returns its name.
@@ -24,4 +23,24 @@ impl Signals {
             _ = self.interrupt.recv() => "SIGINT",
         }
     }
+}
+
+/// SIGHUP and SIGUSR1, which never end the agent. A signal that comes before its receiver waits is not lost.
+#[derive(Debug)]
+pub struct RequestSignals {
+    /// SIGHUP: reload.
+    pub(super) reload: Signal,
+    /// SIGUSR1: log the status.
+    pub(super) status: Signal,
+}
+
+impl RequestSignals {
+    /// From now on, until the process ends, these signals don't end it. Needs a runtime.
+    pub fn new() -> anyhow::Result<Self> {
+        Ok(Self { reload: handle(SignalKind::hangup())?, status: handle(SignalKind::user_defined1())? })
+    }
+}
+
+fn handle(kind: SignalKind) -> anyhow::Result<Signal> {
+    signal(kind).context("handling signals failed")
 }

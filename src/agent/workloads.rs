@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use super::mounted;
 use crate::base::clock::{Clock, millis};
 use crate::ca::failover::Failover;
-use crate::export::output::{Output, OutputSettings};
+use crate::export::output::{OutputSettings, Outputs};
 use crate::fs::disk::Disk;
 use crate::fs::pending::PendingOperations;
 use crate::fs::watch::Watcher;
@@ -139,8 +139,12 @@ impl Workloads {
         }
         if let Some(settings) = plan.output {
             // After the sources, whose entries it follows.
-            let output = Output::new(settings, &cache, *workload, &watcher, disk, clock, metrics);
-            self.spawn_draining(output.run(ended.clone()));
+            let (outputs, writers) =
+                Outputs::new(settings, &cache, *workload, &watcher, disk, clock, metrics);
+            self.spawn_draining(outputs.run(ended.clone()));
+            for writer in writers {
+                self.spawn_draining(writer.run(ended.clone()));
+            }
         }
         Ok(())
     }

@@ -63,7 +63,7 @@ impl ClientCertDir {
     pub async fn read(&self, clock: &Clock, disk: &Disk) -> Result<ClientCertificate, NoClientCert> {
         let read = || {
             let key_pair = Some((self.path.join(CHAIN_FILE), self.path.join(KEY_FILE)));
-            let (places, now) = (Places::new(vec![Place { key_pair, roots: None }]), clock.now());
+            let (places, now) = (Places::new(vec![Place { key_pair, ..Place::default() }]), clock.now());
             disk.run(&self.path, move || places.look(now).key_pair.secret)
         };
         let mut outcome = read().await?;

@@ -85,6 +85,11 @@ impl Charge {
         Ok(())
     }
 
+    /// All that it has; it has nothing afterwards.
+    pub fn take(&mut self) -> Self {
+        Self { share: self.share.clone(), bytes: std::mem::take(&mut self.bytes) }
+    }
+
     /// Gives `bytes` back.
     pub fn shrink(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);

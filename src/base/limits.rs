@@ -34,8 +34,12 @@ pub const FILE_BYTES: u64 = 1 << 20;
 pub const CERTIFICATES: usize = 500;
 /// CRLs in one file.
 pub const CRLS: usize = 100;
+/// Bytes of the options file.
+pub const OPTIONS_FILE_BYTES: u64 = 256 << 10;
 /// Bytes of a token file.
 pub const TOKEN_BYTES: u64 = 64 << 10;
+/// Bytes of a file with the password of a keystore.
+pub const PASSWORD_FILE_BYTES: u64 = 4 << 10;
 /// Threads that may wait for file systems that do not answer.
 pub const STUCK_THREADS: usize = 16;
 /// Roots that CAs no longer return but that may have issued the leaves of peers.

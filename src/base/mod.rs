@@ -10,6 +10,7 @@ pub mod fuzz;
 pub mod fuzzing;
 pub mod limits;
 pub mod log_limit;
+pub mod offload;
 pub mod retry;
 pub mod spiffe_id;
 pub mod text;

@@ -59,9 +59,9 @@ impl CertificateAuthority for Cfssl {
         let signer = self.certificates("info", self.common()).await?;
         let chain = self.certificates(path, body).await?;
         Ok(match bundle {
-            None => IssuedChain::with_others(chain, signer)?,
+            None => IssuedChain::read_with_others(chain, signer).await?,
             // Configured roots replace all others; the signer's certificate can still complete the chain.
-            Some(bundle) => IssuedChain::with_others([chain, signer].concat(), bundle)?,
+            Some(bundle) => IssuedChain::read_with_others([chain, signer].concat(), bundle).await?,
         })
     }
 
@@ -69,6 +69,9 @@ impl CertificateAuthority for Cfssl {
         match (answer, &self.bundle) {
             (InvalidResponse::NoIdentity { .. }, _) => Some(
                 "cfssl before 1.4 omits URI names, or writes them as DNS names (Debian 12 has such a version): this agent needs a newer one",
+            ),
+            (InvalidResponse::MissingNames { .. }, _) => Some(
+                "cfssl issues the names of the request unless the profile has a CSRWhitelist without SubjectAlternativeNames and Subject",
             ),
             (InvalidResponse::NoRoot, None) => {
                 Some("this cfssl signs with an intermediate: name a file with its root, --cfssl-bundle FILE")
@@ -105,7 +108,9 @@ impl Cfssl {
         body.insert("certificate_request".to_owned(), json!(csr::to_pem(&request.csr)));
         if let Some(identity) = &request.identity {
             // The CSR has it too, but a profile may take only the key of a CSR. An empty list would remove names.
-            body.insert("hosts".to_owned(), json!([identity.as_str()]));
+            let mut hosts = vec![identity.to_string()];
+            hosts.extend(request.names.dns.iter().map(ToString::to_string));
+            body.insert("hosts".to_owned(), json!(hosts));
         }
         let Some(path) = &self.auth_key else { return Ok(("sign", body)) };
         let key = hmac::Key::new(hmac::HMAC_SHA256, &read_key(path, &self.disk).await?);

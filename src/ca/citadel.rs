@@ -18,6 +18,7 @@ use crate::auth::token_file::Token;
 use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;
+use crate::base::offload;
 use crate::base::text;
 use crate::fs::disk::Disk;
 use crate::net::Header;
@@ -115,7 +116,9 @@ impl CertificateAuthority for Citadel {
             }
         };
         self.connections.keep(channel);
-        Ok(issued(&answered.into_inner())?)
+        let answer = answered.into_inner();
+        let size = answer.cert_chain.iter().map(String::len).sum();
+        Ok(offload::large(size, move || issued(&answer)).await?)
     }
 }
 

@@ -5,6 +5,7 @@
 
 pub mod options;
 pub mod server;
+pub mod token;
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -29,6 +30,7 @@ use crate::base::spiffe_id::SpiffeId;
 use crate::fs::disk::Disk;
 use crate::fs::file;
 use crate::pki::certificate::Certificate;
+use crate::pki::csr::Names;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
 use crate::pki::pem;
 
@@ -151,9 +153,21 @@ impl DevelopmentCa {
         identity: &SpiffeId,
         ttl: Duration,
     ) -> Result<CertificateDer<'static>, rcgen::Error> {
+        self.issue_with_names(csr, identity, &Names::default(), ttl)
+    }
+
+    /// The same, with `names` besides the identity.
+    pub fn issue_with_names(
+        &self,
+        csr: &[u8],
+        identity: &SpiffeId,
+        names: &Names,
+        ttl: Duration,
+    ) -> Result<CertificateDer<'static>, rcgen::Error> {
         let request = rcgen::CertificateSigningRequestParams::from_der(&csr.into())?;
         let san = SanType::URI(identity.as_str().try_into()?);
-        let params = self.leaf_params(vec![san], ttl)?;
+        let mut params = self.leaf_params(vec![san], ttl)?;
+        names.put_into(&mut params)?;
         Ok(params.signed_by(&request.public_key, &self.issuer)?.der().clone())
     }
 
@@ -285,7 +299,7 @@ impl CertificateAuthority for Embedded {
             CaError::Local("the development CA needs an identity: set --spiffe-id".to_owned())
         })?;
         let ca = self.ca().await?;
-        let issued = ca.issue(&request.csr, identity, request.ttl);
+        let issued = ca.issue_with_names(&request.csr, identity, &request.names, request.ttl);
         let leaf = issued.map_err(|error| CaError::Local(error.to_string()))?;
         let [intermediate, root] = ca.chain();
         Ok(IssuedChain { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
@@ -320,11 +334,12 @@ mod tests {
         let ca = Embedded::from(DevelopmentCa::open(directory.path(), clock.clone()).unwrap());
         for key_type in [KeyType::EcdsaP256, KeyType::EcdsaP384, KeyType::Rsa2048, KeyType::Ed25519] {
             let key = SigningKey::generate(key_type).unwrap();
-            let csr = csr::request(&key, Some(&identity())).unwrap();
+            let names = Names { dns: vec!["web.example".parse().unwrap()], common_name: "web".parse().ok() };
+            let csr = csr::request(&key, Some(&identity()), &names).unwrap();
             let ttl = Duration::from_secs(10);
-            let request = SigningRequest { csr, identity: Some(identity()), ttl };
+            let request = SigningRequest { csr, identity: Some(identity()), names: names.clone(), ttl };
             let answer = ca.sign(&request).await.unwrap();
-            let checked = answer.check(key.to_private_key(), Some(&identity()), clock.now());
+            let checked = answer.check(key.to_private_key(), Some(&identity()), &names, clock.now());
             let (pair, bundle) = checked.unwrap();
             assert_eq!((pair.chain().len(), bundle.roots().len()), (2, 1), "{key_type:?}");
             assert!(pair.not_after() <= clock.now() + ttl);

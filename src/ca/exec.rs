@@ -90,10 +90,10 @@ impl CertificateAuthority for Exec {
     async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let text = csr::to_pem(&request.csr);
         let chain = self.certificates(SIGN, &self.sign, request, Some(text)).await?;
-        let Some(roots) = &self.roots else { return Ok(IssuedChain::from_groups(vec![chain])?) };
+        let Some(roots) = &self.roots else { return Ok(IssuedChain::read_groups(vec![chain]).await?) };
         let roots = self.certificates(ROOTS, roots, request, None).await?;
         // The roots of a command replace all others.
-        Ok(IssuedChain::with_others(chain, roots)?)
+        Ok(IssuedChain::read_with_others(chain, roots).await?)
     }
 
     fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {
@@ -107,6 +107,9 @@ impl CertificateAuthority for Exec {
             InvalidResponse::NoIdentity { .. } | InvalidResponse::WrongIdentity { .. } => {
                 Some("the command of --ca-exec gets the identity in the CSR, and in ATTACHE_SPIFFE_ID")
             }
+            InvalidResponse::MissingNames { .. } => Some(
+                "the command of --ca-exec gets them in the CSR, and in ATTACHE_DNS_SANS and ATTACHE_COMMON_NAME",
+            ),
             _ => None,
         }
     }
@@ -158,6 +161,12 @@ impl Exec {
             command.env("ATTACHE_TTL_SECONDS", request.ttl.as_secs().to_string());
             if let Some(identity) = &request.identity {
                 command.env("ATTACHE_SPIFFE_ID", identity.as_str());
+            }
+            if !request.names.dns.is_empty() {
+                command.env("ATTACHE_DNS_SANS", request.names.dns_list());
+            }
+            if let Some(name) = &request.names.common_name {
+                command.env("ATTACHE_COMMON_NAME", name.to_string());
             }
         };
         // A cancelled command may take a moment to exit. The semaphore is never closed.

@@ -22,12 +22,14 @@ use super::{
 };
 use crate::auth::token::{Bearer, TokenSource};
 use crate::base::limits;
+use crate::base::offload;
 use crate::net::Header;
 use crate::net::endpoint::Endpoint;
 use crate::net::grpc::{Calls, Channel, Connections};
 use crate::net::rest;
-use crate::pki::certificate::Certificate as Facts;
-use crate::pki::{csr, pem};
+use crate::pki::certificate::is_self_issued;
+use crate::pki::csr::{self, Names};
+use crate::pki::pem;
 use crate::proto::google::cloud::security::privateca::v1 as api;
 use crate::proto::google::protobuf;
 
@@ -180,12 +182,23 @@ impl CertificateAuthority for GoogleCas {
                 "Google's service takes the name from the caller, and --spiffe-id or --trust-domain set another one: \
                  correct them, or drop them to accept the caller's name",
             ),
+            InvalidResponse::MissingNames { .. } => Some(
+                "the pool's issuance policy must pass the subject and the alternative names of a request through",
+            ),
             InvalidResponse::NoIdentity { .. } => Some(
                 "is the caller an identity of a workload identity pool? No such name is documented for others",
             ),
             InvalidResponse::NoRoot => Some("the pool has no root of its own, nor a chain that ends in one"),
             _ => None,
         }
+    }
+}
+
+/// The service names the caller by itself, and then ignores the names in the CSR.
+fn subject_mode(names: &Names) -> api::SubjectRequestMode {
+    match names.is_empty() {
+        true => api::SubjectRequestMode::ReflectedSpiffe,
+        false => api::SubjectRequestMode::Default,
     }
 }
 
@@ -211,7 +224,7 @@ impl GoogleCas {
         // First: without roots an issued certificate could not be used.
         let roots = self.roots(client, bearer).await?;
         let chain = self.create(client, request, id, bearer).await?;
-        Ok(IssuedChain::with_others(chain, roots)?)
+        Ok(IssuedChain::read_with_others(chain, roots).await?)
     }
 
     /// The roots of all CAs of the pool, including those that do not sign yet, or no longer.
@@ -225,7 +238,8 @@ impl GoogleCas {
         let call = self.call(message, "ca_pool", bearer)?;
         let fetched = client.fetch_ca_certs(call).await;
         let fetched = fetched.map_err(|status| Failure::Call("FetchCaCerts", status))?.into_inner();
-        Ok(pool_roots(&fetched)?)
+        let size = fetched.ca_certs.iter().flat_map(|chain| &chain.certificates).map(String::len).sum();
+        Ok(offload::large(size, move || pool_roots(&fetched)).await?)
     }
 
     async fn create(
@@ -243,7 +257,7 @@ impl GoogleCas {
         let certificate = api::Certificate {
             certificate_config: Some(api::certificate::CertificateConfig::PemCsr(csr::to_pem(&request.csr))),
             lifetime: Some(lifetime),
-            subject_mode: api::SubjectRequestMode::ReflectedSpiffe.into(),
+            subject_mode: subject_mode(&request.names).into(),
             ..api::Certificate::default()
         };
         let message = api::CreateCertificateRequest {
@@ -363,7 +377,7 @@ fn pool_roots(fetched: &api::FetchCaCertsResponse) -> Result<Vec<CertificateDer<
     let mut roots = Vec::new();
     for der in all {
         // Each certificate comes with its intermediates; most of the pool's are not in its chain.
-        if Facts::parse(&der)?.is_self_issued {
+        if is_self_issued(&der)? {
             roots.push(der);
         }
     }

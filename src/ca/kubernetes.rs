@@ -174,6 +174,9 @@ impl CertificateAuthority for Kubernetes {
 
     fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {
         match (answer, &self.roots) {
+            (InvalidResponse::MissingNames { .. }, _) => {
+                Some("the signer of --kubernetes-signer decides which names of a request it issues")
+            }
             (InvalidResponse::Unchained(_), SignerRoots::File(_)) => {
                 Some("the roots are those in the file of --kubernetes-root: do they belong to this signer?")
             }

@@ -24,6 +24,7 @@ pub use self::response::{InvalidResponse, IssuedChain};
 pub use self::transport::{ClientAuth, connect};
 pub use crate::base::retry::Class;
 use crate::base::spiffe_id::SpiffeId;
+use crate::pki::csr::Names;
 
 /// A client of one CA. `providers.rs` says what a new one takes.
 #[tonic::async_trait]
@@ -63,6 +64,8 @@ pub struct SigningRequest {
     pub csr: Vec<u8>,
     /// The identity in the certificate, where it is known.
     pub identity: Option<SpiffeId>,
+    /// Its other names.
+    pub names: Names,
     /// The requested lifetime.
     pub ttl: Duration,
 }

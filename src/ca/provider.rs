@@ -36,6 +36,7 @@ pub struct ProviderKind {
     pub token: TokenUse,
     pub identity: IdentityDefault,
     pub takes_client_cert: bool,
+    pub names: NameUse,
 }
 
 impl PartialEq for ProviderKind {
@@ -77,6 +78,8 @@ pub enum TokenUse {
         /// URL and scope of the token service, where none are given.
         exchange: Option<(&'static str, &'static str)>,
         metadata: MetadataToken,
+        /// Audience of a service account's token that the CA itself takes, as its page in the documentation sets it up.
+        audience: Option<&'static str>,
     },
 }
 
@@ -100,6 +103,20 @@ pub enum IdentityDefault {
     Caller {
         /// The shape of its trust domains.
         trust_domain: &'static str,
+    },
+}
+
+/// What becomes of names that are requested besides the identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameUse {
+    /// The CA can issue them.
+    Requested,
+    /// The CA can issue them, but no longer names the caller by itself then: the options must name the identity.
+    WithIdentity,
+    /// The CA ignores them, or refuses a CSR with them.
+    Ignored {
+        /// Why, for the user.
+        why: &'static str,
     },
 }
 
@@ -178,7 +195,7 @@ pub struct SharedOptions {
     pub key_type: KeyType,
     /// The lifetime that is requested.
     pub ttl: Duration,
-    /// `--cert-ttl`, if it is set on a level above Istio's.
+    /// `--cert-ttl`, if it is not Istio's variable that sets it.
     pub ttl_option: Option<String>,
 }
 

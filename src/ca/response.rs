@@ -5,8 +5,10 @@ use std::time::SystemTime;
 use rustls::pki_types::CertificateDer;
 
 use crate::base::clock::rfc3339;
+use crate::base::offload;
 use crate::base::spiffe_id::SpiffeId;
-use crate::pki::certificate::{Certificate, NotACertificate};
+use crate::pki::certificate::{NotACertificate, is_self_issued};
+use crate::pki::csr::Names;
 use crate::pki::key::PrivateKey;
 use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle, Unchained};
 
@@ -48,6 +50,10 @@ pub enum InvalidResponse {
         "the certificate names no SPIFFE ID (it names {names}): the CA must copy the URI name of the request into the certificate"
     )]
     NoIdentity { names: String },
+    #[error(
+        "the certificate lacks {missing} (it names {names}): the CA must allow what --dns-san and --common-name request"
+    )]
+    MissingNames { missing: String, names: String },
     #[error("the certificate expired at {at}: the CA's clock or this machine's clock is wrong")]
     Expired { at: String },
     #[error("the certificate is valid only from {from}: the CA's clock or this machine's clock is wrong")]
@@ -64,6 +70,7 @@ impl InvalidResponse {
             Self::NoRoot | Self::NoRootAbove { .. } => "no_root",
             Self::ForeignKey { .. } => "foreign_key",
             Self::WrongIdentity { .. } | Self::NoIdentity { .. } => "wrong_identity",
+            Self::MissingNames { .. } => "missing_names",
             Self::Expired { .. } => "expired",
             Self::NotYetValid { .. } => "not_yet_valid",
             Self::Unchained(_) => "unchained",
@@ -95,7 +102,7 @@ impl IssuedChain {
             let mut own_roots = Vec::new();
             let mut others = Vec::new();
             for certificate in group {
-                let is_root = Certificate::parse(&certificate)?.is_self_issued;
+                let is_root = is_self_issued(&certificate)?;
                 // The very first certificate is the leaf, even if it is self-issued.
                 let is_leaf = index == 0 && others.is_empty() && own_roots.is_empty();
                 if is_root && !is_leaf { own_roots.push(certificate) } else { others.push(certificate) }
@@ -122,27 +129,45 @@ impl IssuedChain {
         if count > Self::LONGEST {
             return Err(InvalidResponse::TooLong(count));
         }
-        let is_root = |certificate: &CertificateDer<'_>| -> Result<bool, InvalidResponse> {
-            Ok(Certificate::parse(certificate)?.is_self_issued)
-        };
         let (mut kept, mut roots) = (Vec::new(), Vec::new());
         for certificate in chain {
-            if kept.is_empty() || !is_root(&certificate)? {
+            if kept.is_empty() || !is_self_issued(&certificate)? {
                 kept.push(certificate);
             }
         }
         for certificate in others {
-            if is_root(&certificate)? { roots.push(certificate) } else { kept.push(certificate) }
+            if is_self_issued(&certificate)? { roots.push(certificate) } else { kept.push(certificate) }
         }
         Ok(Self { chain: kept, roots })
     }
 
-    /// Turns it into publishable secrets, if it parses, carries our key, names the requested identity, is valid at `now`,
+    /// As [`from_groups`](Self::from_groups); many certificates are read on another thread.
+    pub async fn read_groups(groups: Vec<Vec<CertificateDer<'static>>>) -> Result<Self, InvalidResponse> {
+        let size = groups.iter().map(|group| bytes(group)).sum();
+        offload::large(size, move || Self::from_groups(groups)).await
+    }
+
+    /// As [`with_others`](Self::with_others); many certificates are read on another thread.
+    pub async fn read_with_others(
+        chain: Vec<CertificateDer<'static>>,
+        others: Vec<CertificateDer<'static>>,
+    ) -> Result<Self, InvalidResponse> {
+        offload::large(bytes(&chain) + bytes(&others), move || Self::with_others(chain, others)).await
+    }
+
+    /// Bytes of all certificates.
+    pub fn bytes(&self) -> usize {
+        bytes(&self.chain) + bytes(&self.roots)
+    }
+
+    /// Turns it into publishable secrets, if it parses, carries our key, names the requested identity and the requested names, is
+    /// valid at `now`,
     /// and chains to a root of the same response.
     pub fn check(
         self,
         key: PrivateKey,
         identity: Option<&SpiffeId>,
+        names: &Names,
         now: SystemTime,
     ) -> Result<(KeyPair, TrustBundle), InvalidResponse> {
         let bundle = TrustBundle::new(self.roots).map_err(|error| match error {
@@ -162,10 +187,18 @@ impl IssuedChain {
             }
             _ => {}
         }
+        let missing = names.missing(leaf);
+        if !missing.is_empty() {
+            return Err(InvalidResponse::MissingNames { missing: missing.join(", "), names: leaf.names() });
+        }
         check_time(&pair, now)?;
         bundle.verify(&pair, now)?;
         Ok((pair, bundle))
     }
+}
+
+fn bytes(certificates: &[CertificateDer<'_>]) -> usize {
+    certificates.iter().map(|der| der.len()).sum()
 }
 
 /// Checks that the leaf is valid at `now`, and that no certificate of the served chain has expired.

@@ -25,12 +25,13 @@ use crate::auth::token_file::{Token, TokenFile};
 use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;
+use crate::base::offload;
 use crate::base::text;
 use crate::fs::disk::Disk;
 use crate::net::Header;
 use crate::net::endpoint::Endpoint;
 use crate::net::rest;
-use crate::pki::certificate::Certificate;
+use crate::pki::certificate::{Certificate, is_self_issued};
 use crate::pki::pem;
 
 /// Vault's port, with and without TLS.
@@ -118,16 +119,22 @@ impl Vault {
 
     async fn answer(&self, mut reply: Value) -> Result<IssuedChain, CaError> {
         self.log_warnings(&reply);
-        let mut answer = sorted(reply.pointer_mut("/data").map(Value::take).unwrap_or_default())?;
+        let data = reply.pointer_mut("/data").map(Value::take).unwrap_or_default();
+        let size = texts(data.get("ca_chain")).iter().map(|text| text.len()).sum();
+        let mut answer = offload::large(size, move || sorted(data)).await?;
         if let Some(file) = &self.roots {
             let unreadable = |error: &dyn fmt::Display| {
                 CaError::Roots(format!("{}: {error}; --vault-root sets the path", file.display()))
             };
             let text = self.server.disk.read(file, limits::FILE_BYTES).await?;
             let text = text.map_err(|error| unreadable(&error))?;
-            answer.roots = pem::certificates(&text).map_err(|error| unreadable(&error))?;
-            // Envoy accepts no chain that ends at an intermediate, and chains are often kept in one file.
-            answer.roots.retain(|der| Certificate::parse(der).is_ok_and(|facts| facts.is_self_issued));
+            let roots = offload::large(text.len(), move || {
+                let mut roots = pem::certificates(&text)?;
+                // Envoy accepts no chain that ends at an intermediate, and chains are often kept in one file.
+                roots.retain(|der| is_self_issued(der) == Ok(true));
+                Ok(roots)
+            });
+            answer.roots = roots.await.map_err(|error: pem::NotPem| unreadable(&error))?;
             if answer.roots.is_empty() {
                 return Err(unreadable(&"none of its certificates is a self-issued root"));
             }
@@ -168,7 +175,7 @@ impl CertificateAuthority for Vault {
         let Some(identity) = &request.identity else {
             return Err(self.auth.no_identity(&self.server.disk).await);
         };
-        let body = json!({
+        let mut body = json!({
             "csr": crate::pki::csr::to_pem(&request.csr),
             "format": "pem",
             "ttl": format!("{}s", request.ttl.as_secs()),
@@ -176,6 +183,12 @@ impl CertificateAuthority for Vault {
             "uri_sans": identity.as_str(),
             "exclude_cn_from_sans": true,
         });
+        if let Some(body) = body.as_object_mut() {
+            let dns = (!request.names.dns.is_empty()).then(|| ("alt_names", request.names.dns_list()));
+            let common_name =
+                request.names.common_name.as_ref().map(|name| ("common_name", name.to_string()));
+            body.extend(dns.into_iter().chain(common_name).map(|(key, name)| (key.to_owned(), name.into())));
+        }
         let token = self.auth.token(&self.server, None).await?;
         let signed = match self.sign_with(&token, &body).await {
             // Vault answers the same to an expired token and to one that must not sign.
@@ -190,6 +203,9 @@ impl CertificateAuthority for Vault {
 
     fn remedy(&self, answer: &InvalidResponse) -> Option<&'static str> {
         match (answer, &self.roots) {
+            (InvalidResponse::MissingNames { .. }, _) => Some(
+                "does the role have allowed_domains, and use_csr_sans and use_csr_common_name as they are by default?",
+            ),
             (InvalidResponse::Unchained(_), Some(_)) => {
                 Some("the roots are those in the file of --vault-root: did one of them sign Vault's issuer?")
             }

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::agent::inventory;
 use crate::base::clock::{Clock, rfc3339, span};
+use crate::base::limits;
 use crate::config::Config;
 use crate::export::ready_file::{ReadyFile, ReadyFileError};
 use crate::fs::disk::Disk;
@@ -26,6 +27,7 @@ use crate::fs::watch::Watcher;
 use crate::metrics::Metrics;
 use crate::os::denial::denial;
 use crate::os::permissions;
+use crate::pki::keystore::Password;
 use crate::source::files::FileSource;
 use crate::store::Cache;
 
@@ -96,6 +98,7 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
         f.note(Severity::Warning, "modes", concern);
     }
     f.directories(&config, is_running);
+    f.passwords(&config);
     f.mounted(&config);
     f.crls(&config);
     f.limits(&config);
@@ -124,6 +127,11 @@ impl Findings {
         let cas: Vec<_> = config.providers.iter().map(|provider| provider.name()).collect();
         let cas = if cas.is_empty() { "no CA: mounted files alone".to_owned() } else { cas.join(", ") };
         self.note(Severity::Ok, "options", format!("{cas} (because of {})", config.provider_reason));
+        if let Some(file) = &config.options_file {
+            let options: Vec<_> = file.names().collect();
+            let options = if options.is_empty() { "none".to_owned() } else { options.join(", ") };
+            self.note(Severity::Ok, "options", format!("in force from {}: {options}", file.path().display()));
+        }
         for note in &config.notes {
             self.note(Severity::Warning, "options", note);
         }
@@ -131,7 +139,8 @@ impl Findings {
 
     /// Directories that the agent will write to.
     fn directories(&mut self, config: &Config, is_running: bool) {
-        let output = config.output.as_ref().map(|output| ("--output-dir", output.directory.as_path()));
+        let outputs = config.output.iter().flat_map(|output| &output.directories);
+        let outputs = outputs.map(|output| (output.option, output.directory.as_path()));
         let state = config.workload.state.as_ref().map(|state| ("--state-dir", state.path()));
         if let Some(file) = &config.ready_file {
             let writable = check_writable(file::directory_of(file));
@@ -151,7 +160,7 @@ impl Findings {
                 }
             }
         }
-        for (option, directory) in output.into_iter().chain(state) {
+        for (option, directory) in outputs.chain(state) {
             // The agent creates it when there is something to write.
             let existing = directory.ancestors().find(|path| path.exists()).unwrap_or(directory);
             match check_writable(existing) {
@@ -168,6 +177,23 @@ impl Findings {
                         directory.display()
                     ),
                 ),
+            }
+        }
+    }
+
+    /// The passwords of keystores that the agent will write.
+    fn passwords(&mut self, config: &Config) {
+        for output in config.output.iter().flat_map(|output| &output.directories) {
+            let Some(file) = output.format.password_file() else { continue };
+            let read = file::read(file, limits::PASSWORD_FILE_BYTES).map_err(|error| error.to_string());
+            let password = read.and_then(|it| Password::from_file(&it).map_err(|error| error.to_string()));
+            let shown = format!("password-file of {} {}", output.option, output.directory.display());
+            match password {
+                Ok(_) => self.note(Severity::Ok, "directories", format!("{shown}: it holds a password")),
+                Err(words) => {
+                    let text = format!("{shown}: {}: {words}; correct it", file.display());
+                    self.note(Severity::Error, "directories", text);
+                }
             }
         }
     }

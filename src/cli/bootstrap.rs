@@ -10,7 +10,8 @@ use crate::net::address::Address;
 /// Print an Envoy bootstrap (v3, JSON) that takes its certificate and its trust roots from Attaché
 ///
 /// Envoy gets one mutual TLS listener. Without --upstream it answers by itself, with the caller's identity;
-/// with --outbound-listen and --outbound-to it also opens connections to a peer over mutual TLS.
+/// with --outbound-listen and --outbound-to it also opens connections to a peer over mutual TLS. Standard error says how to
+/// start Envoy.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = "\
 Examples:
@@ -19,6 +20,10 @@ Examples:
   Protect an application, and let one peer in:
     attache bootstrap --listen 0.0.0.0:8443 --upstream 127.0.0.1:8080 \\
         --allow spiffe://cluster.local/ns/default/sa/web
+  A second Envoy on the same machine:
+    attache bootstrap --socket /run/attache/sds.sock --node-id second \\
+        --listen 127.0.0.1:8444 --admin 127.0.0.1:9902 >second.json \\
+        && envoy -c second.json --base-id 1
   Reach a peer: plain HTTP to 127.0.0.1:9000 leaves as mutual TLS:
     attache bootstrap --outbound-listen 127.0.0.1:9000 \\
         --outbound-to peer.example:8443 \\
@@ -130,9 +135,17 @@ fn socket_path(text: &str) -> Result<String, &'static str> {
     }
 }
 
+/// Printed to standard error: Envoy's JSON has no comments.
+const HOW_TO_START: &str = "\
+start Envoy with this output in a file: envoy -c envoy.json
+attache: a second Envoy on the same machine needs other ports (--admin, --listen, --outbound-listen) here, and --base-id 1 or \
+--disable-hot-restart on its own command line";
+
 /// Prints the bootstrap.
 pub(super) fn run(args: BootstrapArgs) -> anyhow::Result<()> {
-    super::print(format!("{:#}\n", args.bootstrap().json()))
+    super::print(format!("{:#}\n", args.bootstrap().json()))?;
+    super::note(HOW_TO_START);
+    Ok(())
 }
 
 impl BootstrapArgs {

@@ -1,5 +1,7 @@
 //! `attache ca`: the development CA as a server.
 
+mod token;
+
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -36,7 +38,10 @@ use crate::proto::istio::v1::auth::istio_certificate_service_server::IstioCertif
 /// present a client certificate of this CA instead (over TLS), and gets the SPIFFE ID in it. It is for trying things
 /// out, not for production.
 #[derive(Clone, Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(super) struct CaArgs {
+    #[command(subcommand)]
+    command: Option<CaCommand>,
     /// Where to listen; with port 0 the kernel chooses a free port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15012")]
     listen: SocketAddr,
@@ -61,6 +66,11 @@ pub(super) struct CaArgs {
     /// The log level: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: tracing::Level,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+enum CaCommand {
+    Token(token::TokenArgs),
 }
 
 fn parse_ttl(text: &str) -> Result<Duration, String> {
@@ -88,8 +98,11 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// When the server's certificate is replaced; it is valid for 30 days.
 const MAX_SERVER_CERTIFICATE_AGE: Duration = Duration::from_secs(10 * 24 * 3600);
 
-/// Serves until SIGTERM or SIGINT.
+/// Serves until SIGTERM or SIGINT, or makes a token.
 pub(super) fn run(args: &CaArgs) -> anyhow::Result<()> {
+    if let Some(CaCommand::Token(args)) = &args.command {
+        return token::run(args);
+    }
     let filter = Targets::new().with_default(args.log_level);
     let log = telemetry::init(&telemetry::LogConfig { filter, json: false });
     let outcome = super::block_on(serve(args.clone()));

@@ -15,7 +15,8 @@ use crate::config::{RunArgs, is_in_pod};
 /// whether the CA is reachable and its TLS certificate valid, the kernel's limits.
 ///
 /// The options and variables are those of attache run, so in the agent's container the command needs none. Each line is ok,
-/// warning or error, with the remedy.
+/// warning or error, with the remedy. --output json prints an array of objects with state, about and text instead
+/// (--output table is the default; other values of --output are directories, as of attache run).
 ///
 /// Exit codes: 0 no errors, 1 errors, 2 invalid options.
 #[derive(Clone, Debug, clap::Args)]
@@ -29,26 +30,39 @@ pub(super) struct CheckArgs {
     /// Also request a certificate from the CA, as the agent does, and discard it
     #[arg(long, help_heading = "Check")]
     issue: bool,
-    /// The format: a table, or JSON (an array of objects with state, about and text)
-    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Output::Table, help_heading = "Check")]
-    output: Output,
     #[command(flatten)]
     run: RunArgs,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Output {
     Table,
     Json,
 }
 
+/// The format of the report, and the options of the agent, whose outputs are directories.
+fn split(args: &CheckArgs) -> (Output, RunArgs) {
+    let mut run = args.run.clone();
+    let mut format = Output::Table;
+    run.output.retain(|output| {
+        match output.as_str() {
+            "json" => format = Output::Json,
+            "table" => format = Output::Table,
+            _ => return true,
+        }
+        false
+    });
+    (format, run)
+}
+
 /// `unknown` holds the unknown options.
 pub(super) fn run(args: &CheckArgs, unknown: Vec<String>) -> anyhow::Result<()> {
+    let (format, run) = split(args);
     let (environment, unknown) = run::environment(unknown);
-    let config = run::config(&args.run, unknown, &environment)?;
+    let config = run::load(&run, unknown, &environment)?;
     let scope = Scope { issues: args.issue, is_in_pod: is_in_pod(&environment) };
     let findings = super::block_on(async { Ok(check::check(config, scope).await) })?;
-    let text = match args.output {
+    let text = match format {
         Output::Table => table(&findings, std::io::stdout().is_terminal()),
         Output::Json => format!("{:#}\n", Value::Array(findings.iter().map(Finding::json).collect())),
     };
@@ -68,4 +82,24 @@ fn table(findings: &[Finding], colours: bool) -> String {
         let _ = writeln!(out, "{word}{about:<19} {text}");
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_of_an_agent_with_outputs_is_taken_and_the_report_has_its_format() {
+        let split = |outputs: &[&str]| {
+            let output = outputs.iter().map(|&output| output.to_owned()).collect();
+            let (format, run) =
+                split(&CheckArgs { issue: false, run: RunArgs { output, ..RunArgs::default() } });
+            (format, run.output)
+        };
+        assert_eq!(split(&[]), (Output::Table, vec![]));
+        assert_eq!(split(&["json"]), (Output::Json, vec![]));
+        let outputs = ["/run/a,format=jks", "json", "/run/b"];
+        assert_eq!(split(&outputs), (Output::Json, vec![outputs[0].to_owned(), outputs[2].to_owned()]));
+        assert_eq!(split(&["json", "table"]), (Output::Table, vec![]));
+    }
 }

@@ -2,25 +2,26 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Once;
+use std::time::{Duration, SystemTime};
 
 use anyhow::bail;
 use prost::Message as _;
 use serde_json::Value;
 use tokio::time::Instant;
+use tokio_stream::StreamExt as _;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Request, Status};
 
 use super::note;
-use super::sds_client::{ConnectFailed, ConnectionClosed, SdsClient, sds_socket, with_client};
+use super::sds_client::{ConnectFailed, ConnectionClosed, SdsClient, first_request, sds_socket, with_client};
 use super::secret_view::{SecretView, validity};
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, span};
+use crate::base::spiffe_id::SpiffeId;
 use crate::config::{ConfigErrors, parse_duration};
 use crate::pki::certificate::Certificate;
-use crate::proto::SECRET_TYPE_URL;
-use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::extensions::transport_sockets::tls::v3::Secret;
-use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
+use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 
 /// The pause between two rounds of --wait.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -33,7 +34,8 @@ const MAX_CLOSED: u32 = 4;
 /// Fetch secrets from an SDS socket and print them.
 ///
 /// The names are default (the workload's key pair) and ROOTCA (its trust roots). Private keys are printed only with
-/// --show-key. Exits with 1 if a secret is missing.
+/// --show-key. Exits with 1 if a secret is missing, or is not as --expect and --min-life say. Any SDS server will do: one
+/// without FetchSecrets is asked by streams.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -56,6 +58,15 @@ pub(super) struct GetArgs {
     /// Print private keys too (only with --output pem and json)
     #[arg(long)]
     show_key: bool,
+    /// The node id in the requests
+    #[arg(long, value_name = "ID", default_value = "attache-get")]
+    node_id: String,
+    /// Fail unless each key pair is for this SPIFFE ID
+    #[arg(long, value_name = "ID")]
+    expect: Option<SpiffeId>,
+    /// Fail unless each key pair, and at least one root of each trust bundle, is valid for so long
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    min_life: Option<Duration>,
     /// Wait until the agent runs and every secret is available and valid: for init containers. Changes of what is missing
     /// are reported on standard error. A name that the agent does not know ends the wait
     #[arg(long)]
@@ -86,13 +97,18 @@ pub(super) fn run(args: &GetArgs) -> anyhow::Result<()> {
     let answers = super::block_on(async {
         match args.wait {
             true => wait(&socket, args).await,
-            false => fetch(&socket, &args.names, args.timeout.unwrap_or(DEFAULT_TIMEOUT)).await,
+            false => fetch(&socket, args, args.timeout.unwrap_or(DEFAULT_TIMEOUT)).await,
         }
     })?;
     let now = Clock::system().now();
     let mut out = Vec::new();
     let mut missing = Vec::new();
     let mut values = Vec::new();
+    let is_pair =
+        |(_, answer): &(String, Result<SecretView, _>)| answer.as_ref().is_ok_and(|it| it.key.is_some());
+    if args.expect.is_some() && !answers.iter().any(is_pair) {
+        missing.push("--expect: none of these secrets is a key pair".to_owned());
+    }
     for (name, answer) in answers {
         let view = match answer {
             Ok(view) => view,
@@ -101,6 +117,7 @@ pub(super) fn run(args: &GetArgs) -> anyhow::Result<()> {
                 continue;
             }
         };
+        missing.extend(args.unmet(&view, now));
         match args.output {
             Output::Table => out.extend_from_slice(view.table(now).as_bytes()),
             Output::Pem => view.write_pem(args.show_key, &mut out),
@@ -115,12 +132,34 @@ pub(super) fn run(args: &GetArgs) -> anyhow::Result<()> {
     if missing.is_empty() { Ok(()) } else { bail!("{}", missing.join("\nattache: ")) }
 }
 
+impl GetArgs {
+    /// What is not as it was asked for.
+    fn unmet(&self, view: &SecretView, now: SystemTime) -> Option<String> {
+        let is_expected = |id: &SpiffeId| {
+            let leaf = view.certificates.first();
+            leaf.is_some_and(|leaf| leaf.uris.iter().any(|uri| uri == id.as_str()))
+        };
+        if let Some(id) = self.expect.as_ref().filter(|id| view.key.is_some() && !is_expected(id)) {
+            let names = view.certificates.first().map(Certificate::names).unwrap_or_default();
+            return Some(format!("{}: the certificate is for {names}, not for {id} (--expect)", view.name));
+        }
+        let left = |one: &Certificate| match one.not_before > now {
+            true => Duration::ZERO,
+            false => one.not_after.duration_since(now).unwrap_or_default(),
+        };
+        let lives = view.certificates.iter().map(left);
+        let left = if view.key.is_some() { lives.min() } else { lives.max() }.unwrap_or_default();
+        self.min_life.filter(|min| left < *min).map(|min| {
+            let min = humantime::format_duration(min);
+            format!("{}: {} left, less than {min} (--min-life)", view.name, span(left))
+        })
+    }
+}
+
 fn explain(name: &str, status: &Status) -> String {
     match status.code() {
         Code::NotFound | Code::Unavailable if !status.message().is_empty() => status.message().to_owned(),
-        Code::Unimplemented => {
-            format!("{name}: the server of this socket has no FetchSecrets: it is not attache")
-        }
+        Code::Unimplemented => format!("{name}: the server of this socket does not serve secrets (SDS)"),
         code => format!("{name}: {code:?}: {}", status.message()),
     }
 }
@@ -132,10 +171,10 @@ async fn wait(socket: &Path, args: &GetArgs) -> anyhow::Result<Answers> {
     let (mut reported, mut closed) = (None, 0);
     loop {
         let patience = left().unwrap_or(ROUND).min(ROUND);
-        let fetched = fetch(socket, &args.names, patience).await;
+        let fetched = fetch(socket, args, patience).await;
         closed =
             if fetched.as_ref().is_err_and(|error| error.is::<ConnectionClosed>()) { closed + 1 } else { 0 };
-        let missing = match fetched.map(only_usable) {
+        let missing = match fetched.map(|answers| only_usable(answers, args)) {
             Ok(answers) if is_final(&answers) => return Ok(answers),
             Ok(answers) => {
                 let failed = answers.iter().filter_map(|(name, it)| Some((name, it.as_ref().err()?)));
@@ -168,8 +207,13 @@ fn is_forbidden(error: &anyhow::Error) -> bool {
     error.downcast_ref::<ConnectFailed>().is_some_and(ConnectFailed::is_permission_denied)
 }
 
-fn only_usable(answers: Answers) -> Answers {
-    answers.into_iter().map(|(name, it)| (name, it.and_then(usable))).collect()
+fn only_usable(answers: Answers, args: &GetArgs) -> Answers {
+    let now = Clock::system().now();
+    let met = |view: SecretView| match args.unmet(&view, now) {
+        Some(why) => Err(Status::unavailable(why)),
+        None => Ok(view),
+    };
+    answers.into_iter().map(|(name, it)| (name, it.and_then(usable).and_then(met))).collect()
 }
 
 /// Refuses a secret that Envoy can't use now. Attaché sends such a secret only if its clock differs.
@@ -188,14 +232,15 @@ fn usable(view: SecretView) -> Result<SecretView, Status> {
 }
 
 /// Fetches each name by a call of its own, so that each missing one has its own reason.
-async fn fetch(socket: &Path, names: &[String], patience: Duration) -> anyhow::Result<Answers> {
+async fn fetch(socket: &Path, args: &GetArgs, patience: Duration) -> anyhow::Result<Answers> {
+    let names = &args.names;
     let answers = with_client(socket, async |client: SdsClient| {
         // All at once: the patience is for all of them.
         let calls: Vec<_> = names
             .iter()
             .map(|name| {
-                let (client, name) = (client.clone(), name.clone());
-                AbortOnDropHandle::new(tokio::spawn(async move { fetch_one(client, &name, patience).await }))
+                let (client, request) = (client.clone(), first_request(name, &args.node_id));
+                AbortOnDropHandle::new(tokio::spawn(fetch_one(client, request, patience)))
             })
             .collect();
         let mut answers = Vec::new();
@@ -215,24 +260,68 @@ async fn fetch(socket: &Path, names: &[String], patience: Duration) -> anyhow::R
     Ok(answers)
 }
 
-async fn fetch_one(mut client: SdsClient, name: &str, timeout: Duration) -> Result<Secret, Status> {
-    let node = Node { id: "attache-get".to_owned(), cluster: String::new() };
-    let mut request = Request::new(DiscoveryRequest {
-        node: Some(node),
-        resource_names: vec![name.to_owned()],
-        type_url: SECRET_TYPE_URL.to_owned(),
-        ..DiscoveryRequest::default()
-    });
+async fn fetch_one(
+    mut client: SdsClient,
+    wanted: DiscoveryRequest,
+    timeout: Duration,
+) -> Result<Secret, Status> {
+    static HAS_NO_FETCH: Once = Once::new();
+    let mut request = Request::new(wanted.clone());
     request.set_timeout(timeout);
     // The agent answers within the timeout; another server may not.
     let patience = timeout + Duration::from_secs(1);
-    let response = tokio::time::timeout(patience, client.fetch_secrets(request))
-        .await
-        .map_err(|_| Status::deadline_exceeded("no answer"))??
-        .into_inner();
-    let any = response.resources.into_iter().next();
-    let any = any.ok_or_else(|| Status::not_found(format!("no secret {name:?}: the answer is empty")))?;
-    Secret::decode(any.value).map_err(|error| Status::data_loss(format!("not a Secret message: {error}")))
+    let fetched = tokio::time::timeout(patience, client.fetch_secrets(request)).await;
+    match fetched.map_err(|_| Status::deadline_exceeded("no answer"))? {
+        Ok(response) => {
+            let name = wanted.resource_names.concat();
+            let empty = || Status::not_found(format!("no secret {name:?}: the answer is empty"));
+            secret(response.into_inner(), &name)?.ok_or_else(empty)
+        }
+        Err(status) if status.code() == Code::Unimplemented => {
+            let secret = from_stream(client, wanted, timeout).await?;
+            HAS_NO_FETCH.call_once(|| note("the server has no FetchSecrets; secrets taken from streams"));
+            Ok(secret)
+        }
+        Err(status) => Err(status),
+    }
+}
+
+/// Subscribes to a name, and ends the stream once the secret is there.
+async fn from_stream(
+    mut client: SdsClient,
+    wanted: DiscoveryRequest,
+    patience: Duration,
+) -> Result<Secret, Status> {
+    let name = wanted.resource_names.concat();
+    let first = async {
+        // A stream of requests that does not end before the answer.
+        let requests = tokio_stream::once(wanted).chain(tokio_stream::pending());
+        let mut answers = client.stream_secrets(requests).await?.into_inner();
+        while let Some(answer) = answers.message().await? {
+            if let Some(secret) = secret(answer, &name)? {
+                return Ok(secret);
+            }
+        }
+        Err(Status::unavailable(format!("no secret {name:?}: the server closed the stream")))
+    };
+    tokio::time::timeout(patience, first).await.unwrap_or_else(|_| {
+        let patience = humantime::format_duration(patience);
+        Err(Status::unavailable(format!("no secret {name:?}: no answer within {patience}")))
+    })
+}
+
+/// The secret `name` of an answer, or the first one if all have other names.
+fn secret(answer: DiscoveryResponse, name: &str) -> Result<Option<Secret>, Status> {
+    let mut first = None;
+    for any in answer.resources {
+        let secret = Secret::decode(any.value);
+        let secret = secret.map_err(|error| Status::data_loss(format!("not a Secret message: {error}")))?;
+        if secret.name == name {
+            return Ok(Some(secret));
+        }
+        first.get_or_insert(secret);
+    }
+    Ok(first)
 }
 
 #[cfg(test)]
@@ -253,6 +342,7 @@ mod tests {
         let view = |years: &[i32], key| SecretView {
             name: "it".to_owned(),
             certificates: years.iter().copied().map(certificate).collect(),
+            trust_domains: Vec::new(),
             pem: Vec::new(),
             key,
             crls: 0,

@@ -1,5 +1,7 @@
 //! `attache inject`: adds the agent's sidecar to Kubernetes manifests.
 
+mod files;
+mod hints;
 mod sidecar;
 
 use std::io::Read as _;
@@ -7,8 +9,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 
+pub(super) use self::hints::before_the_dashes;
 use crate::base::limits;
-use crate::inject::inject;
+use crate::inject::{Injected, inject};
 
 /// Add the agent's sidecar to Kubernetes manifests, and print them.
 ///
@@ -16,8 +19,11 @@ use crate::inject::inject;
 /// stays unchanged, to the last byte: other objects, comments, order, quotes. An existing sidecar is updated.
 ///
 /// The options after -- are those of attache run, and are checked in the same way. Volumes are added with the sidecar: for the
-/// socket, for the token and the CA's root (the ConfigMap istio-ca-root-cert) if the agent uses their default paths, and for
-/// the directories that the agent writes to.
+/// socket, for the workload's token, for istiod's root (the ConfigMap istio-ca-root-cert) if the agent looks for it in the
+/// default places, and for the directories that the agent writes to. Every other file that the options name must be in a
+/// volume of --mount.
+///
+/// Standard error gets a line for each workload, and warnings.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -25,8 +31,7 @@ Examples:
     attache inject --image attache:1 web.yaml -- \\
         --ca-address istiod.istio-system.svc:15012 | kubectl apply -f -
   Secrets from Vault, with the root of its TLS certificate in a volume of the Pod:
-    attache inject --image attache:1 --token-audience vault \\
-        --mount vault-root=/vault web.yaml -- \\
+    attache inject --image attache:1 --mount vault-root=/vault web.yaml -- \\
         --ca vault --ca-address vault.example:8200 --ca-root /vault/ca.pem \\
         --spiffe-id spiffe://td/web --vault-role web --vault-auth-role web")]
 pub(super) struct InjectArgs {
@@ -51,20 +56,25 @@ pub(super) struct InjectArgs {
         action = clap::ArgAction::Set
     )]
     native: bool,
-    /// A container that gets the socket; repeatable [default: istio-proxy and those with envoy in their name or image; if
-    /// there are none, all]
+    /// A container that gets the socket; repeatable [default: the Envoys: istio-proxy, envoy, and those whose image has envoy
+    /// in its name]
     #[arg(long, value_name = "NAME")]
     container: Vec<String>,
     /// The sidecar's user and group: those of Envoy, which can't open the socket otherwise; none where the platform
     /// assigns them (OpenShift)
     #[arg(long, value_name = "ID", default_value = "1337", value_parser = user)]
     run_as: User,
-    /// The audience of the workload's token
-    #[arg(long, value_name = "AUDIENCE", default_value = "istio-ca")]
-    token_audience: String,
+    /// The audience of the workload's token [default: istio-ca with --ca citadel, vault with --ca vault, the identity
+    /// provider of --token-exchange-audience with Google's token service]
+    #[arg(long, value_name = "AUDIENCE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    token_audience: Option<String>,
     /// A volume of the Pods, and the directory where the agent mounts it read-only; repeatable
     #[arg(long, value_name = "VOLUME=DIR", value_parser = mount)]
     mount: Vec<(String, String)>,
+    /// A file or directory that the agent's image has, for options that need it: /bin/sh for hooks, or / for a whole
+    /// distribution; repeatable [default: nothing but the agent, as the Dockerfile builds it]
+    #[arg(long, value_name = "PATH", value_parser = image_path)]
+    image_has: Vec<PathBuf>,
     /// Options of attache run
     #[arg(last = true, value_name = "OPTION")]
     options: Vec<String>,
@@ -100,19 +110,21 @@ fn mount(text: &str) -> Result<(String, String), &'static str> {
     Ok((volume.to_owned(), dir.to_owned()))
 }
 
+fn image_path(text: &str) -> Result<PathBuf, &'static str> {
+    if text.starts_with('/') { Ok(text.into()) } else { Err("an absolute path is needed, like /bin/sh") }
+}
+
 /// Reads all files, then prints all: after an error, nothing is printed.
 pub(super) fn run(args: &InjectArgs) -> anyhow::Result<()> {
     let sidecar = sidecar::sidecar(args)?;
     let mut out = String::new();
-    let mut workloads = 0;
-    let mut warnings = Vec::new();
+    let mut report = Report::default();
     for file in &args.files {
         let shown =
             if file == Path::new("-") { "standard input".to_owned() } else { file.display().to_string() };
         let manifests = read(file).with_context(|| format!("reading {shown} failed"))?;
         let injected = inject(&manifests, &sidecar).with_context(|| shown.clone())?;
-        workloads += injected.workloads;
-        warnings.extend(injected.warnings.iter().map(|warning| format!("{shown}: {warning}")));
+        report.add(&shown, &injected);
         if !out.is_empty() && !out.ends_with('\n') {
             out.push('\n');
         }
@@ -121,14 +133,40 @@ pub(super) fn run(args: &InjectArgs) -> anyhow::Result<()> {
         }
         out.push_str(&injected.text);
     }
-    for warning in warnings {
-        super::note(&warning);
-    }
-    if workloads == 0 {
-        // Not an error: a pipeline may handle all kinds of manifests.
-        super::note("no Pod in these manifests: nothing injected");
-    }
+    report.print();
     super::print(out)
+}
+
+/// What was done, for standard error.
+#[derive(Default)]
+struct Report {
+    workloads: Vec<String>,
+    others: usize,
+    warnings: Vec<String>,
+}
+
+impl Report {
+    /// Adds the result for the file that is `shown` so.
+    fn add(&mut self, shown: &str, injected: &Injected) {
+        let Injected { workloads, others, warnings, .. } = injected;
+        self.workloads.extend(workloads.iter().map(|outcome| format!("{shown}: {outcome}")));
+        self.others += others;
+        self.warnings.extend(warnings.iter().map(|warning| format!("{shown}: {warning}")));
+    }
+
+    /// Warnings come last: they must not be overlooked.
+    fn print(self) {
+        let Self { workloads, others, warnings } = self;
+        workloads.iter().for_each(|line| super::note(line));
+        if workloads.is_empty() {
+            // Not an error: a pipeline may handle all kinds of manifests.
+            super::note("no Pod in these manifests: nothing injected");
+        } else if others > 0 {
+            let objects = if others == 1 { "object" } else { "objects" };
+            super::note(&format!("{others} other {objects} without Pods: unchanged"));
+        }
+        warnings.iter().for_each(|line| super::note(line));
+    }
 }
 
 /// The separator between earlier documents and `text`.

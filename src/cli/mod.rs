@@ -30,8 +30,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
+use tokio::runtime::Runtime;
 
-use crate::config::{ConfigErrors, RunArgs};
+use crate::config::{ConfigErrors, RunArgs, agents_option};
 use crate::os::systemd::StartError;
 
 /// A node-local Secret Discovery Service agent for Envoy.
@@ -77,15 +78,22 @@ const HINT: &str = "\nSee attache --help, or attache COMMAND --help.";
 /// Runs the command line `arguments`, the first of which is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut arguments: Vec<_> = arguments.into_iter().collect();
+    let mut process = None;
     let parsed = if arguments.get(1).is_some_and(|command| command == "run") {
+        process = Some(run::Process::new());
         arguments.remove(0);
         parse::<RunLine>(arguments).map(|(line, unknown)| (Command::Run(line.args), unknown))
     } else {
         parse::<Cli>(arguments).map(|(line, unknown)| (line.command, unknown))
     };
     let outcome = match parsed {
-        Ok((Command::Run(args), unknown)) => run::run(&args, unknown),
+        Ok((Command::Run(args), unknown)) => {
+            process.unwrap_or_else(run::Process::new).and_then(|process| process.run(args, unknown))
+        }
         Ok((Command::Check(args), unknown)) => check::run(&args, unknown),
+        Ok((Command::Inject(_), unknown)) if !unknown.is_empty() => {
+            Err(ConfigErrors(inject::before_the_dashes(unknown)).into())
+        }
         Ok((_, unknown)) if !unknown.is_empty() => Err(ConfigErrors(unknown).into()),
         Ok((Command::Ca(args), _)) => ca::run(&args),
         Ok((Command::Get(args), _)) => get::run(&args),
@@ -190,24 +198,39 @@ fn parse<P: Parser>(mut arguments: Vec<OsString>) -> Result<(P, Vec<String>), No
     }
 }
 
+fn runtime() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
 /// Runs `work` on a single-threaded runtime.
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = runtime()?;
     let outcome = runtime.block_on(work);
     // An unresponsive name server must not delay the exit.
     runtime.shutdown_background();
     outcome
 }
 
-/// A path from the environment. An empty variable counts as not set, as for the agent.
+/// A path from the environment, or from the options file that it names. An empty variable counts as not set, as for the
+/// agent.
 fn variable(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let in_file = || {
+        let option = name.strip_prefix("ATTACHE_")?.to_ascii_lowercase().replace('_', "-");
+        let file = ("ATTACHE_CONFIG".to_owned(), variable("ATTACHE_CONFIG")?.into_string().ok()?);
+        agents_option(&[file].into(), &option)
+    };
+    variable(name).map(PathBuf::from).or_else(|| in_file().map(PathBuf::from))
 }
 
 /// Prints the command's result to standard output.
 fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_ref()).and_then(|()| out.flush()).context("writing to standard output failed")
+    match out.write_all(text.as_ref()).and_then(|()| out.flush()) {
+        // A reader like `head` has what it wanted.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome.context("writing to standard output failed"),
+    }
 }
 
 /// Prints a message to standard error.

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use clap::{Arg, Command, CommandFactory as _};
+use clap::{Arg, ArgAction, Command, CommandFactory as _};
 
 use super::Cli;
 
@@ -49,10 +49,23 @@ fn name(arg: &Arg) -> String {
     }
 }
 
-fn write_command(page: &mut String, command: &Command, has_environment: bool) {
+/// A line that sets the option in the options file.
+fn key(arg: &Arg) -> String {
+    let value = arg.get_value_names().and_then(|names| names.first()).map(ToString::to_string);
+    match (arg.get_long(), value, arg.get_action()) {
+        // The file does not name another one.
+        (None | Some("config"), ..) => String::new(),
+        (Some(long), Some(value), ArgAction::Set) => format!("`{long} = \"{value}\"`"),
+        (Some(long), Some(value), ArgAction::Append) => format!("`{long} = [\"{value}\", …]`"),
+        (Some(long), ..) => format!("`{long} = true`"),
+    }
+}
+
+/// `line` is the command with those that it is a part of.
+fn write_command(page: &mut String, line: &str, command: &Command, has_environment: bool) {
     let about = command.get_long_about().or(command.get_about()).map(ToString::to_string);
     let about = about.unwrap_or_default().trim().replace('<', "\\<");
-    let _ = writeln!(page, "## attache {}\n\n{about}\n", command.get_name());
+    let _ = writeln!(page, "## {line}\n\n{about}\n");
     let is_listed = |arg: &&Arg| match command.get_name() {
         // The other options are those of `attache run`.
         "check" => arg.get_help_heading() == Some("Check"),
@@ -70,7 +83,9 @@ fn write_command(page: &mut String, command: &Command, has_environment: bool) {
         if let Some(heading) = heading {
             let _ = writeln!(page, "### {heading}\n");
         }
-        let _ = writeln!(page, "| option | meaning | default | environment |\n|---|---|---|---|");
+        let (column, rule) = if has_environment { (" options file |", "---|") } else { ("", "") };
+        let _ =
+            writeln!(page, "| option | meaning | default | environment |{column}\n|---|---|---|---|{rule}");
         for arg in args.iter().filter(|arg| arg.get_help_heading() == heading) {
             let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
             let (text, mut default, mut variables) = parts(&help);
@@ -89,9 +104,13 @@ fn write_command(page: &mut String, command: &Command, has_environment: bool) {
                 all => format!(" ({})", all.join(", ")),
             };
             let (text, default) = (cell(&format!("{text}{possible}")), cell(&default.unwrap_or_default()));
-            let _ = writeln!(page, "| `{}` | {text} | {default} | {} |", name(arg), code(&variables));
+            let key = if has_environment { format!(" {} |", key(arg)) } else { String::new() };
+            let _ = writeln!(page, "| `{}` | {text} | {default} | {} |{key}", name(arg), code(&variables));
         }
         let _ = writeln!(page);
+    }
+    for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
+        write_command(page, &format!("{line} {}", command.get_name()), command, false);
     }
 }
 
@@ -101,7 +120,8 @@ fn the_options_page_is_up_to_date() {
     all.build();
     let mut page = HEAD.to_owned();
     for command in all.get_subcommands().filter(|command| command.get_name() != "help") {
-        write_command(&mut page, command, command.get_name() == "run");
+        let line = format!("attache {}", command.get_name());
+        write_command(&mut page, &line, command, command.get_name() == "run");
     }
     let page = page.trim_end().to_owned() + "\n";
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/options.md");

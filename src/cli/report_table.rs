@@ -108,18 +108,32 @@ fn past(at: SystemTime, now: SystemTime) -> String {
 fn write_output(out: &mut String, output: &Value, now: SystemTime) {
     let until = moment(output, "not_after").map_or("nothing written yet".to_owned(), |at| left(at, now));
     let _ = writeln!(out, "\noutput directory  {until}");
-    let is = |field| output.get(field).and_then(Value::as_bool) == Some(true);
-    if let Some(error) = output.get("error").and_then(Value::as_str) {
-        write_failure(out, "last error", error, output, now);
-    }
-    if is("hanging") {
-        row(out, "disk", "does not respond");
+    let directories: Vec<_> = list(output, "directories").collect();
+    if directories.len() > 1 {
+        for directory in directories {
+            let until = moment(directory, "not_after");
+            let until = until.map_or("nothing written yet".to_owned(), |at| left(at, now));
+            row(out, "directory", &format!("{}  {until}", text(directory, "path")));
+            write_directory(out, directory, now);
+        }
+    } else {
+        write_directory(out, output, now);
     }
     if let Some(hook) = output.get("hook").filter(|hook| !hook.is_null()) {
         write_failure(out, "hook", text(hook, "error"), hook, now);
         for (index, line) in list(output, "hook_last_lines").filter_map(Value::as_str).enumerate() {
             row(out, if index == 0 { "hook output" } else { "" }, line);
         }
+    }
+}
+
+/// What is wrong with a directory, or with the only one.
+fn write_directory(out: &mut String, directory: &Value, now: SystemTime) {
+    if let Some(error) = directory.get("error").and_then(Value::as_str) {
+        write_failure(out, "last error", error, directory, now);
+    }
+    if directory.get("hanging").and_then(Value::as_bool) == Some(true) {
+        row(out, "disk", "does not respond");
     }
 }
 

@@ -1,25 +1,61 @@
 //! `attache run`: the agent.
 
-use super::variables;
-use crate::agent;
+use std::sync::Arc;
+
+use tokio::runtime::Runtime;
+
+use super::{report_table, variables};
+use crate::agent::{self, RequestSignals, Requests};
 use crate::config::{Config, ConfigErrors, Environment, RunArgs, is_in_pod};
 use crate::ops::telemetry;
-use crate::os::systemd::Started;
+use crate::os::systemd::{StartError, Started};
 
-/// Runs the agent. `unknown` holds the unknown options.
-pub(super) fn run(args: &RunArgs, unknown: Vec<String>) -> anyhow::Result<()> {
-    let (environment, unknown) = environment(unknown);
-    // First, before the numbers of the passed file descriptors are reused.
-    let started = Started { is_in_pod: is_in_pod(&environment), ..Started::new(&environment)? };
-    let config = config(args, unknown, &environment)?;
-    let log = telemetry::init(&config.log);
-    if config.landlock {
-        log.hold();
+/// The agent's process, before its options are read.
+pub(super) struct Process {
+    environment: Environment,
+    /// Mistakes in the environment.
+    errors: Vec<String>,
+    started: Result<Started, StartError>,
+    runtime: Runtime,
+    signals: RequestSignals,
+}
+
+impl Process {
+    /// From now on no request by a signal ends the process: so this comes before all that takes time.
+    pub(super) fn new() -> anyhow::Result<Self> {
+        let (environment, errors) = environment(Vec::new());
+        // First, before the numbers of the passed file descriptors are reused.
+        let started = Started::new(&environment);
+        let runtime = super::runtime()?;
+        let signals = {
+            let _context = runtime.enter();
+            RequestSignals::new()?
+        };
+        Ok(Self { environment, errors, started, runtime, signals })
     }
-    // In a box: the whole agent is in this future, which would be copied on the stack.
-    let outcome = super::block_on(Box::pin(agent::run(config, log.clone(), started)));
-    log.close(None);
-    outcome
+
+    /// Runs the agent. `unknown` holds the unknown options.
+    pub(super) fn run(self, args: RunArgs, mut unknown: Vec<String>) -> anyhow::Result<()> {
+        let Self { environment, errors, started, runtime, signals } = self;
+        unknown.extend(errors);
+        let started = Started { is_in_pod: is_in_pod(&environment), ..started? };
+        let config = load(&args, unknown, &environment)?;
+        let log = telemetry::init(&config.log);
+        if config.landlock {
+            log.hold();
+        }
+        let requests = Requests {
+            signals,
+            load: Arc::new(move || Config::load(&args, &environment)),
+            table: |report, now| report_table::table(report, now, false),
+        };
+        // In a box: the whole agent is in this future, which would be copied on the stack.
+        let outcome = runtime.block_on(Box::pin(agent::run(config, log.clone(), started, requests)));
+        // An unresponsive name server must not delay the exit.
+        runtime.shutdown_background();
+        log.close(None);
+        outcome
+    }
 }
 
 /// This process's environment. A variable that can't be read is added to `errors`.
@@ -35,14 +71,32 @@ pub(super) fn environment(mut errors: Vec<String>) -> (Environment, Vec<String>)
     (environment, errors)
 }
 
-/// The configuration, or all errors in it, the unknown options and variables first.
+/// The configuration of this process's agent, or all errors in it.
+pub(super) fn load(
+    args: &RunArgs,
+    unknown: Vec<String>,
+    environment: &Environment,
+) -> Result<Config, ConfigErrors> {
+    with_unknown(Config::load(args, environment), unknown, environment)
+}
+
+/// The same without the options file.
 pub(super) fn config(
     args: &RunArgs,
     unknown: Vec<String>,
     environment: &Environment,
 ) -> Result<Config, ConfigErrors> {
+    with_unknown(Config::new(args, environment), unknown, environment)
+}
+
+/// `config`, or all errors, the unknown options and variables first.
+fn with_unknown(
+    config: Result<Config, ConfigErrors>,
+    unknown: Vec<String>,
+    environment: &Environment,
+) -> Result<Config, ConfigErrors> {
     let unknown = [unknown, variables::mistakes(environment)].concat();
-    match (Config::new(args, environment), unknown.is_empty()) {
+    match (config, unknown.is_empty()) {
         (Ok(config), true) => Ok(config),
         (Ok(_), false) => Err(ConfigErrors(unknown)),
         (Err(ConfigErrors(all)), _) => Err(ConfigErrors(unknown.into_iter().chain(all).collect())),

@@ -10,6 +10,9 @@ use super::variable;
 use crate::config::DEFAULT_SOCKET;
 use crate::net::http2;
 use crate::os::denial::denial;
+use crate::proto::SECRET_TYPE_URL;
+use crate::proto::envoy::config::core::v3::Node;
+use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
 
 pub(super) type SdsClient = SecretDiscoveryServiceClient<http2::Connection>;
@@ -17,6 +20,16 @@ pub(super) type SdsClient = SecretDiscoveryServiceClient<http2::Connection>;
 /// The SDS socket: the given one, else the one in the environment, which is the agent's own in its container.
 pub(super) fn sds_socket(given: Option<&Path>) -> PathBuf {
     given.map(Path::to_owned).or_else(|| variable("ATTACHE_SOCKET")).unwrap_or_else(|| DEFAULT_SOCKET.into())
+}
+
+/// The first request of a stream, or the only one of a call.
+pub(super) fn first_request(name: &str, node_id: &str) -> DiscoveryRequest {
+    DiscoveryRequest {
+        node: Some(Node { id: node_id.to_owned(), cluster: String::new() }),
+        resource_names: vec![name.to_owned()],
+        type_url: SECRET_TYPE_URL.to_owned(),
+        ..DiscoveryRequest::default()
+    }
 }
 
 /// Connects to `socket` and runs `talk`; the connection ends with it.

@@ -58,6 +58,8 @@ mod tests {
             ("ATTACHE_SOCKET", "/a"),
             ("ATTACHE_LOG", "debug"),
             ("ATTACHE_LANDLOCK", "true"),
+            ("ATTACHE_CONFIG", "/a"),
+            ("ATTACHE_OUTPUT", "/a;/b"),
             ("ATTACHE_VAULT_ROLE", "web"),
             ("ATTACHE_NO_SUCH", ""),
             ("OTHER_NO_SUCH", "1"),

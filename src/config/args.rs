@@ -11,8 +11,9 @@ use crate::ca::providers::{self, AllProviderArgs};
 
 /// Serve this workload's key pair and trust roots to Envoy over a Unix socket.
 ///
-/// Every option also reads ATTACHE_<OPTION> from the environment, and the variable of Istio's agent for the same thing,
-/// if there is one (in brackets). A flag wins over ATTACHE_<OPTION>, and ATTACHE_<OPTION> over Istio's variable.
+/// Every option also reads ATTACHE_<OPTION> from the environment, the variable of Istio's agent for the same thing, if
+/// there is one (in brackets), and the options file (--config). A flag wins over ATTACHE_<OPTION>, that over Istio's
+/// variable, and that over the file.
 /// Durations look like 24h, 90s, 100ms, 1h30m, 1.5h.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(after_long_help = "\
@@ -28,6 +29,11 @@ Examples:
         --ca-root /etc/vault/ca.pem --spiffe-id spiffe://example.org/web \\
         --vault-role web --vault-auth-role web")]
 pub struct RunArgs {
+    /// A TOML file with options, without secrets: their names as keys, true or false for a flag without a value, a list
+    /// for a repeatable option. Read at startup and on SIGHUP [default: none]
+    #[arg(long, value_name = "FILE", help_heading = "Options file")]
+    pub config: Option<String>,
+
     /// The socket that Envoy connects to [default: /var/run/secrets/workload-spiffe-uds/socket]
     #[arg(long, value_name = "PATH", help_heading = "Socket")]
     pub socket: Option<String>,
@@ -105,6 +111,13 @@ pub struct RunArgs {
     /// The whole identity, like spiffe://cluster.local/ns/default/sa/web, instead of the three below
     #[arg(long, value_name = "ID", help_heading = "Identity")]
     pub spiffe_id: Option<String>,
+    /// A DNS name in the certificate, besides the identity, for ordinary TLS clients; repeatable (in the environment
+    /// separated by ","). A certificate without it is not used. Istio's CA ignores it
+    #[arg(long, value_name = "NAME", help_heading = "Identity")]
+    pub dns_san: Vec<String>,
+    /// The common name in the certificate's subject, likewise [default: none]
+    #[arg(long, value_name = "NAME", help_heading = "Identity")]
+    pub common_name: Option<String>,
     /// The identity's trust domain [default: cluster.local] [TRUST_DOMAIN]
     #[arg(long, value_name = "NAME", help_heading = "Identity")]
     pub trust_domain: Option<String>,
@@ -134,11 +147,20 @@ pub struct RunArgs {
     #[arg(long, value_name = "0..1", help_heading = "Certificate")]
     pub grace_jitter: Option<String>,
 
-    /// The directory of mounted cert-chain.pem, key.pem and root-cert.pem, which win over the CA if they exist. Missing
-    /// files are looked for in /var/run/secrets/workload-spiffe-credentials. Not used if it is also --ca-client-cert-dir
-    /// [default: /etc/certs]
+    /// The directory of mounted cert-chain.pem, key.pem and root-cert.pem, or tls.crt, tls.key and ca.crt, which win over the
+    /// CA if they exist. Missing files are looked for in /var/run/secrets/workload-spiffe-credentials. Not used if it is also
+    /// --ca-client-cert-dir [default: /etc/certs]
     #[arg(long, value_name = "DIR", help_heading = "Mounted files")]
     pub cert_dir: Option<String>,
+    /// The file in --cert-dir that holds the certificate chain; it may hold the key too [default: cert-chain.pem or tls.crt]
+    #[arg(long, value_name = "NAME", help_heading = "Mounted files")]
+    pub cert_file: Option<String>,
+    /// The file in --cert-dir that holds the private key [default: key.pem or tls.key]
+    #[arg(long, value_name = "NAME", help_heading = "Mounted files")]
+    pub key_file: Option<String>,
+    /// The file in --cert-dir that holds the trust roots [default: root-cert.pem or ca.crt]
+    #[arg(long, value_name = "NAME", help_heading = "Mounted files")]
+    pub root_file: Option<String>,
     /// A PEM file of CRLs, added to the trust bundle while it holds a current, correctly signed one of each CA in use
     /// [default: /var/run/secrets/istio/crl/ca-crl.pem, if it exists]
     #[arg(long, value_name = "FILE", help_heading = "Mounted files")]
@@ -147,7 +169,9 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Mounted files")]
     pub file_mounted_certs: bool,
     /// A directory with which the paths that Envoy names as file-cert:CHAIN~KEY and file-root:PATH must begin, and that
-    /// their links must not leave; repeatable (ATTACHE_FILE_PREFIX: separated by ":") [default: anywhere]
+    /// their links must not leave; repeatable (ATTACHE_FILE_PREFIX: separated by ":"); / allows every path [default:
+    /// /etc/certs, /etc/istio, /var/run/secrets, /run/secrets, /etc/ssl/certs, /etc/pki/ca-trust/extracted, and
+    /// --cert-dir]
     #[arg(long, value_name = "DIR", help_heading = "Mounted files")]
     pub file_prefix: Vec<String>,
     /// Publish changed files at most once in this time [default: 100ms] [FILE_DEBOUNCE_DURATION]
@@ -164,7 +188,14 @@ pub struct RunArgs {
     /// The file mode of the other two, octal [default: 0644]
     #[arg(long, value_name = "MODE", help_heading = "Output")]
     pub output_cert_mode: Option<String>,
-    /// Run this by /bin/sh after each swap, with the directory in ATTACHE_OUTPUT_DIR; retried if it fails
+    /// Write files for other programs into this directory; repeatable (ATTACHE_OUTPUT: separated by ";"). FORMAT is pem,
+    /// combined (chain and key in one file, for HAProxy), pkcs12 or jks (a keystore and a truststore, for Java). Further
+    /// keys: mode, cert-mode, owner=USER[:GROUP], group, the names cert-file, key-file, root-file, file, and for keystores
+    /// alias, password-file
+    #[arg(long, value_name = "DIR[,format=FORMAT][,KEY=VALUE]...", help_heading = "Output")]
+    pub output: Vec<String>,
+    /// Run this by /bin/sh after each swap, once all directories have the new files, with the first directory in
+    /// ATTACHE_OUTPUT_DIR; retried if it fails
     #[arg(long, value_name = "COMMAND", help_heading = "Output")]
     pub output_hook: Option<String>,
     /// How long the hook may take before it is killed with all its processes [default: 30s]

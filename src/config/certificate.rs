@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::args::RunArgs;
 use super::key;
-use crate::options::{Level, Reader, Setting};
+use crate::options::{Reader, Setting};
 use crate::pki::key::{KeyFormat, KeyType};
 use crate::source::issuer::Grace;
 
@@ -13,7 +13,7 @@ pub(super) struct CertificateOptions {
     pub(super) key_type: KeyType,
     pub(super) key_format: KeyFormat,
     pub(super) ttl: Duration,
-    /// `--cert-ttl`, if it is set on a level above Istio's.
+    /// `--cert-ttl`, if it is not Istio's variable that sets it.
     pub(super) ttl_option: Option<String>,
     /// How long one call to the CA may take.
     pub(super) timeout: Duration,
@@ -31,7 +31,7 @@ impl CertificateOptions {
         Self {
             key_type,
             key_format,
-            ttl_option: (ttl.level > Some(Level::Istio)).then(|| ttl.from.clone()),
+            ttl_option: ttl.is_own().then(|| ttl.from.clone()),
             ttl: ttl.or(Duration::from_secs(24 * 3600)),
             timeout: timeout.or(Duration::from_secs(10)),
             grace: grace(r, ratio, jitter),

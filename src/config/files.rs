@@ -1,6 +1,6 @@
 //! The options for mounted files.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use super::args::RunArgs;
@@ -8,12 +8,23 @@ use crate::fs::disk;
 use crate::fs::generation::Place;
 use crate::options::{Reader, Setting};
 use crate::source::crl::CrlFile;
-use crate::source::files;
+use crate::source::files::{self, FileNames};
 
 /// The default of `--cert-dir`.
 const CERT_DIR: &str = "/etc/certs";
 /// Where Istio mounts the CRLs of its CAs.
 const ISTIO_CRL: &str = "/var/run/secrets/istio/crl/ca-crl.pem";
+
+/// The default of `--file-prefix`, beside `--cert-dir`: where certificates and the system's roots usually lie.
+/// `/var/run` is mostly a link to `/run`.
+const FILE_PREFIXES: [&str; 6] = [
+    CERT_DIR,
+    "/etc/istio",
+    "/var/run/secrets",
+    "/run/secrets",
+    "/etc/ssl/certs",
+    "/etc/pki/ca-trust/extracted",
+];
 
 /// How long a disk may take to answer before the agent starts without.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -21,7 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The options for mounted files. Which directories are searched also depends on what the agent writes.
 pub(super) struct FileOptions {
     cert_dir: Setting<String>,
-    prefixes: Vec<PathBuf>,
+    /// Beneath `cert_dir`.
+    names: FileNames,
+    prefixes: files::FilePrefixes,
     system_roots: Option<PathBuf>,
     debounce: Duration,
 }
@@ -33,9 +46,15 @@ impl FileOptions {
     pub(super) fn new(r: &mut Reader<'_>, args: &RunArgs) -> Self {
         let debounce =
             r.duration("file-debounce", &args.file_debounce, &["FILE_DEBOUNCE_DURATION"], Duration::ZERO);
+        let cert_dir = r.text("cert-dir", &args.cert_dir, &[]);
         Self {
-            cert_dir: r.text("cert-dir", &args.cert_dir, &[]),
-            prefixes: prefixes(r, args),
+            names: FileNames {
+                chain: r.parsed("cert-file", &args.cert_file, &[], beneath).value,
+                key: r.parsed("key-file", &args.key_file, &[], beneath).value,
+                roots: r.parsed("root-file", &args.root_file, &[], beneath).value,
+            },
+            prefixes: prefixes(r, args, cert_dir.value.as_deref()),
+            cert_dir,
             system_roots: r.variable("SSL_CERT_FILE").map(PathBuf::from),
             debounce: debounce.or(Duration::from_millis(100)),
         }
@@ -51,13 +70,14 @@ impl FileOptions {
         let typed = self.cert_dir.value.as_deref().map(Path::new);
         let (mut places, mut notes) = (Vec::new(), Vec::new());
         let directories = [self.cert_dir(), Path::new(files::PLATFORM_DIRECTORY)];
+        let names = [&self.names, &FileNames::default()];
         // Usually there are none, and nothing to look up.
         let own_resolved = resolved(own.iter().map(|(own, _)| *own));
         let resolved = if own.is_empty() { Vec::new() } else { resolved(directories) };
-        for (index, directory) in directories.into_iter().enumerate() {
+        for (index, (directory, names)) in directories.into_iter().zip(names).enumerate() {
             let is_same = |own: &(&PathBuf, &OwnDir<'_>)| resolved.get(index) == Some(own.0);
             match own_resolved.iter().zip(own).find(is_same).map(|(_, own)| own) {
-                None => places.extend(files::places(directory)),
+                None => places.extend(files::places(directory, names)),
                 Some((_, why)) if typed == Some(directory) => {
                     notes.push(format!("the files in {} are not served: {why}", directory.display()));
                 }
@@ -76,6 +96,17 @@ impl FileOptions {
     ) -> files::FileSettings {
         let Self { prefixes, system_roots, debounce, .. } = self;
         files::FileSettings { mounted, own, private, is_alone, debounce, prefixes, system_roots }
+    }
+}
+
+/// A file name beneath `--cert-dir`.
+fn beneath(text: &str) -> Result<String, String> {
+    let is_beneath = Path::new(text).components().all(|component| matches!(component, Component::Normal(_)));
+    match is_beneath {
+        true => Ok(text.to_owned()),
+        false => Err(format!(
+            "{text} is not beneath --cert-dir: give the directory with --cert-dir, and here a file name"
+        )),
     }
 }
 
@@ -115,11 +146,17 @@ pub(super) fn holds_key_pair(place: &Place) -> Option<bool> {
 }
 
 /// Directories that files named by Envoy must be in; in the environment separated by ":", as in PATH.
-fn prefixes(r: &mut Reader<'_>, args: &RunArgs) -> Vec<PathBuf> {
+fn prefixes(r: &mut Reader<'_>, args: &RunArgs, cert_dir: Option<&str>) -> files::FilePrefixes {
     // An empty one would not limit anything, and a user who sets it wants a limit.
     let directory = |text: &str| match text {
-        "" => Err("it is empty: name a directory, or leave it out to allow every path"),
+        "" => Err("it is empty: name a directory, or leave it out for the usual ones"),
         directory => Ok(PathBuf::from(directory)),
     };
-    r.list("file-prefix", &args.file_prefix, &[], ':', directory).value.unwrap_or_default()
+    match r.list("file-prefix", &args.file_prefix, &[], ':', directory).value {
+        Some(given) => files::FilePrefixes::Given(given),
+        None => {
+            let usual = FILE_PREFIXES.into_iter().chain(cert_dir);
+            files::FilePrefixes::Usual(usual.map(PathBuf::from).collect())
+        }
+    }
 }

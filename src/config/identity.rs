@@ -3,8 +3,9 @@
 use super::args::RunArgs;
 use super::shared::Credentials;
 use crate::base::spiffe_id::{ServiceAccount, SpiffeId};
-use crate::ca::provider::{IdentityDefault, ProviderKind};
+use crate::ca::provider::{IdentityDefault, NameUse, ProviderKind};
 use crate::options::{Level, Reader};
+use crate::pki::csr::{CommonName, DnsName, Names};
 use crate::source::issuer::IdentitySource;
 
 pub(super) fn identity(
@@ -29,11 +30,19 @@ pub(super) fn identity(
     if let Some(identity) = whole.value.filter(|_| whole.level >= is_named) {
         return IdentitySource::Fixed(identity);
     }
+    if whole.level == Some(Level::File) {
+        let stronger = [&domain, &namespace, &account].into_iter().find(|part| part.level > whole.level);
+        r.note(format!(
+            "{} is not used: {} is set, and wins over the options file",
+            whole.from,
+            stronger.map(|part| part.from.as_str()).unwrap_or_default()
+        ));
+    }
     let default = kind.map_or(IdentityDefault::Token, |kind| kind.identity);
     if let IdentityDefault::Caller { trust_domain } = default
         && domain.value.is_none()
     {
-        for part in [&namespace, &account].into_iter().filter(|part| part.level > Some(Level::Istio)) {
+        for part in [&namespace, &account].into_iter().filter(|part| part.is_own()) {
             r.mistake(format!(
                 "{} is not enough with --ca {}: add --trust-domain {trust_domain}, or drop it",
                 part.from,
@@ -64,5 +73,49 @@ pub(super) fn identity(
         trust_domain,
         namespace,
         service_account: account,
+    }
+}
+
+/// The names that are requested besides `identity`; none from a CA that does not issue them.
+pub(super) fn names(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    identity: &IdentitySource,
+    kind: Option<&ProviderKind>,
+) -> Names {
+    let mut seen = Vec::new();
+    let dns = r.list("dns-san", &args.dns_san, &[], ',', |text| {
+        let name: DnsName = text.parse()?;
+        if seen.contains(&name) {
+            return Err(format!("{name} is named twice; name it once"));
+        }
+        seen.push(name.clone());
+        Ok(name)
+    });
+    let common_name = r.parsed("common-name", &args.common_name, &[], str::parse::<CommonName>);
+    let set: Vec<_> = [&dns.from, &common_name.from].into_iter().filter(|from| !from.is_empty()).collect();
+    let set = set.into_iter().map(String::as_str).collect::<Vec<_>>().join(" and ");
+    let names = Names { dns: dns.value.unwrap_or_default(), common_name: common_name.value };
+    if names.is_empty() {
+        return names;
+    }
+    match kind.map(|kind| (kind.names, kind.name)) {
+        Some((NameUse::Requested, _)) => names,
+        Some((NameUse::WithIdentity, ca)) => {
+            if *identity == IdentitySource::Unknown {
+                r.mistake(format!(
+                    "{set} needs --spiffe-id with --ca {ca}: the CA takes all names from the request then, or none"
+                ));
+            }
+            names
+        }
+        Some((NameUse::Ignored { why }, ca)) => {
+            r.note(format!("{set} is not used with --ca {ca}: {why}"));
+            Names::default()
+        }
+        None => {
+            r.note(format!("{set} is not used: without a CA there is no certificate to request"));
+            Names::default()
+        }
     }
 }

@@ -24,7 +24,12 @@ pub(super) fn options(r: &mut Reader<'_>, args: &RunArgs) -> (KeyType, KeyFormat
             key_type.value = None;
         }
     }
-    let key_type = key_type.value.unwrap_or_else(|| istio_key_type(r));
+    let is_stronger = key_type.value.is_some() && key_type.level > Some(Level::Istio);
+    let istios = if is_stronger { None } else { istio_key_type(r) };
+    if let Some((_, variable)) = istios {
+        r.note_overridden("key-type", variable);
+    }
+    let key_type = istios.map(|(key_type, _)| key_type).or(key_type.value).unwrap_or_default();
     if key_type == KeyType::Ed25519 {
         r.note(
             "an Envoy rejects peers with Ed25519 certificates, unless signature_algorithms in its tls_params names \
@@ -38,9 +43,10 @@ pub(super) fn options(r: &mut Reader<'_>, args: &RunArgs) -> (KeyType, KeyFormat
 fn format(r: &mut Reader<'_>, args: &RunArgs) -> Setting<KeyFormat> {
     const ISTIOS: &str = "PKCS8_KEY";
     let mut format = r.parsed("key-format", &args.key_format, &[], str::parse::<KeyFormat>);
-    if format.is_missing()
+    if format.level <= Some(Level::File)
         && let Some(text) = r.variable(ISTIOS)
     {
+        r.note_overridden("key-format", ISTIOS);
         format.level = Some(Level::Istio);
         format.from = format!("{ISTIOS} {text}");
         match parse_switch(text) {
@@ -52,26 +58,30 @@ fn format(r: &mut Reader<'_>, args: &RunArgs) -> Setting<KeyFormat> {
     format
 }
 
-/// Istio's variables for keys: ECC_SIGNATURE_ALGORITHM with ECC_CURVE, else WORKLOAD_RSA_KEY_SIZE.
-fn istio_key_type(r: &mut Reader<'_>) -> KeyType {
-    let algorithm = r.variable("ECC_SIGNATURE_ALGORITHM");
-    match (algorithm, r.variable("ECC_CURVE"), r.variable("WORKLOAD_RSA_KEY_SIZE")) {
-        (Some("ECDSA"), None | Some("P256"), _) => KeyType::EcdsaP256,
-        (Some("ECDSA"), Some("P384"), _) => KeyType::EcdsaP384,
+/// The key type of Istio's variables, and the variable that names it: ECC_SIGNATURE_ALGORITHM with ECC_CURVE, else
+/// WORKLOAD_RSA_KEY_SIZE.
+fn istio_key_type(r: &mut Reader<'_>) -> Option<(KeyType, &'static str)> {
+    const ALGORITHM: &str = "ECC_SIGNATURE_ALGORITHM";
+    const BITS: &str = "WORKLOAD_RSA_KEY_SIZE";
+    let found = match (r.variable(ALGORITHM), r.variable("ECC_CURVE"), r.variable(BITS)) {
+        (Some("ECDSA"), None | Some("P256"), _) => (KeyType::EcdsaP256, ALGORITHM),
+        (Some("ECDSA"), Some("P384"), _) => (KeyType::EcdsaP384, ALGORITHM),
         (Some("ECDSA"), Some(other), _) => {
             r.mistake(format!("ECC_CURVE {other:?}: choose P256 or P384, or set --key-type"));
-            KeyType::default()
+            (KeyType::default(), ALGORITHM)
         }
         (Some(other), _, _) => {
-            r.mistake(format!("ECC_SIGNATURE_ALGORITHM {other:?}: only ECDSA is known; set --key-type"));
-            KeyType::default()
+            r.mistake(format!("{ALGORITHM} {other:?}: only ECDSA is known; set --key-type"));
+            (KeyType::default(), ALGORITHM)
         }
-        (None, _, Some(bits)) => format!("rsa-{bits}").parse().unwrap_or_else(|_| {
-            r.mistake(format!(
-                "WORKLOAD_RSA_KEY_SIZE {bits:?}: choose 2048, 3072 or 4096, or set --key-type"
-            ));
-            KeyType::default()
-        }),
-        (None, _, None) => KeyType::default(),
-    }
+        (None, _, Some(bits)) => match format!("rsa-{bits}").parse() {
+            Ok(key_type) => (key_type, BITS),
+            Err(_) => {
+                r.mistake(format!("{BITS} {bits:?}: choose 2048, 3072 or 4096, or set --key-type"));
+                (KeyType::default(), BITS)
+            }
+        },
+        (None, _, None) => return None,
+    };
+    Some(found)
 }

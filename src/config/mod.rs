@@ -1,4 +1,4 @@
-//! Flags and environment, made into a [`Config`] that holds only valid values.
+//! Flags, environment and options file, made into a [`Config`] that holds only valid values.
 //!
 //! Each feature reads its own options, and each CA provider its own (`ca/*/options.rs`); contradictions across features
 //! are judged here. All mistakes go into one report.
@@ -6,9 +6,12 @@
 mod args;
 mod certificate;
 mod files;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod identity;
 mod key;
 mod operation;
+mod options_file;
 mod output;
 mod selection;
 mod shared;
@@ -21,15 +24,16 @@ use std::time::Duration;
 pub use self::args::RunArgs;
 use self::certificate::CertificateOptions;
 use self::files::{FileOptions, OwnDir, holds_key_pair, resolved};
+pub use self::options_file::agents_option;
 use self::selection::ProviderOptions;
 use self::shared::Credentials;
 use crate::ca::provider::{Choice, Selection, SharedOptions};
 pub use crate::ca::providers::Provider;
-use crate::export::output as export;
+use crate::export::output::{self as export, DirectorySettings};
 use crate::fs::generation::Place;
 use crate::ops::telemetry::LogConfig;
-use crate::options::Reader;
 pub use crate::options::{ConfigErrors, Environment, parse_duration};
+use crate::options::{OptionsFile, Reader};
 use crate::serve::listener::ListenError;
 use crate::serve::peer::Allowed;
 use crate::source::crl::CrlFile;
@@ -76,6 +80,8 @@ pub struct Config {
     /// How long open calls may take to end after SIGTERM.
     pub drain_timeout: Duration,
     pub log: LogConfig,
+    /// The options file, with what no flag and no variable overrides.
+    pub options_file: Option<OptionsFile>,
     /// Warnings about options that are valid.
     pub notes: Vec<String>,
 }
@@ -94,10 +100,29 @@ pub struct AdminSocket {
 }
 
 impl Config {
+    /// Reads all options: from flags, environment, and the options file that these name.
+    pub fn load(args: &RunArgs, environment: &Environment) -> Result<Self, ConfigErrors> {
+        match options_file::read(args, environment)? {
+            Some((file, mistakes)) => Self::with_file(args, environment, Some(&file), mistakes),
+            None => Self::new(args, environment),
+        }
+    }
+
     /// Reads all options from flags and environment.
     pub fn new(args: &RunArgs, environment: &Environment) -> Result<Self, ConfigErrors> {
-        let mut reader = Reader::new(environment);
+        Self::with_file(args, environment, None, Vec::new())
+    }
+
+    /// `mistakes` are those in the options file.
+    fn with_file(
+        args: &RunArgs,
+        environment: &Environment,
+        file: Option<&OptionsFile>,
+        mistakes: Vec<String>,
+    ) -> Result<Self, ConfigErrors> {
+        let mut reader = Reader::new(environment, file);
         let r = &mut reader;
+        mistakes.into_iter().for_each(|mistake| r.mistake(mistake));
         let socket = socket(r, args);
         let socket_mode = r.parsed("socket-mode", &args.socket_mode, &[], parse_mode).or(0o660_u32);
         let allowed = Allowed {
@@ -142,6 +167,7 @@ impl Config {
             landlock,
             drain_timeout: drain_timeout.or(Duration::from_secs(5)),
             log: operation::log(r, args),
+            options_file: r.file_in_force(),
             notes: r.take_notes(),
         };
         reader.finish(config)
@@ -158,15 +184,18 @@ fn socket(r: &mut Reader<'_>, args: &RunArgs) -> PathBuf {
 
 /// The directories that the agent writes to, which are no source of mounted files.
 fn own_dirs<'a>(output: Option<&'a export::OutputSettings>, state: Option<&'a StateDir>) -> Vec<OwnDir<'a>> {
-    let output = output.map(|output| (output.directory.as_path(), "the agent writes its own files there"));
+    let outputs = output.into_iter().flat_map(|output| output.paths());
+    let outputs = outputs.map(|path| (path.as_path(), "the agent writes its own files there"));
     let state = state.map(|state| (state.path(), "the agent keeps its state there"));
-    output.into_iter().chain(state).collect()
+    outputs.chain(state).collect()
 }
 
 /// The directories of keys of CAs. One that is configured for another agent of this machine counts as well.
 fn ca_directories(r: &Reader<'_>, args: &RunArgs, providers: &[Provider]) -> Vec<PathBuf> {
     let used = providers.iter().filter_map(|provider| provider.directory()).map(Path::to_owned);
+    let in_file = || r.in_file("ca-dir").and_then(|(_, values)| values.first()).map(String::as_str);
     let embedded = args.providers.embedded.ca_dir.as_deref().or_else(|| r.variable("ATTACHE_CA_DIR"));
+    let embedded = embedded.or_else(in_file);
     used.chain(embedded.map(PathBuf::from)).collect()
 }
 
@@ -206,13 +235,15 @@ fn check_output(
     mounted: &[Place],
 ) {
     let Some(output) = output.filter(|_| selection.choice == Some(Choice::Files)) else { return };
-    let is_same = resolved([files.cert_dir()]) == resolved([output.directory.as_path()]);
-    if is_same && !mounted.iter().any(|place| holds_key_pair(place) == Some(true)) {
-        r.mistake(format!(
-            "--output-dir and --cert-dir are both {}, and no CA is used: there are no other files to write; name two \
-             directories, or choose a CA with --ca",
-            output.directory.display()
-        ));
+    for DirectorySettings { option, directory, .. } in &output.directories {
+        let is_same = resolved([files.cert_dir()]) == resolved([directory.as_path()]);
+        if is_same && !mounted.iter().any(|place| holds_key_pair(place) == Some(true)) {
+            r.mistake(format!(
+                "{option} and --cert-dir are both {}, and no CA is used: there are no other files to write; name two \
+                 directories, or choose a CA with --ca",
+                directory.display()
+            ));
+        }
     }
 }
 
@@ -226,6 +257,7 @@ fn workload_and_providers(
 ) -> (issuer::IssuerSettings, Vec<Provider>) {
     let credentials = Credentials::new(r, args, &options, selection);
     let identity = identity::identity(r, args, &credentials, selection.ca());
+    let names = identity::names(r, args, &identity, selection.ca());
     let certificate = CertificateOptions::new(r, args);
     let drops_old_roots = r.switch("drop-old-roots", args.drop_old_roots, &[]).or(false);
     let shared = shared_options(r, args, options, selection, credentials, &certificate);
@@ -237,6 +269,7 @@ fn workload_and_providers(
     let CertificateOptions { key_type, key_format, ttl, timeout, grace, .. } = certificate;
     let workload = issuer::IssuerSettings {
         identity,
+        names,
         key_type,
         key_format,
         ttl,

@@ -96,24 +96,34 @@ pub(super) fn roots(
     }
 }
 
-/// Flags `--ca-header K=V`, then variables `CA_HEADER_K`; the first of a name wins.
+/// Flags `--ca-header K=V`, then variables `CA_HEADER_K`, then the options file; the first of a name wins.
 pub(super) fn headers(r: &mut Reader<'_>, args: &RunArgs) -> Headers {
     const PREFIX: &str = "CA_HEADER_";
-    let split = |from: &str, text: &'_ str| {
+    // The name in messages: the value may be a secret, and without "=" its start is unknown.
+    let split = |text: &'_ str| {
         let (name, value) = text.split_once('=').unwrap_or((text, ""));
-        // The value may be a secret, and without "=" its start is unknown.
-        let shown = name.split([':', ' ']).next().unwrap_or_default();
-        (format!("{from} {shown}"), name.to_owned(), value.to_owned())
+        let shown = name.split([':', ' ']).next().unwrap_or_default().to_owned();
+        (shown, name.to_owned(), value.to_owned())
     };
-    let typed = args.ca_header.iter().map(|text| split("--ca-header", text));
-    let own = r.variable("ATTACHE_CA_HEADER").map(|text| split("ATTACHE_CA_HEADER", text));
+    let named = |from: &str, text: &str| {
+        let (shown, name, value) = split(text);
+        (format!("{from} {shown}"), name, value)
+    };
+    let typed = args.ca_header.iter().map(|text| named("--ca-header", text));
+    let own = r.variable("ATTACHE_CA_HEADER").map(|text| named("ATTACHE_CA_HEADER", text));
     let inherited = r.with_prefix(PREFIX).filter(|(_, value)| !value.is_empty());
     let inherited = inherited.map(|(variable, value)| {
         let name = variable.strip_prefix(PREFIX).unwrap_or(variable);
         (variable.to_owned(), name.to_owned(), value.to_owned())
     });
+    let in_file = r.in_file("ca-header").into_iter().flat_map(|(place, values)| {
+        values.iter().map(move |text| {
+            let (shown, name, value) = split(text);
+            (place.with(&shown), name, value)
+        })
+    });
     let mut headers = Headers::new();
-    for (from, name, value) in typed.chain(own).chain(inherited) {
+    for (from, name, value) in typed.chain(own).chain(inherited).chain(in_file) {
         match (name.to_ascii_lowercase().parse::<HeaderName>(), value.parse::<HeaderValue>()) {
             (Ok(name), Ok(mut value)) if !value.is_empty() && !name.as_str().ends_with("-bin") => {
                 value.set_sensitive(true);

@@ -1,3 +1,4 @@
+mod options_file;
 mod tokens;
 
 use clap::Parser;
@@ -10,7 +11,7 @@ use crate::ca::citadel::options::CitadelProvider;
 use crate::ca::kubernetes::SignerRoots;
 use crate::ca::kubernetes::options::KubernetesProvider;
 use crate::ca::vault::options::VaultProvider;
-use crate::export::output::Hook;
+use crate::export::output::{Hook, OutputSettings};
 use crate::fs::disk::Disk;
 use crate::net::tls::Roots;
 use crate::pki::key::{KeyFormat, KeyType};
@@ -258,6 +259,35 @@ fn identities_follow_from_options_and_provider() {
 }
 
 #[test]
+fn names_are_requested_from_the_cas_that_issue_them() {
+    let found = |line: &str| config(line, &[]).unwrap();
+    let all = "--dns-san web.example,DB.example --dns-san *.web.example --common-name Web";
+    let names = found(&format!("--ca embedded {all}")).workload.names;
+    assert_eq!(names.dns_list(), "web.example,db.example,*.web.example");
+    assert_eq!(names.common_name.unwrap().to_string(), "Web");
+    for (line, words) in [
+        (
+            "--ca-address ca:1",
+            "--dns-san web.example,DB.example,*.web.example and --common-name Web is not used with --ca citadel: Istio's CA",
+        ),
+        ("--ca none", "without a CA there is no certificate to request"),
+    ] {
+        let found = found(&format!("{line} {all}"));
+        assert!(found.workload.names.is_empty(), "{line}");
+        assert_eq!(found.notes.iter().filter(|note| note.contains(words)).count(), 1, "{:?}", found.notes);
+    }
+    let pool = "--ca google-cas --google-cas-pool projects/p/locations/l/caPools/c";
+    let all = mistakes(&format!("{pool} --dns-san web.example"), &[]);
+    assert!(all.len() == 1 && all[0].contains("needs --spiffe-id with --ca google-cas"), "{all:?}");
+    let named = found(&format!("{pool} --dns-san web.example --spiffe-id spiffe://td/web"));
+    assert_eq!(named.workload.names.dns_list(), "web.example");
+    let all = mistakes("--ca embedded --dns-san 10.0.0.1 --dns-san a,A --common-name=", &[]);
+    for words in ["\"10.0.0.1\" is not a DNS name", "a is named twice", "--common-name is empty"] {
+        assert!(all.iter().any(|mistake| mistake.contains(words)), "{words}: {all:?}");
+    }
+}
+
+#[test]
 fn renewals_of_a_fleet_are_spread_unless_an_option_or_istios_variable_says_otherwise() {
     let jitter = |line: &str, environment: &[(&str, &str)]| {
         config(&format!("--ca none {line}"), environment).unwrap().workload.grace.jitter
@@ -382,6 +412,23 @@ fn cert_dir(files: &mounted::FileSettings) -> Option<PathBuf> {
 }
 
 #[test]
+fn names_of_mounted_files_are_beneath_their_directory() {
+    let line = "--ca none --cert-dir /certs --cert-file web.pem --key-file keys/web.key";
+    let files = config(line, &[("ATTACHE_ROOT_FILE", "mesh.pem")]).unwrap().files;
+    let place = &files.mounted[0];
+    let pair = place.key_pair.as_ref().map(|(chain, key)| [chain.as_path(), key]);
+    assert_eq!(pair, Some([Path::new("/certs/web.pem"), Path::new("/certs/keys/web.key")]));
+    assert_eq!(place.roots.as_deref(), Some(Path::new("/certs/mesh.pem")));
+    assert!(!files.mounted[1].is_alternative, "one set of names is left");
+    for flag in ["--cert-file", "--key-file", "--root-file"] {
+        for bad in ["/tls/web.pem", "../web.pem"] {
+            let mistakes = config(&format!("--ca none {flag} {bad}"), &[]).unwrap_err().to_string();
+            assert!(mistakes.contains(&format!("{flag}: {bad} is not beneath --cert-dir")), "{mistakes}");
+        }
+    }
+}
+
+#[test]
 fn the_client_certificate_decides_on_roots_and_mounted_files() {
     let found = |line: &str, environment: &[_]| {
         let config = config(line, environment).unwrap();
@@ -431,16 +478,20 @@ fn the_client_certificate_decides_on_roots_and_mounted_files() {
 #[test]
 fn output_options_need_an_output_directory() {
     let output = |line: &str, environment: &[_]| config(line, environment).unwrap().output;
+    let only = |output: Option<OutputSettings>| {
+        let mut output = output.unwrap();
+        (output.directories.pop().unwrap(), output.hook)
+    };
     assert!(output("--ca none", &[]).is_none());
     let istio = [("CA_PROVIDER", "none"), ("OUTPUT_CERTS", "/out")];
-    let settings = output("", &istio).unwrap();
+    let (settings, hook) = only(output("", &istio));
     assert_eq!(
         (settings.directory.to_str(), settings.key_mode, settings.cert_mode),
         (Some("/out"), 0o600, 0o644)
     );
-    assert_eq!(settings.hook, None);
+    assert_eq!(hook, None);
     let line = "--output-dir out --output-key-mode 0640 --output-cert-mode 444 --output-hook true --output-hook-timeout 5s";
-    let settings = output(line, &istio).unwrap();
+    let (settings, hook) = only(output(line, &istio));
     assert!(
         settings.directory.is_absolute() && settings.directory.ends_with("out"),
         "{:?}",
@@ -448,13 +499,43 @@ fn output_options_need_an_output_directory() {
     );
     assert_eq!((settings.key_mode, settings.cert_mode), (0o640, 0o444));
     let timeout = Duration::from_secs(5);
-    assert_eq!(settings.hook, Some(Hook { command: "true".into(), timeout }));
+    assert_eq!(hook, Some(Hook { command: "true".into(), timeout }));
     let all = mistakes("--ca none --output-hook x --output-key-mode 9 --output-hook-timeout 1ms", &[]);
     for words in
         ["--output-hook needs a directory to write: --output-dir", "--output-key-mode: \"9\"", "100ms"]
     {
         assert_eq!(all.iter().filter(|mistake| mistake.contains(words)).count(), 1, "{words}: {all:?}");
     }
+}
+
+#[test]
+fn several_outputs_have_a_directory_each_and_one_hook() {
+    let place = tempfile::tempdir().unwrap();
+    let at = |name: &str| place.path().join(name).display().to_string();
+    std::fs::create_dir(at("a")).unwrap();
+    std::os::unix::fs::symlink(at("a"), at("link")).unwrap();
+    let directories = |line: &str, environment: &[_]| {
+        let output = config(&format!("--ca none {line}"), environment).unwrap().output.unwrap();
+        output.directories.into_iter().map(|it| (it.option, it.directory)).collect::<Vec<_>>()
+    };
+    let line = format!("--output {},format=jks --output-hook true --output-dir {}", at("b"), at("a"));
+    let [plain, jks] = [("--output-dir", at("a").into()), ("--output", at("b").into())];
+    assert_eq!(directories(&line, &[]), [plain.clone(), jks.clone()]);
+    let variables = [("ATTACHE_OUTPUT", format!("{},format=jks; {}", at("b"), at("c")))];
+    let variables = variables.each_ref().map(|(name, value)| (*name, value.as_str()));
+    assert_eq!(directories("", &variables), [jks, ("--output", at("c").into())]);
+    let twice = format!("--ca none --output {} --output {},format=jks", at("a"), at("link"));
+    let all = mistakes(&twice, &[]);
+    assert!(all.len() == 1 && all[0].contains("/link names a directory for the second time"), "{all:?}");
+    let line = format!("--ca none --output-key-mode 0640 --output {},frmat=jks", at("a"));
+    let all = mistakes(&line, &[]);
+    for words in [
+        "--output: there is no \"frmat\" (did you mean format?)",
+        "--output-key-mode 0640 is for --output-dir alone",
+    ] {
+        assert!(all.iter().any(|mistake| mistake.contains(words)), "{words}: {all:?}");
+    }
+    assert_eq!(all.len(), 2, "{all:?}");
 }
 
 #[test]

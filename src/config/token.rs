@@ -41,7 +41,7 @@ pub(super) fn source(
 ) -> TokenSettings {
     let file = credentials.token.clone();
     let options = TokenOptions::new(r, args);
-    let Some(TokenUse::Source { exchange, metadata }) = selection.ca().map(|kind| kind.token) else {
+    let Some(TokenUse::Source { exchange, metadata, .. }) = selection.ca().map(|kind| kind.token) else {
         options.refuse(r, selection);
         return file.into();
     };

@@ -1,9 +1,10 @@
 //! Files and directories that other programs control: no operation here blocks without limit, or reads without bound.
 
 use std::fs::{File, Metadata};
-use std::io::{self, Read as _};
+use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
@@ -14,22 +15,7 @@ use zeroize::Zeroizing;
 ///
 /// A FIFO, a device or a directory in its place is refused at once: opening one could block the agent without limit.
 pub fn read(path: &Path, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
-    content(open(path)?, limit)
-}
-
-/// Whether the file at `path` lies in one of `directories`, after all links.
-pub fn is_within(path: &Path, directories: &[PathBuf]) -> bool {
-    // Usually there are none, and nothing to look up.
-    !directories.is_empty() && path.canonicalize().is_ok_and(|real| starts_with_any(&real, directories))
-}
-
-fn starts_with_any(real: &Path, directories: &[PathBuf]) -> bool {
-    without_links(directories).iter().any(|it| real.starts_with(it))
-}
-
-/// Where `directories` are, as far as they exist.
-pub(super) fn without_links(directories: &[PathBuf]) -> Vec<PathBuf> {
-    directories.iter().filter_map(|directory| directory.canonicalize().ok()).collect()
+    content(&open(path)?, limit)
 }
 
 /// The directory of `path`: `.` for a bare name.
@@ -61,18 +47,37 @@ fn bits(flags: OFlags) -> i32 {
 }
 
 /// The content of an open file, of `limit` bytes at most.
-pub fn content(file: File, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
-    let metadata = file.metadata()?;
-    if metadata.len() > limit {
-        return Err(too_large(limit));
+pub fn content(file: &File, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
+    let size = file.metadata()?.len();
+    if size > limit { Err(too_large(limit)) } else { content_of(file, size, limit) }
+}
+
+/// Reads a file that had this `size` a moment ago. A buffer that grows would leave copies of a key in memory.
+pub(super) fn content_of(file: impl AsFd, size: u64, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
+    let size = usize::try_from(size).unwrap_or_default();
+    let limit_in_memory = usize::try_from(limit).unwrap_or(usize::MAX);
+    let mut content = Zeroizing::new(vec![0; size + 1]);
+    let mut filled = 0;
+    loop {
+        let read = rustix::io::retry_on_intr(|| {
+            rustix::io::read(&file, content.get_mut(filled..).unwrap_or_default())
+        })?;
+        filled += read;
+        if filled > limit_in_memory {
+            return Err(too_large(limit));
+        }
+        // A regular file is read up to its end at once.
+        if read == 0 || filled == size && size > 0 {
+            break;
+        }
+        if filled == content.len() {
+            // Larger than it claimed to be, as files in /proc are.
+            let mut larger = Zeroizing::new(vec![0; (2 * filled).max(4096).min(limit_in_memory + 1)]);
+            larger.get_mut(..filled).unwrap_or_default().copy_from_slice(&content);
+            content = larger;
+        }
     }
-    // Sized beforehand: a buffer that grows leaves copies of a key in memory.
-    let size = usize::try_from(metadata.len()).unwrap_or_default();
-    let mut content = Zeroizing::new(Vec::with_capacity(size + 1));
-    file.take(limit + 1).read_to_end(&mut content)?;
-    if content.len() as u64 > limit {
-        return Err(too_large(limit));
-    }
+    content.truncate(filled);
     Ok(content)
 }
 
@@ -136,6 +141,10 @@ mod tests {
         let file = directory.path().join("file");
         std::fs::write(&file, "0123456789").unwrap();
         assert_eq!(*read(&file, 10).unwrap(), b"0123456789");
+        std::fs::write(directory.path().join("empty"), "").unwrap();
+        assert_eq!(*read(&directory.path().join("empty"), 10).unwrap(), b"");
+        let status = read(Path::new("/proc/self/status"), 1 << 20).unwrap();
+        assert!(status.ends_with(b"\n") && status.starts_with(b"Name:"));
         let fifo = directory.path().join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let cases = [

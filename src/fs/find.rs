@@ -3,20 +3,18 @@
 //!
 //! Names that a peer chooses are looked up this way, and what they lead to is checked on its open descriptor.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStringExt as _;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxFlags, makedev, openat, readlinkat, statx,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxFlags, openat, readlinkat, statx};
 use rustix::io::Errno;
 
-/// As many links as the kernel follows in one path.
-const MAX_LINKS: usize = 40;
+pub use super::lookup::Inode;
+use super::lookup::{MAX_LINKS, inode_of, names_from_last};
 
 const DIRECTORY: OFlags =
     OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -31,9 +29,6 @@ pub trait Gate {
 /// Other work hangs on this device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocked(pub u64);
-
-/// Device and inode number.
-pub type Inode = (u64, u64);
 
 /// What a path leads to.
 #[derive(Debug)]
@@ -80,6 +75,10 @@ pub struct Bounds {
     pub private: Vec<Private>,
 }
 
+/// Why a file is not served that is not beneath a prefix.
+pub const OUTSIDE: &str = "outside the directories that --file-prefix allows: start the agent with --file-prefix DIR for \
+                           each directory with files that Envoy names";
+
 /// A directory whose files are not for peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Private {
@@ -93,7 +92,7 @@ pub struct Private {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OutOfBounds {
     /// The same error whether or not the file exists.
-    #[error("outside the directories that --file-prefix allows")]
+    #[error("{OUTSIDE}")]
     Prefix,
     #[error("it lies in {directory}, whose files are the agent's own and not served by name")]
     Private { directory: PathBuf },
@@ -217,12 +216,7 @@ impl<'a> Walk<'a> {
     }
 
     fn push(&mut self, path: &Path, is_given: bool) {
-        let names = path.components().rev().filter_map(|component| match component {
-            Component::Normal(name) => Some(name.to_owned()),
-            Component::ParentDir => Some(OsStr::new("..").to_owned()),
-            _ => None,
-        });
-        self.ahead.extend(names.map(|name| Step { name, is_given }));
+        self.ahead.extend(names_from_last(path).map(|name| Step { name, is_given }));
     }
 
     /// Whether no link is being followed.
@@ -300,10 +294,6 @@ fn root() -> Result<OwnedFd, Errno> {
 fn status(file: impl AsFd) -> Result<Statx, Errno> {
     let wanted = StatxFlags::TYPE | StatxFlags::INO;
     statx(file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, wanted)
-}
-
-fn inode_of(status: &Statx) -> Inode {
-    (makedev(status.stx_dev_major, status.stx_dev_minor), status.stx_ino)
 }
 
 /// Where an open file really lies.

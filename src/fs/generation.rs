@@ -24,6 +24,9 @@ pub const KEY_FILE: &str = "key.pem";
 pub const ROOT_FILE: &str = "root-cert.pem";
 pub const NAMES: [&str; 3] = [CHAIN_FILE, KEY_FILE, ROOT_FILE];
 
+/// The file names of Kubernetes' TLS Secrets, which cert-manager uses too.
+pub const TLS_NAMES: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
+
 /// Why files are not served.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -47,8 +50,19 @@ pub enum FileError {
     NotYetValid { path: PathBuf, from: SystemTime },
     #[error("{} change faster than they can be read", display(paths))]
     Restless { paths: Vec<PathBuf> },
+    #[error("{path} is not used beside {taken}: sets of file names are not mixed; name it with --root-file")]
+    OtherSet { path: PathBuf, taken: PathBuf },
     #[error("the file system of {path} does not answer")]
     Unanswered { path: PathBuf },
+    #[error(
+        "{path}: held back until the key pair beside it can be used, since the certificate that is still served does not \
+         chain to it"
+    )]
+    RootsHeldBack { path: PathBuf },
+    #[error(
+        "{path}: held back until the roots beside it can be used, since it does not chain to the roots that are still served"
+    )]
+    PairHeldBack { path: PathBuf },
 }
 
 impl FileError {
@@ -63,9 +77,12 @@ impl FileError {
             | Self::Restless { .. } => true,
             Self::Unreadable { .. }
             | Self::Missing { .. }
+            | Self::OtherSet { .. }
             | Self::Expired { .. }
             | Self::NotYetValid { .. }
-            | Self::Unanswered { .. } => false,
+            | Self::Unanswered { .. }
+            | Self::RootsHeldBack { .. }
+            | Self::PairHeldBack { .. } => false,
         }
     }
 
@@ -73,13 +90,14 @@ impl FileError {
     pub fn label(&self) -> &'static str {
         match self {
             Self::Unreadable { .. } => "unreadable",
-            Self::Missing { .. } => "missing",
+            Self::Missing { .. } | Self::OtherSet { .. } => "missing",
             Self::Half { .. } => "incomplete",
             Self::Certificates { .. } | Self::Key { .. } | Self::Bundle { .. } => "not_parsed",
             Self::Pair { .. } => "mismatch",
             Self::Expired { .. } | Self::NotYetValid { .. } => "not_valid",
             Self::Restless { .. } => "restless",
             Self::Unanswered { .. } => "unanswered",
+            Self::RootsHeldBack { .. } | Self::PairHeldBack { .. } => "held_back",
         }
     }
 }
@@ -101,18 +119,27 @@ pub struct Place {
     /// The files of the chain and of its key.
     pub key_pair: Option<(PathBuf, PathBuf)>,
     pub roots: Option<PathBuf>,
+    /// These are other names for the files of the place before it. Of places that are alternatives, one counts: the first that
+    /// has all files, else the first that has a key pair, else the first that has a file.
+    pub is_alternative: bool,
+    /// The key may be in the file of the chain: a credential bundle.
+    pub takes_bundle: bool,
 }
 
 impl Place {
     /// Files of these names in `directory`.
     pub fn in_directory(directory: &Path, [chain, key, roots]: [&str; 3]) -> Self {
         let key_pair = Some((directory.join(chain), directory.join(key)));
-        Self { key_pair, roots: Some(directory.join(roots)) }
+        Self { key_pair, roots: Some(directory.join(roots)), is_alternative: false, takes_bundle: true }
     }
 
     /// Whether the files of a key pair exist, good or not.
     pub fn holds_key_pair(&self) -> bool {
-        self.key_pair.as_ref().is_some_and(|(chain, key)| chain.exists() && key.exists())
+        let is_bundle =
+            |path: &Path| file::read(path, limits::FILE_BYTES).is_ok_and(|text| pem::has_private_key(&text));
+        self.key_pair
+            .as_ref()
+            .is_some_and(|(chain, key)| chain.exists() && (key.exists() || is_bundle(chain)))
     }
 
     /// The directory of its first file.
@@ -153,6 +180,28 @@ pub struct Found<T> {
     pub rank: usize,
 }
 
+impl Generation {
+    /// Holds back the half of this generation that does not fit what is served of the other half, which is unusable: a
+    /// generation is taken whole. Nothing is held back where what is served does not fit together either, or has expired.
+    pub fn hold_back(&mut self, served: (&KeyPair, &TrustBundle), places: &Places, now: SystemTime) {
+        let (pair, bundle) = served;
+        if bundle.verify(pair, now).is_err() {
+            return;
+        }
+        match (&self.key_pair.secret, &self.roots.secret) {
+            (Err(_), Ok(Some(new))) if new.verify(pair, now).is_err() => {
+                let path = places.roots(self.roots.rank);
+                self.roots.secret = Err(FileError::RootsHeldBack { path });
+            }
+            (Ok(Some(new)), Err(_)) if bundle.verify(new, now).is_err() => {
+                let path = places.chain(self.key_pair.rank);
+                self.key_pair.secret = Err(FileError::PairHeldBack { path });
+            }
+            _ => {}
+        }
+    }
+}
+
 impl<T> Found<T> {
     pub fn map<U>(self, into: impl FnOnce(T) -> U) -> Found<U> {
         Found { secret: self.secret.map(|secret| secret.map(into)), rank: self.rank }
@@ -168,6 +217,29 @@ impl<T> Found<T> {
 
     pub fn good(&self) -> Option<&T> {
         self.secret.as_ref().ok().and_then(Option::as_ref)
+    }
+}
+
+/// What the files of a place hold.
+struct Held {
+    key_pair: Option<(Content, Content)>,
+    roots: Option<Content>,
+}
+
+impl Held {
+    /// How much of a set this is: 3 is all, 2 a key pair, 1 less, 0 nothing.
+    fn completeness(&self) -> u8 {
+        let exists = |content: &Content| !matches!(content, Ok(None));
+        let has_roots = self.roots.as_ref().is_some_and(exists);
+        let pair = self.key_pair.as_ref();
+        let has_pair = pair.is_some_and(|(chain, key)| {
+            exists(chain) && exists(key) || matches!(chain, Ok(Some(text)) if pem::has_private_key(text))
+        });
+        let has_half = pair.is_some_and(|(chain, key)| exists(chain) || exists(key));
+        match (has_pair, has_roots || has_half) {
+            (true, _) => 2 + u8::from(has_roots),
+            (false, has_any) => u8::from(has_any),
+        }
     }
 }
 
@@ -200,19 +272,39 @@ impl Contents {
         digest.finish().as_ref().try_into().unwrap_or_default()
     }
 
-    /// Parses the files of `places`, and checks them as of `now`.
-    pub fn parse(self, places: &Places, now: SystemTime) -> Generation {
+    /// Parses the files of `places`, and checks them as of `now`. Roots that are those of `before` are not parsed again.
+    pub fn parse(self, places: &Places, before: Option<&TrustBundle>, now: SystemTime) -> Generation {
         let mut contents = self.0.into_iter();
         let mut next = || contents.next().unwrap_or(Ok(None));
+        let mut held: Vec<_> = places
+            .ranked
+            .iter()
+            .map(|place| Held {
+                key_pair: place.key_pair.as_ref().map(|_| (next(), next())),
+                roots: place.roots.as_ref().map(|_| next()),
+            })
+            .collect();
+        let other_set = places.drop_other_sets(&mut held);
         let (mut pairs, mut bundles) = (Vec::new(), Vec::new());
-        for place in &places.ranked {
-            pairs.push(place.key_pair.as_ref().map(|(chain, key)| {
-                let pair = parse_pair((chain, next()), (key, next()));
+        for (place, held) in places.ranked.iter().zip(held) {
+            let pair = place.key_pair.as_ref().zip(held.key_pair);
+            pairs.push(pair.map(|((chain, key), (chain_text, key_text))| {
+                let key_text = match (&chain_text, key_text) {
+                    (Ok(Some(both)), Ok(None)) if place.takes_bundle && pem::has_private_key(both) => {
+                        Ok(Some(both.clone()))
+                    }
+                    (_, key_text) => key_text,
+                };
+                let pair = parse_pair((chain, chain_text), (key, key_text));
                 pair.and_then(|pair| check_time(chain, pair, now))
             }));
-            bundles.push(place.roots.as_ref().map(|path| places.parse_roots(path, next(), now)));
+            let roots = place.roots.as_ref().zip(held.roots);
+            bundles.push(roots.map(|(path, content)| places.parse_roots(path, content, before, now)));
         }
-        let (key_pair, roots) = (first(pairs), first(bundles));
+        let (key_pair, mut roots) = (first(pairs), first(bundles));
+        if let (Ok(None), Some(error)) = (&roots.secret, other_set) {
+            roots.secret = Err(error);
+        }
         let both = key_pair.good().zip(roots.good());
         let chained = both.map(|(pair, roots): (&KeyPair, &TrustBundle)| roots.verify(pair, now));
         Generation { key_pair, roots, chained }
@@ -230,19 +322,43 @@ impl Places {
         self.ranked.iter().flat_map(Place::paths).cloned().collect()
     }
 
+    /// How many of [`Places::paths`] are of the first place.
+    pub fn files_of_first(&self) -> usize {
+        self.ranked.first().map_or(0, |place| place.paths().count())
+    }
+
     /// The place of this rank, for people: its directory, or the file if there is only one.
     pub fn shown(&self, rank: usize) -> String {
         let place = self.ranked.get(rank);
         let shown = place.and_then(|place| match place {
-            Place { key_pair: None, roots: Some(file) } => Some(file.as_path()),
+            Place { key_pair: None, roots: Some(file), .. } => Some(file.as_path()),
             _ => place.home(),
         });
         shown.map(|path| path.display().to_string()).unwrap_or_default()
     }
 
+    /// Each place once, for people.
+    pub fn homes(&self) -> Vec<PathBuf> {
+        let mut homes: Vec<_> = (0..self.ranked.len()).map(|rank| self.shown(rank).into()).collect();
+        homes.dedup();
+        homes
+    }
+
+    /// The file of the roots in the place of this rank.
+    fn roots(&self, rank: usize) -> PathBuf {
+        self.ranked.get(rank).and_then(|place| place.roots.clone()).unwrap_or_default()
+    }
+
+    /// The file of the certificate chain in the place of this rank.
+    fn chain(&self, rank: usize) -> PathBuf {
+        let pair = self.ranked.get(rank).and_then(|place| place.key_pair.as_ref());
+        pair.map(|(chain, _)| chain.clone()).unwrap_or_default()
+    }
+
     /// The error that the key pair is missing, or the roots.
     pub fn missing(&self, key_pairs: bool) -> FileError {
-        let paths = self.ranked.iter().flat_map(|place| match key_pairs {
+        let places = self.ranked.iter().filter(|place| !place.is_alternative);
+        let paths = places.flat_map(|place| match key_pairs {
             true => place.key_pair.iter().flat_map(|(chain, key)| [chain, key]).cloned().collect::<Vec<_>>(),
             false => place.roots.iter().cloned().collect(),
         });
@@ -253,12 +369,12 @@ impl Places {
     pub fn look(&self, now: SystemTime) -> Generation {
         let mut walk = Walk::new(self.paths());
         let look = walk.read(limits::FILE_BYTES, self.refusal());
-        self.contents(look.files, look.is_restless).parse(self, now)
+        self.contents(look.files, look.is_restless).parse(self, None, now)
     }
 
     /// The reason why a file at this path, which has no links, is not read: it lies where the agent itself writes.
     pub fn refusal(&self) -> impl Fn(&Path) -> Option<io::Error> + use<'_> {
-        let own = file::without_links(&self.own);
+        let own: Vec<_> = self.own.iter().filter_map(|directory| directory.canonicalize().ok()).collect();
         move |real| {
             let is_own = own.iter().any(|directory| real.starts_with(directory));
             is_own.then(|| io::ErrorKind::NotFound.into())
@@ -268,7 +384,7 @@ impl Places {
     /// Names the contents of files that were found at [`Places::paths`].
     pub fn contents(&self, found: Vec<FoundFile>, is_restless: bool) -> Contents {
         let content = |(path, file): (PathBuf, FoundFile)| match file.content {
-            _ if is_restless => Err(FileError::Restless { paths: self.paths() }),
+            _ if is_restless => Err(FileError::Restless { paths: self.homes() }),
             Ok(content) => Ok(Some(content)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(FileError::Unreadable { path, source }),
@@ -276,10 +392,36 @@ impl Places {
         Contents(self.paths().into_iter().zip(found).map(content).collect())
     }
 
+    /// Leaves one set of files of those that are alternatives. Returns the error for roots of another set than the key pair.
+    fn drop_other_sets(&self, held: &mut [Held]) -> Option<FileError> {
+        let mut error = None;
+        let starts = self.ranked.iter().enumerate().filter(|(_, place)| !place.is_alternative);
+        let mut starts: Vec<_> = starts.map(|(start, _)| start).chain([held.len()]).collect();
+        starts.dedup();
+        for group in starts.windows(2) {
+            let &[start, end] = group else { continue };
+            let best = (start..end).rev().max_by_key(|index| held.get(*index).map(Held::completeness));
+            let Some(best) = best else { continue };
+            let has_no_roots = held.get(best).is_some_and(|held| held.completeness() == 2);
+            for index in (start..end).filter(|index| *index != best) {
+                let Some(other) = held.get_mut(index) else { continue };
+                let dropped = std::mem::replace(other, Held { key_pair: None, roots: None });
+                if has_no_roots && matches!(dropped.roots, Some(Ok(Some(_)))) {
+                    error.get_or_insert(FileError::OtherSet {
+                        path: self.roots(index),
+                        taken: self.chain(best),
+                    });
+                }
+            }
+        }
+        error
+    }
+
     fn parse_roots(
         &self,
         path: &Path,
         content: Content,
+        before: Option<&TrustBundle>,
         now: SystemTime,
     ) -> Result<Option<TrustBundle>, FileError> {
         let Some(content) = content? else { return Ok(None) };
@@ -289,7 +431,8 @@ impl Places {
         if self.is_lenient {
             roots.retain(|root| Certificate::parse(root).is_ok());
         }
-        let bundle = TrustBundle::new(roots).map_err(|source| FileError::Bundle { path: path(), source })?;
+        let bundle =
+            TrustBundle::of(roots, before).map_err(|source| FileError::Bundle { path: path(), source })?;
         if bundle.not_after() <= now {
             return Err(FileError::Expired { path: path(), at: bundle.not_after() });
         }

@@ -4,6 +4,7 @@ pub mod disk;
 pub mod file;
 pub mod find;
 pub mod generation;
+mod lookup;
 pub mod pending;
 pub mod pool;
 pub mod walk;

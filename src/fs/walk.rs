@@ -9,23 +9,18 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt as _;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use zeroize::Zeroizing;
 
-use crate::fs::file;
-use crate::fs::pending::Operation;
+use super::file;
+use super::lookup::{Inode, MAX_LINKS, inode_of, names_from_last};
+use super::pending::Operation;
 
-/// As many links as the kernel follows in one path.
-pub(super) const MAX_LINKS: usize = 40;
 /// How often the files are read again when they change while they are being read.
 const READS: usize = 5;
-
-/// Device and inode number: a new directory at the same path needs a new watch, and one directory may have several
-/// paths.
-pub(super) type Inode = (u64, u64);
 
 /// Distinguishes two states of a file: size, and the times of the last changes (mtime and ctime).
 type Stamp = (u64, (i64, u32), (i64, u32));
@@ -122,6 +117,8 @@ pub struct FoundFile {
 #[derive(Debug, Default)]
 pub struct Walk {
     paths: Vec<PathBuf>,
+    /// How many of the first paths make the others needless if each of them is a file.
+    decisive: Option<usize>,
     /// The names that were links at the last walk. That is probably what they are still.
     links: BTreeSet<PathBuf>,
     /// The root directory, which stays the same.
@@ -131,6 +128,11 @@ pub struct Walk {
 impl Walk {
     pub fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths, ..Self::default() }
+    }
+
+    /// Paths of which those behind the first `decisive` are looked up only if one of these is no file.
+    pub(super) fn with_fallbacks(paths: Vec<PathBuf>, decisive: usize) -> Self {
+        Self { decisive: Some(decisive), ..Self::new(paths) }
     }
 
     pub fn paths(&self) -> &[PathBuf] {
@@ -150,14 +152,21 @@ impl Walk {
     }
 
     /// Reads all files, of `limit` bytes at most each, except for those that `refuse`, given their path without links,
-    /// has an error for. Starts over if one of them changed meanwhile.
+    /// has an error for. Needless ones count as missing. Starts over if one of them changed meanwhile.
     pub fn read(&mut self, limit: u64, refuse: impl Fn(&Path) -> Option<io::Error>) -> Look {
         let root = self.root.get_or_insert_with(root);
         let mut reads = 0;
         loop {
             reads += 1;
             let mut pass = Pass::new(&self.links, root);
-            let ends: Vec<_> = self.paths.iter().map(|path| pass.resolve(path)).collect();
+            let mut ends: Vec<End> = Vec::new();
+            for path in &self.paths {
+                let is_file = |end: &End| matches!(end.step, Step::File(_)) && refuse(&end.path).is_none();
+                if self.decisive == Some(ends.len()) && ends.iter().all(is_file) {
+                    break;
+                }
+                ends.push(pass.resolve(path));
+            }
             let read = |end: &End| refuse(&end.path).map_or_else(|| pass.read(end, limit), Err);
             let contents: Vec<_> = ends.iter().map(read).collect();
             let is_current = pass.is_current(&ends);
@@ -165,7 +174,11 @@ impl Walk {
                 let is_broken =
                     contents.iter().filter_map(|content| content.as_ref().err()).any(is_breakdown);
                 let found = ends.into_iter().zip(contents);
-                let files = found.map(|(end, content)| FoundFile { real: end.path, content }).collect();
+                let found = found.map(|(end, content)| FoundFile { real: end.path, content });
+                let missing =
+                    |path: &PathBuf| FoundFile { real: path.clone(), content: Err(Errno::NOENT.into()) };
+                let needless = self.paths.iter().skip(found.len()).map(missing);
+                let files = found.chain(needless).collect();
                 let mut lookups = pass.into_lookups();
                 lookups.is_broken |= is_broken;
                 self.links = links_of(&lookups);
@@ -209,8 +222,7 @@ impl<'a> Pass<'a> {
     /// Follows `path` to its end, or to the first name that doesn't exist: nothing behind it can appear before it does.
     fn resolve(&mut self, path: &Path) -> End {
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let mut ahead = Vec::new();
-        push_ahead(&mut ahead, &absolute);
+        let mut ahead: Vec<_> = names_from_last(&absolute).collect();
         let mut end = End { path: PathBuf::from("/"), step: Step::Missing, link: None };
         let mut links = 0;
         while let Some(name) = ahead.pop() {
@@ -236,7 +248,7 @@ impl<'a> Pass<'a> {
                         end.step = Step::Failed(Errno::LOOP);
                         break;
                     }
-                    push_ahead(&mut ahead, target);
+                    ahead.extend(names_from_last(target));
                     let directory = if target.is_absolute() { None } else { end.path.parent() };
                     let directory = directory.unwrap_or(Path::new("/")).to_owned();
                     end.link = Some(std::mem::replace(&mut end.path, directory));
@@ -300,7 +312,7 @@ impl<'a> Pass<'a> {
         let (directory, name) = self.place(&end.path);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(directory, name, flags, Mode::empty())?;
-        content(&opened, size, limit)
+        file::content_of(&opened, size, limit)
     }
 
     /// Whether the files are still what they were, and what is missing is still missing.
@@ -348,15 +360,6 @@ fn is_breakdown(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(|error| !of_the_path.contains(&error))
 }
 
-/// Puts the names of `path` before those that are still `ahead`, which are in reverse order.
-fn push_ahead(ahead: &mut Vec<OsString>, path: &Path) {
-    ahead.extend(path.components().rev().filter_map(|component| match component {
-        Component::Normal(name) => Some(name.to_owned()),
-        Component::ParentDir => Some(OsStr::new("..").to_owned()),
-        _ => None,
-    }));
-}
-
 fn root() -> Step {
     look_up(CWD, Path::new("/"), false)
 }
@@ -372,9 +375,9 @@ fn look_up(directory: BorrowedFd<'_>, name: &Path, is_link: bool) -> Step {
     match rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, flags) {
         Ok(status) => match FileType::from_raw_mode(status.stx_mode.into()) {
             FileType::Symlink => link().map_or_else(failed, target),
-            FileType::Directory => Step::Directory(inode(&status)),
+            FileType::Directory => Step::Directory(inode_of(&status)),
             FileType::RegularFile => Step::File(regular_file(&status)),
-            _ => Step::Other(inode(&status)),
+            _ => Step::Other(inode_of(&status)),
         },
         Err(error) => failed(error),
     }
@@ -384,156 +387,16 @@ fn failed(error: Errno) -> Step {
     if error == Errno::NOENT { Step::Missing } else { Step::Failed(error) }
 }
 
-fn inode(status: &Statx) -> Inode {
-    (u64::from(status.stx_dev_major) << 32 | u64::from(status.stx_dev_minor), status.stx_ino)
-}
-
 fn regular_file(status: &Statx) -> RegularFile {
     let modified = (status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec);
     let changed = (status.stx_ctime.tv_sec, status.stx_ctime.tv_nsec);
     RegularFile {
-        inode: inode(status),
+        inode: inode_of(status),
         stamp: (status.stx_size, modified, changed),
         has_several_names: status.stx_nlink > 1
             || status.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
     }
 }
 
-/// Reads a file that had this `size` a moment ago. A buffer that grows would leave copies of a key in memory.
-fn content(file: &OwnedFd, size: u64, limit: u64) -> io::Result<Zeroizing<Vec<u8>>> {
-    let size = usize::try_from(size).unwrap_or_default();
-    let limit_in_memory = usize::try_from(limit).unwrap_or(usize::MAX);
-    let mut content = Zeroizing::new(vec![0; size + 1]);
-    let mut filled = 0;
-    loop {
-        let read = rustix::io::retry_on_intr(|| {
-            rustix::io::read(file, content.get_mut(filled..).unwrap_or_default())
-        })?;
-        filled += read;
-        if filled > limit_in_memory {
-            return Err(file::too_large(limit));
-        }
-        // A regular file is read up to its end at once.
-        if read == 0 || filled == size && size > 0 {
-            break;
-        }
-        if filled == content.len() {
-            // Larger than it claimed to be, as files in /proc are.
-            let mut larger = Zeroizing::new(vec![0; (2 * filled).max(4096).min(limit_in_memory + 1)]);
-            larger.get_mut(..filled).unwrap_or_default().copy_from_slice(&content);
-            content = larger;
-        }
-    }
-    content.truncate(filled);
-    Ok(content)
-}
-
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::symlink;
-
-    use super::*;
-
-    fn names(walk: &mut Walk, root: &Path) -> Vec<String> {
-        let lookups = walk.look_up();
-        let beneath = lookups.names.keys().filter_map(|path| path.strip_prefix(root).ok());
-        beneath.map(|path| path.to_str().unwrap().to_owned()).collect()
-    }
-
-    #[test]
-    fn the_look_ups_of_a_mounted_file_include_its_links() {
-        let directory = tempfile::tempdir().unwrap();
-        let root = directory.path().canonicalize().unwrap();
-        std::fs::create_dir_all(root.join("volume/..2026")).unwrap();
-        symlink("..2026", root.join("volume/..data")).unwrap();
-        symlink("..data/key.pem", root.join("volume/key.pem")).unwrap();
-        symlink(root.join("volume"), root.join("mount")).unwrap();
-        let mut walk = Walk::new(vec![root.join("mount/key.pem")]);
-        let expected = [
-            "",
-            "mount",
-            "volume",
-            "volume/..2026",
-            "volume/..2026/key.pem",
-            "volume/..data",
-            "volume/key.pem",
-        ];
-        for _ in 0..2 {
-            assert_eq!(names(&mut walk, &root), expected);
-        }
-        let lookups = walk.look_up();
-        let holds_files: Vec<_> = lookups
-            .directories
-            .iter()
-            .filter(|(_, it)| it.holds_files)
-            .map(|(path, _)| path.clone())
-            .collect();
-        assert_eq!(holds_files, [root.join("volume/..2026")]);
-    }
-
-    #[test]
-    fn a_loop_of_links_is_left_after_as_many_as_the_kernel_follows() {
-        let directory = tempfile::tempdir().unwrap();
-        symlink("b", directory.path().join("a")).unwrap();
-        symlink("a", directory.path().join("b")).unwrap();
-        let look = Walk::new(vec![directory.path().join("a")]).read(10, |_| None);
-        assert_eq!(
-            look.files[0].content.as_ref().unwrap_err().raw_os_error(),
-            Some(Errno::LOOP.raw_os_error())
-        );
-    }
-
-    #[test]
-    fn only_regular_files_of_a_bounded_size_are_read() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("file");
-        std::fs::write(&file, "0123456789").unwrap();
-        std::fs::write(directory.path().join("empty"), "").unwrap();
-        let fifo = directory.path().join("fifo");
-        rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).unwrap();
-        let read = |path: &Path, limit| {
-            Walk::new(vec![path.to_owned()]).read(limit, |_| None).files.remove(0).content
-        };
-        assert_eq!(*read(&file, 10).unwrap(), b"0123456789");
-        assert_eq!(*read(&directory.path().join("empty"), 10).unwrap(), b"");
-        let status = read(Path::new("/proc/self/status"), 1 << 20).unwrap();
-        assert!(status.ends_with(b"\n") && status.starts_with(b"Name:"));
-        let cases = [
-            (file.as_path(), io::ErrorKind::FileTooLarge),
-            (directory.path(), io::ErrorKind::InvalidInput),
-            (&fifo, io::ErrorKind::InvalidInput),
-            (Path::new("/dev/zero"), io::ErrorKind::InvalidInput),
-            (Path::new("/proc/self/maps"), io::ErrorKind::FileTooLarge),
-            (Path::new("/nowhere"), io::ErrorKind::NotFound),
-            (&file.join("below"), io::ErrorKind::NotADirectory),
-        ];
-        for (path, kind) in cases {
-            assert_eq!(read(path, 9).unwrap_err().kind(), kind, "{}", path.display());
-        }
-    }
-
-    #[test]
-    fn files_behind_one_link_are_of_one_generation() {
-        let directory = tempfile::tempdir().unwrap();
-        let volume = directory.path().canonicalize().unwrap();
-        for generation in ["..1", "..2"] {
-            std::fs::create_dir(volume.join(generation)).unwrap();
-            for name in ["chain", "key"] {
-                std::fs::write(volume.join(generation).join(name), generation).unwrap();
-            }
-        }
-        symlink("..1", volume.join("..data")).unwrap();
-        for name in ["chain", "key"] {
-            symlink(Path::new("..data").join(name), volume.join(name)).unwrap();
-        }
-        let (links, root) = (BTreeSet::new(), root());
-        let mut pass = Pass::new(&links, &root);
-        let chain = pass.resolve(&volume.join("chain"));
-        symlink("..2", volume.join("..new")).unwrap();
-        std::fs::rename(volume.join("..new"), volume.join("..data")).unwrap();
-        let key = pass.resolve(&volume.join("key"));
-        for end in [chain, key] {
-            assert_eq!(*pass.read(&end, 10).unwrap(), b"..1", "{}", end.path.display());
-        }
-    }
-}
+mod tests;

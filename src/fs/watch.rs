@@ -31,8 +31,9 @@ use self::backend::{Backend, Targets};
 pub use self::index::{Activity, NameListener};
 use self::index::{Name, SharedIndex};
 use self::inotify::{Inotify, Notifier};
+use crate::fs::lookup::MAX_LINKS;
 use crate::fs::pending::{Operation, PendingOperations};
-use crate::fs::walk::{Look, Lookups, MAX_LINKS, Step, Walk};
+use crate::fs::walk::{Look, Lookups, Step, Walk};
 
 /// No code panics while it holds one of these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -109,11 +110,24 @@ impl Watcher {
         other
     }
 
-    pub fn count(&self) -> WatchCount {
-        let mut count = lock(&self.0.backend).count();
+    /// Has all watches look again, whether or not anything has happened.
+    pub fn look_again(&self) {
+        self.0.index.lock().wake_all();
+        for other in self.others() {
+            other.index.lock().wake_all();
+        }
+    }
+
+    /// Those that are apart.
+    fn others(&self) -> Vec<Arc<Shared>> {
         let mut apart = lock(&self.0.apart);
         apart.retain(|other| other.strong_count() > 0);
-        for other in apart.iter().filter_map(Weak::upgrade) {
+        apart.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub fn count(&self) -> WatchCount {
+        let mut count = lock(&self.0.backend).count();
+        for other in self.others() {
             let other = lock(&other.backend).count();
             count.inotify += other.inotify;
             count.polling += other.polling;
@@ -123,11 +137,20 @@ impl Watcher {
 
     /// A watch of `paths`, which need not exist. It starts with the first [`Watch::look`] or [`Watch::arm`].
     pub fn watch(&self, paths: Vec<PathBuf>) -> Watch {
+        self.watch_walk(Walk::new(paths))
+    }
+
+    /// A watch of `paths`, of which those behind the first `decisive` count only if one of these is no file.
+    pub fn watch_with_fallbacks(&self, paths: Vec<PathBuf>, decisive: usize) -> Watch {
+        self.watch_walk(Walk::with_fallbacks(paths, decisive))
+    }
+
+    fn watch_walk(&self, walk: Walk) -> Watch {
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         Watch {
             shared: Arc::clone(&self.0),
             id,
-            walk: Walk::new(paths),
+            walk,
             wakes: self.0.index.lock().add(id),
             lookups: Lookups::default(),
             targets: Targets::new(),

@@ -1,9 +1,11 @@
 //! Pods that the sidecar does not fit, and warnings.
 
+use super::access;
 use super::pod::{Container, ISTIO_PROXY, Pod};
 use super::problem::Problem;
 use super::workload::CONTAINER_LISTS;
 use super::yaml::Node;
+use crate::base::text;
 
 /// Checks that an ordinary sidecar works in this Pod, if one is wanted.
 pub(super) fn check_sidecar_kind(pod: &Pod<'_>, containers: &[Container<'_>]) -> Result<(), Problem> {
@@ -22,6 +24,18 @@ pub(super) fn check_sidecar_kind(pod: &Pod<'_>, containers: &[Container<'_>]) ->
         return Err(pod.problem(proxy.node.line, message));
     }
     Ok(())
+}
+
+/// Checks that Kubernetes mounts the token of the Pod's service account, if the agent needs it.
+pub(super) fn check_service_account(pod: &Pod<'_>) -> Result<(), Problem> {
+    let is_unmounted = pod.spec.text_of("automountServiceAccountToken") == Some("false");
+    if !pod.sidecar.reads_service_account || !is_unmounted {
+        return Ok(());
+    }
+    let message = "the agent reads the token or the root of the Pod's service account, which Kubernetes does not mount with \
+                   automountServiceAccountToken: false; remove that, or mount a volume with both at \
+                   /var/run/secrets/kubernetes.io/serviceaccount with --mount";
+    Err(pod.problem(pod.spec.line, message))
 }
 
 /// Checks that volumes with the sidecar's names belong to it, and that the volumes of `--mount` exist.
@@ -75,9 +89,11 @@ pub(super) fn check_agents(
 }
 
 /// What is allowed, but likely to fail.
-pub(super) fn warnings(pod: &Pod<'_>, containers: &[Container<'_>]) -> Vec<Problem> {
+pub(super) fn warnings(pod: &Pod<'_>, containers: &[Container<'_>], is_injected_later: bool) -> Vec<Problem> {
     let mut warnings: Vec<_> = host_network(pod).into_iter().collect();
-    warnings.extend(closed_sockets(pod, containers));
+    let has_target = is_injected_later || containers.iter().any(|container| container.is_target);
+    warnings.extend((!has_target).then(|| unused_socket(pod, containers)));
+    warnings.extend(access::closed_sockets(pod, containers));
     warnings
 }
 
@@ -90,31 +106,11 @@ fn host_network(pod: &Pod<'_>) -> Option<Problem> {
     Some(pod.problem(pod.spec.line, message))
 }
 
-/// Targets that run as another user than the sidecar, and can't open its socket.
-fn closed_sockets(pod: &Pod<'_>, containers: &[Container<'_>]) -> Vec<Problem> {
-    let Some(run_as) = pod.sidecar.run_as.filter(|_| !pod.sidecar.is_open) else { return Vec::new() };
-    let pod_context = pod.spec.get("securityContext");
-    let number = |node: &Node| node.text()?.parse::<u32>().ok();
-    let groups = pod_context.and_then(|context| context.get("supplementalGroups"));
-    // With an fsGroup the socket belongs to that group, and every container is in it.
-    let has_group = pod_context.is_some_and(|context| context.get("fsGroup").is_some())
-        || groups.map_or(&[][..], Node::items).iter().any(|group| number(group) == Some(run_as));
-    let mut warnings = Vec::new();
-    for target in containers.iter().filter(|container| container.is_target && !has_group) {
-        let contexts: Vec<_> = target.node.get("securityContext").into_iter().chain(pod_context).collect();
-        // The content of an alias or a merge key is not known here.
-        if contexts.iter().any(|context| context.entries().is_empty() || context.get("<<").is_some()) {
-            continue;
-        }
-        let id = |key| contexts.iter().find_map(|context| context.get(key)).and_then(number);
-        let user = id("runAsUser").filter(|user| *user != run_as && *user != 0);
-        if let Some(user) = user.filter(|_| id("runAsGroup") != Some(run_as)) {
-            let message = format!(
-                "container {} runs as user {user} and can't open the socket of user {run_as}: give --run-as {user}",
-                target.name
-            );
-            warnings.push(pod.problem(target.node.line, message));
-        }
-    }
-    warnings
+fn unused_socket(pod: &Pod<'_>, containers: &[Container<'_>]) -> Problem {
+    let names = text::listed(containers.iter().map(|container| container.name), ", ");
+    let message = format!(
+        "no container gets the socket, since none of {names} is an Envoy by its name or image; name those that get it \
+         with --container"
+    );
+    pod.problem(pod.spec.line, message)
 }

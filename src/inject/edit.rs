@@ -48,6 +48,11 @@ impl<'a> Edits<'a> {
         self.changes.is_empty()
     }
 
+    /// How many changes there are so far.
+    pub(super) fn count(&self) -> usize {
+        self.changes.len()
+    }
+
     /// The text with all changes. Changes at the same position keep the order in which they were added.
     pub(super) fn apply(mut self) -> String {
         self.changes.sort_by_key(|change| (change.at.start, change.is_entry, change.at.end));

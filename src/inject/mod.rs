@@ -5,6 +5,7 @@
 
 // Each module uses only those above it.
 mod problem;
+mod json;
 mod yaml;
 mod render;
 mod edit;
@@ -13,12 +14,15 @@ mod workload;
 mod sidecar;
 mod pod;
 mod istio;
+mod access;
 mod checks;
+mod outcome;
 mod plan;
 mod verify;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 
+pub use self::outcome::Outcome;
 use self::plan::Plan;
 pub use self::problem::Problem;
 pub use self::sidecar::{Purpose, Sidecar, Volume};
@@ -27,8 +31,10 @@ pub use self::sidecar::{Purpose, Sidecar, Volume};
 pub struct Injected {
     /// The manifests with the sidecar.
     pub text: String,
-    /// How many workloads have the sidecar.
-    pub workloads: usize,
+    /// What was done to each workload.
+    pub workloads: Vec<Outcome>,
+    /// How many other objects there are, which stay as they are.
+    pub others: usize,
     pub warnings: Vec<Problem>,
 }
 
@@ -43,13 +49,13 @@ pub fn inject(manifests: &str, sidecar: &Sidecar) -> Result<Injected, Problem> {
     for (number, root) in (1..).zip(&before) {
         plan.add(number, root.as_ref(), sidecar)?;
     }
-    let Plan { edits, workloads, warnings } = plan;
+    let Plan { edits, workloads, others, warnings } = plan;
     if edits.is_empty() {
-        return Ok(Injected { text: manifests.to_owned(), workloads, warnings });
+        return Ok(Injected { text: manifests.to_owned(), workloads, others, warnings });
     }
     let text = edits.apply();
     verify::verify(&before, &text, sidecar)?;
-    Ok(Injected { text, workloads, warnings })
+    Ok(Injected { text, workloads, others, warnings })
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::document::Document;
 use super::edit::{At, Edits, NoPlace};
+use super::outcome::{Outcome, SocketMounts};
 use super::pod::{Container, ISTIO_PROXY, Pod};
 use super::problem::Problem;
 use super::sidecar::{Purpose, Sidecar};
@@ -13,13 +14,15 @@ use super::{checks, istio, workload};
 /// All changes to a file, and the warnings about it.
 pub(super) struct Plan<'a> {
     pub(super) edits: Edits<'a>,
-    pub(super) workloads: usize,
+    pub(super) workloads: Vec<Outcome>,
+    /// How many objects have no Pods.
+    pub(super) others: usize,
     pub(super) warnings: Vec<Problem>,
 }
 
 impl<'a> Plan<'a> {
     pub(super) fn new(text: &'a str) -> Self {
-        Self { edits: Edits::new(text), workloads: 0, warnings: Vec::new() }
+        Self { edits: Edits::new(text), workloads: Vec::new(), others: 0, warnings: Vec::new() }
     }
 
     /// Plans the changes to a document; `number` is its place in the file, from 1.
@@ -38,7 +41,10 @@ impl<'a> Plan<'a> {
             let items = document.get(object, "items")?.map_or(&[][..], Node::items);
             return items.iter().try_for_each(|item| self.add_object(document, item, sidecar));
         }
-        let Some((kind, path)) = workload::path_of(object) else { return Ok(()) };
+        let Some((kind, path)) = workload::path_of(object) else {
+            self.others += usize::from(object.text_of("kind").is_some());
+            return Ok(());
+        };
         document.check_unshared(object)?;
         let (mut pod, mut spec) = (object, object);
         for key in path {
@@ -48,11 +54,16 @@ impl<'a> Plan<'a> {
             };
             (pod, spec) = (spec, next);
         }
-        self.workloads += 1;
-        self.add_pod(&Pod { document, sidecar, object: pod, spec, kind })
+        let pod = Pod { document, sidecar, object: pod, spec, kind };
+        let earlier_edits = self.edits.count();
+        let socket = self.add_pod(&pod)?;
+        let is_changed = self.edits.count() > earlier_edits;
+        self.workloads.push(Outcome::new(object, &pod, socket, is_changed));
+        Ok(())
     }
 
-    fn add_pod(&mut self, pod: &Pod<'_>) -> Result<(), Problem> {
+    /// Plans the changes to a Pod, and returns the containers that get the socket.
+    fn add_pod(&mut self, pod: &Pod<'_>) -> Result<SocketMounts, Problem> {
         let volumes = pod.document.list(pod.spec, "volumes")?;
         let mut containers = pod.containers()?;
         let is_injected_later = istio::is_injected_later(pod.object, &containers, volumes);
@@ -63,11 +74,12 @@ impl<'a> Plan<'a> {
         }
         checks::check_sidecar_kind(pod, &containers)?;
         checks::check_volumes(pod, volumes)?;
+        checks::check_service_account(pod)?;
         let shared = if is_injected_later { Some(istio::VOLUME) } else { pod.shared_volume(&containers)? };
         if let Some(shared) = shared {
             checks::check_agents(pod, &containers, shared)?;
         }
-        self.warnings.extend(checks::warnings(pod, &containers));
+        self.warnings.extend(checks::warnings(pod, &containers, is_injected_later));
         let step = self.edits.step(pod.spec, "containers");
         if is_injected_later {
             istio::annotate(pod, &mut self.edits, step)?;
@@ -78,7 +90,12 @@ impl<'a> Plan<'a> {
             own_volumes.insert(0, istio::volume());
         }
         let wanted = Wanted { container: pod.sidecar.container(shared, has_istio), volumes: own_volumes };
-        PodEdits { pod, step, edits: &mut self.edits }.make(&containers, wanted, shared.is_some())
+        PodEdits { pod, step, edits: &mut self.edits }.make(&containers, wanted, shared.is_some())?;
+        if is_injected_later {
+            return Ok(SocketMounts::InjectedLater);
+        }
+        let targets = containers.iter().filter(|container| container.is_target);
+        Ok(SocketMounts::In(targets.map(|container| container.name.to_owned()).collect()))
     }
 }
 
@@ -120,13 +137,13 @@ impl PodEdits<'_, '_, '_> {
         self.sync(&init, &is_sidecar, native.into_iter().collect())?;
         let volumes = List::at_end(spec, "volumes", Some("containers"));
         self.sync(&volumes, &is_own_volume, wanted.volumes)?;
-        let has_output = sidecar.volumes.iter().any(|volume| volume.purpose == Purpose::Output);
+        let has_output = sidecar.volumes.iter().any(|volume| matches!(volume.purpose, Purpose::Output(_)));
         for Container { node, is_target, .. } in containers {
             let mounts = if *is_target { sidecar.target_mounts(has_shared) } else { Vec::new() };
             // Another container may read the output, too, where its mount was written by hand.
             let is_own_mount = |item: &Node| match sidecar.purpose_of(item) {
                 Some(Purpose::Socket) => true,
-                Some(Purpose::Output) => *is_target || !has_output,
+                Some(Purpose::Output(_)) => *is_target || !has_output,
                 _ => false,
             };
             self.sync(&List::at_end(node, "volumeMounts", None), &is_own_mount, mounts)?;

@@ -56,12 +56,10 @@ impl<'a> Pod<'a> {
                 return Err(self.problem(spec.line, message));
             }
         }
-        let has_envoy = containers.iter().any(Container::is_envoy);
         for container in &mut containers {
-            container.is_target = match (sidecar.containers.is_empty(), has_envoy) {
-                (false, _) => sidecar.containers.iter().any(|name| name == container.name),
-                (true, true) => container.is_envoy(),
-                (true, false) => container.is_ordinary,
+            container.is_target = match sidecar.containers.as_slice() {
+                [] => container.is_envoy(),
+                named => named.iter().any(|name| name == container.name),
             };
         }
         Ok(containers)
@@ -101,8 +99,14 @@ pub(super) struct Container<'a> {
 }
 
 impl Container<'_> {
+    /// Whether this is an Envoy by its own name, or by that of its image. What only watches or configures an Envoy often
+    /// has `envoy` in its name, too, and must not get the key.
     fn is_envoy(&self) -> bool {
         let image = self.node.text_of("image").unwrap_or_default();
-        self.name == ISTIO_PROXY || self.name.contains("envoy") || image.contains("envoy")
+        let image = image.split_once('@').map_or(image, |(name, _)| name);
+        let image = image.rsplit_once('/').map_or(image, |(_, name)| name);
+        let image = image.split_once(':').map_or(image, |(name, _)| name);
+        [ISTIO_PROXY, "envoy"].contains(&self.name)
+            || image.split(['-', '_', '.']).any(|word| word == "envoy")
     }
 }

@@ -1,5 +1,7 @@
 //! The sidecar: its container and its volumes.
 
+use std::borrow::Cow;
+
 use serde_json::{Value, json};
 
 use super::yaml::Node;
@@ -33,6 +35,8 @@ pub struct Sidecar {
     pub volumes: Vec<Volume>,
     /// The Pod's own volumes, each with the path where the agent mounts it.
     pub mounts: Vec<(String, String)>,
+    /// Whether the agent reads what Kubernetes itself mounts for the Pod's service account.
+    pub reads_service_account: bool,
 }
 
 /// A volume that is added with the sidecar.
@@ -58,12 +62,13 @@ pub enum Purpose {
     State,
     /// The embedded CA's files.
     Ca,
-    /// Files for other programs: the containers that get the socket get this volume, too.
-    Output,
+    /// Files for other programs: the containers that get the socket get this volume, too. Output directories are numbered.
+    Output(usize),
 }
 
 impl Purpose {
-    const ALL: [Self; 6] = [Self::Socket, Self::Token, Self::CaRoot, Self::State, Self::Ca, Self::Output];
+    /// All but the output directories.
+    const SINGLE: [Self; 5] = [Self::Socket, Self::Token, Self::CaRoot, Self::State, Self::Ca];
 
     /// The volume's directory, for error messages.
     pub fn description(self) -> &'static str {
@@ -73,19 +78,27 @@ impl Purpose {
             Self::CaRoot => "the directory of the CA's root",
             Self::State => "--state-dir",
             Self::Ca => "--ca-dir",
-            Self::Output => "--output-dir",
+            Self::Output(_) => "an output directory",
         }
     }
 
-    pub(super) fn suffix(self) -> &'static str {
+    pub(super) fn suffix(self) -> Cow<'static, str> {
         match self {
-            Self::Socket => "socket",
-            Self::Token => "token",
-            Self::CaRoot => "ca-root",
-            Self::State => "state",
-            Self::Ca => "ca",
-            Self::Output => "output",
+            Self::Socket => "socket".into(),
+            Self::Token => "token".into(),
+            Self::CaRoot => "ca-root".into(),
+            Self::State => "state".into(),
+            Self::Ca => "ca".into(),
+            Self::Output(0) => "output".into(),
+            Self::Output(index) => format!("output-{index}").into(),
         }
+    }
+
+    fn from_suffix(suffix: &str) -> Option<Self> {
+        let single = Self::SINGLE.into_iter().find(|purpose| purpose.suffix() == suffix);
+        let number = || suffix.strip_prefix("output-").map_or(Some(0), |index| index.parse().ok());
+        let output = || number().map(Self::Output).filter(|output| output.suffix() == suffix);
+        single.or_else(output)
     }
 
     /// The type of the volume's source in the Kubernetes API.
@@ -93,7 +106,7 @@ impl Purpose {
         match self {
             Self::Token => "projected",
             Self::CaRoot => "configMap",
-            Self::Socket | Self::State | Self::Ca | Self::Output => "emptyDir",
+            Self::Socket | Self::State | Self::Ca | Self::Output(_) => "emptyDir",
         }
     }
 
@@ -114,7 +127,7 @@ impl Sidecar {
 
     /// The purpose of the volume of that name, if it belongs to the sidecar.
     pub fn purpose(&self, volume: &str) -> Option<Purpose> {
-        Purpose::ALL.into_iter().find(|purpose| volume == self.volume_name(*purpose))
+        Purpose::from_suffix(volume.strip_prefix(self.name.as_str())?.strip_prefix('-')?)
     }
 
     /// The purpose of a volume or a mount, if it belongs to the sidecar.
@@ -140,7 +153,7 @@ impl Sidecar {
     /// The mounts of the containers that use the agent.
     pub(super) fn target_mounts(&self, has_shared: bool) -> Vec<Value> {
         let socket = (Purpose::Socket, self.socket_dir.as_str());
-        let outputs = self.volumes.iter().filter(|volume| volume.purpose == Purpose::Output);
+        let outputs = self.volumes.iter().filter(|volume| matches!(volume.purpose, Purpose::Output(_)));
         let outputs = outputs.map(|volume| (volume.purpose, volume.path.as_str()));
         let all = Some(socket).filter(|_| !has_shared).into_iter().chain(outputs);
         all.map(|(purpose, path)| json!({ "name": self.volume_name(purpose), "mountPath": path, "readOnly": true }))

@@ -23,6 +23,7 @@ fn sidecar() -> Sidecar {
             path: "/var/run/secrets/tokens".to_owned(),
         }],
         mounts: Vec::new(),
+        reads_service_account: false,
     }
 }
 
@@ -96,7 +97,7 @@ fn shapes() -> Vec<String> {
 fn injected(text: &str, sidecar: &Sidecar) -> String {
     match inject(text, sidecar) {
         Ok(Injected { text, workloads, .. }) => {
-            assert!(workloads > 0);
+            assert!(!workloads.is_empty());
             text
         }
         Err(problem) => panic!("{problem}\n{text}"),
@@ -187,7 +188,11 @@ fn a_second_injection_changes_nothing_and_other_options_change_only_the_sidecar(
         image: "attache:2".to_owned(),
         volumes: vec![
             Volume { purpose: Purpose::State, source: json!({ "emptyDir": {} }), path: "/state".to_owned() },
-            Volume { purpose: Purpose::Output, source: json!({ "emptyDir": {} }), path: "/out".to_owned() },
+            Volume {
+                purpose: Purpose::Output(0),
+                source: json!({ "emptyDir": {} }),
+                path: "/out".to_owned(),
+            },
         ],
         ..sidecar()
     };
@@ -283,13 +288,14 @@ fn objects_that_are_not_workloads_stay_unchanged() {
         "kind: Pod\n",
         "text: &a [1]\nmore: *a",
     ] {
-        let untouched = Injected { text: text.to_owned(), workloads: 0, warnings: Vec::new() };
-        assert_eq!(inject(text, &sidecar()), Ok(untouched));
+        let outcome = inject(text, &sidecar()).unwrap();
+        assert_eq!((outcome.text.as_str(), outcome.workloads, outcome.warnings), (text, vec![], vec![]));
+        assert_eq!(outcome.others, text.matches("kind: ").count());
     }
 }
 
 #[test]
-fn named_containers_get_the_socket_else_envoys_else_all() {
+fn named_containers_get_the_socket_else_envoys_and_no_others() {
     let mounting = |text: &str, containers: &[&str]| {
         let containers = containers.iter().map(|name| (*name).to_owned()).collect();
         let out = injected(text, &Sidecar { containers, ..sidecar() });
@@ -304,7 +310,22 @@ fn named_containers_get_the_socket_else_envoys_else_all() {
     let text = pod("{containers: [{name: a}, {name: b, image: x/envoy:1}], initContainers: [{name: c}]}");
     assert_eq!(mounting(&text, &[]), ["b"]);
     assert_eq!(mounting(&text, &["a", "c"]), ["c", "a"]);
-    assert_eq!(mounting(&pod("{containers: [{name: a}, {name: b}]}"), &[]), ["a", "b"]);
+    assert_eq!(mounting(&pod("{containers: [{name: a}, {name: b}]}"), &[]), [""; 0]);
+    assert_eq!(mounting(&pod("{containers: [{name: a}, {name: b}]}"), &["b"]), ["b"]);
+    for (container, is_envoy) in [
+        ("{name: istio-proxy}", true),
+        ("{name: envoy, image: 'edge:1'}", true),
+        ("{name: a, image: 'envoyproxy/envoy:v1.36.0'}", true),
+        ("{name: a, image: 'registry.example:5000/envoy-distroless@sha256:00'}", true),
+        ("{name: a, image: cilium-envoy}", true),
+        ("{name: a, image: 'envoyproxy/ratelimit:master'}", false),
+        ("{name: a, image: 'envoyproxy/gateway:v1.5.0'}", false),
+        ("{name: a, image: 'registry.example/tools:envoy'}", false),
+        ("{name: wait-for-envoy, image: busybox}", false),
+    ] {
+        let found = mounting(&pod(&format!("{{containers: [{container}, {{name: web}}]}}")), &[]);
+        assert_eq!(found.len(), usize::from(is_envoy), "{container}");
+    }
     // A container that is no longer selected loses the socket.
     let once = injected(&text, &sidecar());
     assert_eq!(mounting(&once, &["a"]), ["a"]);
@@ -333,6 +354,12 @@ fn an_obstacle_is_reported_with_its_line() {
         (pod("{containers: [{name: web}]}"), named, 3, "are web"),
         (pod("{containers: [{name: web}]}"), mounts, 3, "no volume"),
         (pod("{restartPolicy: Never, containers: [{name: web}]}"), ordinary, 3, "--native=false"),
+        (
+            pod("{automountServiceAccountToken: false, containers: [{name: web}]}"),
+            Sidecar { reads_service_account: true, ..sidecar() },
+            3,
+            "Kubernetes does not mount",
+        ),
         (pod("{volumes: , containers: [{name: web}]}"), sidecar(), 3, "no place"),
         (
             deployment("containers:\n- name: a\n  x: |\n    text").trim_end().to_owned(),
@@ -442,7 +469,7 @@ fn a_native_sidecar_stands_before_the_proxy_that_needs_it() {
 #[test]
 fn the_users_own_volumes_and_mounts_stay() {
     let output =
-        Volume { purpose: Purpose::Output, source: json!({ "emptyDir": {} }), path: "/out".to_owned() };
+        Volume { purpose: Purpose::Output(0), source: json!({ "emptyDir": {} }), path: "/out".to_owned() };
     let sidecar = Sidecar { volumes: vec![output], ..sidecar() };
     let map = "volumes:\n- name: attache-ca\n  configMap: {name: ca}\n";
     let web = "containers:\n- name: web\n  volumeMounts:\n  - name: attache-ca\n    mountPath: /ca\n";
@@ -469,7 +496,7 @@ fn the_users_own_volumes_and_mounts_stay() {
 #[test]
 fn two_agents_do_not_serve_on_one_socket() {
     let second = Sidecar { name: "second".to_owned(), ..sidecar() };
-    for text in [pod("{containers: [{name: web}]}"), pod("{containers: [{name: envoy}, {name: web}]}")] {
+    for text in [pod("{containers: [{name: envoy}]}"), pod("{containers: [{name: envoy}, {name: web}]}")] {
         let refusal = refusal(&injected(&text, &sidecar()), &second);
         assert!(refusal.contains("give --name attache"), "{refusal}");
         let elsewhere = Sidecar { socket_dir: "/run/second".to_owned(), ..second.clone() };
@@ -492,44 +519,167 @@ fn the_liveness_probe_calls_the_admin_socket_or_is_omitted() {
     assert_eq!(probes(&Sidecar { admin_socket: None, ..sidecar() }), [get, Value::Null]);
 }
 
+/// The warnings about a Pod with this spec, one on each line.
+fn warnings(spec: &str, sidecar: &Sidecar) -> String {
+    let warnings = inject(&pod(spec), sidecar).unwrap_or_else(|problem| panic!("{problem}: {spec}")).warnings;
+    warnings.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_container_that_is_not_known_to_run_as_the_agents_user_is_a_warning() {
+    let sidecar = sidecar();
+    let own = "document 1, line 3: container envoy runs as user 101 and can't open the socket of user 1337: give --run-as 101";
+    let switched = "document 1, line 3: container envoy runs as user 101, to which the entry point of its image switches, and \
+                    can't open the socket of user 1337: set runAsUser: 1337 in its securityContext, or give --run-as 101";
+    let unknown = "document 1, line 3: container envoy runs as the user of its image, which may be unable to open the socket of \
+                   user 1337: set runAsUser: 1337 in its securityContext, or give --run-as with the image's user";
+    let unreadable = "has its user in an alias or a merge key";
+    // The container's other fields, the Pod's securityContext, and the warning.
+    for (container, context, expected) in [
+        ("securityContext: {runAsUser: 101}", "{}", own),
+        ("x: y", "{runAsUser: 101, runAsGroup: 5}", own),
+        ("securityContext: {}", "{}", unknown),
+        ("image: 'edge:1'", "{}", unknown),
+        ("image: 'envoyproxy/envoy:distroless-v1.36.0'", "{}", unknown),
+        ("image: envoyproxy/envoy-distroless", "{}", unknown),
+        ("image: 'envoyproxy/envoy:v1.36.0'", "{}", switched),
+        ("image: mirror.example/envoyproxy/envoy-contrib, args: [-c, /a]", "{runAsUser: 0}", switched),
+        // The entry point drops the groups of the Pod, and its own.
+        ("image: envoyproxy/envoy", "{fsGroup: 7, supplementalGroups: [1337]}", switched),
+        ("image: envoyproxy/envoy, securityContext: {runAsGroup: 1337}", "{}", switched),
+        (
+            "image: envoyproxy/envoy, env: [{name: ENVOY_UID, valueFrom: {}}]",
+            "{}",
+            "switches to the user in ENVOY_UID and ENVOY_GID, which are not known here",
+        ),
+        ("image: envoyproxy/envoy, env: [{name: ENVOY_UID, value: '7'}]", "{}", "runs as user 7, to which"),
+        ("x: &x {runAsUser: 5}, securityContext: *x", "{runAsUser: 1337}", unreadable),
+        ("x: &x {runAsUser: 5}, securityContext: {<<: *x}", "{}", unreadable),
+        // Able to open the socket:
+        ("securityContext: {runAsUser: 1337}", "{runAsUser: 101}", ""),
+        ("image: envoyproxy/envoy, securityContext: {runAsUser: 1337}", "{}", ""),
+        ("image: envoyproxy/envoy, env: [{name: ENVOY_UID, value: '1337'}]", "{}", ""),
+        ("image: envoyproxy/envoy, env: [{name: ENVOY_GID, value: '1337'}]", "{}", ""),
+        ("image: envoyproxy/envoy, env: [{name: ENVOY_UID, value: '0'}]", "{}", ""),
+        ("image: envoyproxy/envoy, command: [envoy]", "{fsGroup: 7}", ""),
+        ("x: y", "{runAsUser: 1337}", ""),
+        ("securityContext: {runAsUser: 101, runAsGroup: 1337}", "{}", ""),
+        ("securityContext: {runAsUser: 0}", "{}", ""),
+        ("securityContext: {runAsUser: 101}", "{fsGroup: 7}", ""),
+        ("x: y", "{fsGroup: 7}", ""),
+        ("securityContext: {runAsUser: 101}", "{supplementalGroups: [7, 1337]}", ""),
+        ("x: &x {runAsUser: 5}, securityContext: {runAsUser: 1337, <<: *x}", "{}", ""),
+    ] {
+        let spec = format!(
+            "{{securityContext: {context}, containers: [{{name: envoy, {container}}}, {{name: web}}]}}"
+        );
+        let found = warnings(&spec, &sidecar);
+        assert!(found == expected || (found.contains(expected) && !expected.is_empty()), "{spec}: {found}");
+    }
+    let bare = "{containers: [{name: envoy}]}";
+    for other in [Sidecar { run_as: None, ..sidecar.clone() }, Sidecar { is_open: true, ..sidecar.clone() }] {
+        assert_eq!(warnings(bare, &other), "");
+    }
+    assert_eq!(
+        warnings(
+            "{containers: [{name: e, image: envoyproxy/envoy}]}",
+            &Sidecar { run_as: Some(101), ..sidecar }
+        ),
+        ""
+    );
+}
+
 #[test]
 fn likely_failures_are_warnings() {
-    let warnings = |spec: &str, sidecar: &Sidecar| {
-        let warnings = inject(&pod(spec), sidecar).unwrap().warnings;
-        warnings.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
-    };
     let sidecar = sidecar();
-    let envoy = "containers: [{name: envoy, securityContext: {runAsUser: 101}}]";
-    let expected = "document 1, line 3: container envoy runs as user 101 and can't open the socket of user 1337: give --run-as 101";
-    assert_eq!(warnings(&format!("{{{envoy}}}"), &sidecar), expected);
-    assert_eq!(
-        warnings("{securityContext: {runAsUser: 101, runAsGroup: 5}, containers: [{name: envoy}]}", &sidecar),
-        expected
-    );
-    for spec in [
-        "{containers: [{name: envoy}]}",
-        "{containers: [{name: envoy, securityContext: {runAsUser: 101, runAsGroup: 1337}}]}",
-        "{containers: [{name: envoy}, {name: web, securityContext: {runAsUser: 101}}]}",
-        "{securityContext: {runAsUser: 101}, containers: [{name: envoy, securityContext: {runAsUser: 1337}}]}",
-        &format!("{{securityContext: {{fsGroup: 7}}, {envoy}}}"),
-        "{x: &x {runAsUser: 5}, securityContext: {runAsUser: 6}, containers: [{name: envoy, securityContext: *x}]}",
-        "{x: &x {fsGroup: 5}, securityContext: {<<: *x}, containers: [{name: envoy, securityContext: {runAsUser: 5}}]}",
-        &format!("{{securityContext: {{supplementalGroups: [7, 1337]}}, {envoy}}}"),
-    ] {
-        assert_eq!(warnings(spec, &sidecar), "", "{spec}");
-    }
-    for other in [Sidecar { run_as: None, ..sidecar.clone() }, Sidecar { is_open: true, ..sidecar.clone() }] {
-        assert_eq!(warnings(&format!("{{{envoy}}}"), &other), "");
-    }
     let node = warnings("{hostNetwork: true, containers: [{name: web}]}", &sidecar);
     assert!(node.contains("the agent takes port 15055 on the node"), "{node}");
+    let unused = warnings("{containers: [{name: web}, {name: sql}]}", &sidecar);
+    let expected = "document 1, line 3: no container gets the socket, since none of web, sql is an Envoy by its name or \
+                    image; name those that get it with --container";
+    assert_eq!(unused, expected);
+    // The proxy is not there yet.
+    let later = "apiVersion: v1\nkind: Pod\nmetadata: {labels: {istio.io/rev: a}}\nspec: {containers: [{name: web}]}\n";
+    assert_eq!(inject(later, &at_istios_path()).unwrap().warnings, []);
+}
+
+#[test]
+fn each_workload_has_a_line_that_says_what_was_done() {
+    let lines = |text: &str, sidecar: &Sidecar| {
+        let injected = inject(text, sidecar).unwrap();
+        let lines: Vec<_> = injected.workloads.iter().map(ToString::to_string).collect();
+        (lines.join("\n"), injected.others, injected.text)
+    };
+    let text = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Service}\n- apiVersion: v1\n  kind: Pod\n  metadata: \
+                {name: web, namespace: shop}\n  spec:\n    containers:\n    - name: envoy\n    - name: istio-proxy\n---\n\
+                apiVersion: batch/v1\nkind: Job\nmetadata: {generateName: once-}\nspec: {template: {spec: {containers: [{name: a}]}}}\n";
+    let (first, others, out) = lines(text, &sidecar());
+    let expected = "Pod shop/web: sidecar attache added, socket in envoy, istio-proxy, volumes attache-token\n\
+                    Job once-: sidecar attache added, socket in no container, volumes attache-token";
+    assert_eq!((first.as_str(), others), (expected, 1));
+    let again = lines(&out, &sidecar()).0;
+    assert_eq!(again, expected.replace("added", "unchanged"));
+    let other = Sidecar { image: "attache:2".to_owned(), volumes: Vec::new(), ..sidecar() };
+    let updated = expected.replace("added", "updated").replace(", volumes attache-token", "");
+    assert_eq!(lines(&out, &other).0, updated);
+    let later = "apiVersion: v1\nkind: Pod\nmetadata: {labels: {istio.io/rev: a}}\nspec: {containers: [{name: web}]}\n";
+    let line = lines(later, &at_istios_path()).0;
+    assert!(
+        line.starts_with(
+            "Pod without a name: sidecar attache added, socket for the proxy that Istio injects"
+        ),
+        "{line}"
+    );
 }
 
 #[test]
 fn a_document_without_a_place_is_named() {
     let sidecar = Sidecar { is_native: false, ..sidecar() };
-    let text =
-        format!("{}---\n{}", pod("{containers: [{name: a}]}"), pod("{containers: [\n  a: b # behind\n]}"));
+    let text = format!(
+        "{}---\n{}",
+        pod("{containers: [{name: a}]}"),
+        pod("{containers: [\n  name: envoy # behind\n]}")
+    );
     let problem = inject(&text, &sidecar).unwrap_err();
     assert_eq!((problem.document, problem.line), (2, 5), "{problem}");
+}
+
+#[test]
+fn json_is_taken_with_every_escape_that_json_has() {
+    let sidecar = sidecar();
+    for value in [
+        r#""\ud83d\ude80""#,
+        r#""\uD83D\uDE80 \ud83d\ude80\ud83d\ude80é\\ud83d\\ude80 \\\ud83d\ude80""#,
+        r#""\u0041\u00e9\u2028\"\\\/\b\f\n\r\t""#,
+        r#""\\ud83d\ude80""#.replace(r"\ude80", r"\\ude80").as_str(),
+        "\"\u{1f680}\"",
+    ] {
+        for text in [
+            format!(
+                "{{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {{\"annotations\": {{\"a\": {value}}}}}, \"spec\": \
+                 {{\"containers\": [{{\"name\": \"envoy\", \"env\": [{{\"name\": \"X\", \"value\": {value}}}]}}]}}}}"
+            ),
+            format!(
+                "{{\n\t\"kind\": \"List\",\n\t\"apiVersion\": \"v1\",\n\t\"items\": [\n\t\t{{\n\t\t\t\"x\": {value},\n\t\t\t\"apiVersion\": \"v1\", \
+                 \"kind\": \"Pod\", \"spec\": {{\"containers\": [{{\"name\": \"envoy\"}}]}}\n\t\t}}\n\t]\n}}\n"
+            ),
+        ] {
+            let before: Value = serde_json::from_str(&text).unwrap();
+            let out = injected(&text, &sidecar);
+            let after: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}"));
+            assert!(is_within(&text, &out), "{out}");
+            assert_eq!(after["metadata"], before["metadata"]);
+            assert_eq!(after["items"][0]["x"], before["items"][0]["x"]);
+            assert_eq!(
+                after["spec"]["containers"][0]["env"], before["spec"]["containers"][0]["env"],
+                "{out}"
+            );
+            assert_eq!(injected(&out, &sidecar), out);
+        }
+    }
+    // Kubernetes reads YAML as YAML, where half a character is a mistake.
+    let yaml = "x: \"\\ud83d\\ude80\"\n";
+    assert!(refusal(yaml, &sidecar).contains("not YAML"));
+    let text = "kind: List # \\ud83d\\ude80\n";
+    assert_eq!(inject(text, &sidecar).unwrap().text, text);
 }

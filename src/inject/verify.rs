@@ -56,7 +56,7 @@ fn strip(object: &mut Node, sidecar: &Sidecar) {
         if let Some(Kind::Sequence(containers, _)) = spec.get_mut(list).map(|list| &mut list.kind) {
             for container in containers {
                 strip_list(container, "volumeMounts", &|item| {
-                    matches!(sidecar.purpose_of(item), Some(Purpose::Socket | Purpose::Output))
+                    matches!(sidecar.purpose_of(item), Some(Purpose::Socket | Purpose::Output(_)))
                 });
             }
         }

@@ -1,9 +1,11 @@
 //! YAML documents as trees whose nodes know their positions in the text.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 
+use super::json::{EscapedPair, escaped_pairs};
 use super::problem::Problem;
 
 /// The limit of nesting. Manifests are flat.
@@ -137,8 +139,9 @@ impl Node {
 
 /// Parses all documents of `text`. An empty document has no node.
 pub(super) fn read(text: &str) -> Result<Vec<Option<Node>>, Problem> {
-    let mut tree = TreeBuilder { positions: Positions::new(text), documents: Vec::new(), open: Vec::new() };
-    for event in Parser::new_from_str(text) {
+    let (parsed, positions) = Positions::new(text);
+    let mut tree = TreeBuilder { positions, documents: Vec::new(), open: Vec::new() };
+    for event in Parser::new_from_str(&parsed) {
         let (event, span) = event.map_err(|error| {
             let hint = if text.contains("{{") { "; render the template first" } else { "" };
             let message = format!("this is not YAML: {}{hint}", error.info());
@@ -249,15 +252,38 @@ impl TreeBuilder<'_> {
 /// Turns the parser's positions, in characters, into bytes.
 struct Positions<'a> {
     text: &'a str,
-    /// The first byte of each character; empty where all characters have one byte.
+    /// The first byte of each character that the parser sees; empty where these are the bytes of the text.
     starts: Vec<usize>,
 }
 
 impl<'a> Positions<'a> {
-    fn new(text: &'a str) -> Self {
-        let starts =
-            if text.is_ascii() { Vec::new() } else { text.char_indices().map(|(at, _)| at).collect() };
-        Self { text, starts }
+    /// `text` as the parser takes it, and the positions in it.
+    fn new(text: &'a str) -> (Cow<'a, str>, Self) {
+        let pairs = escaped_pairs(text);
+        if pairs.is_empty() {
+            let starts =
+                if text.is_ascii() { Vec::new() } else { text.char_indices().map(|(at, _)| at).collect() };
+            return (text.into(), Self { text, starts });
+        }
+        let (mut parsed, mut starts) = (String::with_capacity(text.len()), Vec::with_capacity(text.len()));
+        let mut from = 0;
+        for pair in pairs {
+            Self::copy(text, from..pair.start, &mut parsed, &mut starts);
+            let escape = pair.in_yaml();
+            starts.extend((0..escape.len()).map(|at| pair.start + at));
+            parsed.push_str(&escape);
+            from = pair.start + EscapedPair::LENGTH;
+        }
+        Self::copy(text, from..text.len(), &mut parsed, &mut starts);
+        (parsed.into(), Self { text, starts })
+    }
+
+    /// Adds a part of `text`, and the positions of its characters.
+    fn copy(text: &str, part: Range<usize>, parsed: &mut String, starts: &mut Vec<usize>) {
+        let from = part.start;
+        let part = text.get(part).unwrap_or_default();
+        starts.extend(part.char_indices().map(|(at, _)| from + at));
+        parsed.push_str(part);
     }
 
     fn byte(&self, character: usize) -> usize {

@@ -17,7 +17,7 @@ use crate::base::limits;
 use crate::pki::crl::Crl;
 use crate::secret::{Secret, SecretName, TrustBundle};
 use crate::store::health::{CaHealth, ComponentHealth, RenewalHealth, Reports};
-use crate::store::{Cache, Observed, Origin, Snapshot};
+use crate::store::{Cache, Origin, Snapshot, Verdicts};
 
 /// What the store holds at one moment.
 #[derive(Debug)]
@@ -54,12 +54,12 @@ impl Collector for Secrets {
             |one| Some(i64::from(one.entry.failure().is_some())),
         )?;
         self.gauges(&mut encoder, "secret_rejected", "1 while a client rejects the newest secret", |one| {
-            Some(i64::from(one.observed.rejection.is_some()))
+            Some(i64::from(one.observed.verdicts().rejection.is_some()))
         })?;
         self.gauges(&mut encoder, "streams", "Streams subscribed to the secret", |one| {
             Some(whole(one.observed.streams))
         })?;
-        self.counters(&mut encoder, "pushes", "Secrets sent on streams", |observed| observed.pushes)?;
+        self.counters(&mut encoder, "pushes", "Secrets sent on streams", |it| it.pushes)?;
         self.counters(&mut encoder, "acks", "Secrets that a client acknowledged", |it| it.acks)?;
         self.counters(&mut encoder, "nacks", "Secrets that a client rejected", |it| it.nacks)?;
         self.all_reports(&mut encoder)?;
@@ -200,11 +200,11 @@ impl Secrets {
         encoder: &mut DescriptorEncoder<'_>,
         name: &str,
         help: &str,
-        value: impl Fn(&Observed) -> u64,
+        value: impl Fn(&Verdicts) -> u64,
     ) -> Result<(), std::fmt::Error> {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for one in &self.snapshots {
-            ConstCounter::new(value(&one.observed)).encode(family.encode_family(&labels(one))?)?;
+            ConstCounter::new(value(one.observed.verdicts())).encode(family.encode_family(&labels(one))?)?;
         }
         Ok(())
     }
@@ -222,13 +222,34 @@ impl Secrets {
         let help = "1 while the output directory can't be written, or the hook fails";
         self.reports(encoder, "output_failing", help, None, |it| {
             let output = it.output.as_ref()?;
-            Some(i64::from(output.failure.is_some() || output.is_hanging || output.hook_failure.is_some()))
+            let is_written = output.failure().is_none() && !output.is_hanging();
+            Some(i64::from(!is_written || output.hook_failure.is_some()))
         })?;
         let help = "Expiry of the files in the output directory";
         let unit = Some(&Unit::Seconds);
         self.reports(encoder, "output_not_after_timestamp", help, unit, |it| {
-            it.output.as_ref()?.not_after.map(seconds)
-        })
+            it.output.as_ref()?.not_after().map(seconds)
+        })?;
+        self.directories(encoder)
+    }
+
+    /// A sample for each of several output directories. One alone has no series of its own.
+    fn directories(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let help = "1 while this one of several output directories can't be written";
+        let name = "output_directory_failing";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (workload, reports) in &self.reports {
+            let Some(output) = reports.output.as_ref().filter(|it| it.directories.len() > 1) else {
+                continue;
+            };
+            for directory in &output.directories {
+                let is_failing = directory.failure.is_some() || directory.is_hanging;
+                let path = directory.path.display().to_string();
+                let labels = (Of(workload), [("directory", path.as_str())]);
+                ConstGauge::new(i64::from(is_failing)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
     }
 
     /// Samples for each address of a CA. There are as many as the options name, and no more than the limit.

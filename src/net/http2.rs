@@ -1,5 +1,12 @@
 //! HTTP/2 connections, client and server: gRPC without a framework around it.
 
+mod authority;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+mod hpack;
+#[cfg(test)]
+mod testing;
+
 use std::error::Error as _;
 use std::future::Future;
 use std::io;
@@ -24,6 +31,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::body::Body;
 use tower_service::Service;
 
+use self::authority::AuthorityFilter;
 use crate::base::limits;
 
 /// Bytes that one stream may send before they are read: one whole first request of Envoy.
@@ -191,9 +199,11 @@ where
     }
 }
 
-/// A connection of which little is read at once, and that breaks when its client does not read.
+/// A connection of which little is read at once, that breaks when its client does not read, and whose requests may have any
+/// authority.
 struct FairIo<IO> {
     io: IO,
+    authority: AuthorityFilter,
     /// Bytes that were read since others had their turn.
     read: usize,
     /// Runs while the client does not read.
@@ -202,7 +212,7 @@ struct FairIo<IO> {
 
 impl<IO> FairIo<IO> {
     fn new(io: IO) -> Self {
-        Self { io, read: 0, unread: None }
+        Self { io, authority: AuthorityFilter::new(), read: 0, unread: None }
     }
 
     /// Passes `written` on, but fails if nothing could be written for too long.
@@ -228,7 +238,8 @@ impl<IO: AsyncRead + Unpin> AsyncRead for FairIo<IO> {
             return Poll::Pending;
         }
         let before = buffer.filled().len();
-        let read = Pin::new(&mut self.io).poll_read(cx, buffer);
+        let Self { io, authority, .. } = &mut *self;
+        let read = authority.poll_read(io, cx, buffer);
         self.read = if read.is_pending() { 0 } else { self.read + buffer.filled().len() - before };
         read
     }

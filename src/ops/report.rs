@@ -9,7 +9,9 @@ use crate::base::clock::{Clock, rfc3339_millis};
 use crate::base::limits;
 use crate::fs::pending::{Hanging, PendingOperations};
 use crate::secret::{KeyPair, Secret, SecretName, TrustBundle};
-use crate::store::health::{CaHealth, ComponentHealth, Failing, OutputHealth, RenewalHealth};
+use crate::store::health::{
+    CaHealth, ComponentHealth, DirectoryHealth, Failing, OutputHealth, RenewalHealth,
+};
 use crate::store::history::{Change, Event, History};
 use crate::store::{Cache, Good, Key, Origin, Snapshot, Workload};
 
@@ -118,9 +120,10 @@ fn moment(moment: SystemTime) -> String {
 fn secret(snapshot: &Snapshot, now: SystemTime, next_try: Option<SystemTime>) -> Value {
     let Snapshot { key, entry, observed, .. } = snapshot;
     let good = entry.good.as_deref();
-    let holding = observed.acknowledged();
+    let verdicts = observed.verdicts();
+    let holding = verdicts.acknowledged();
     let nodes = |version| {
-        let holders = observed.acked_by.keys().filter(|(held, _)| held == version);
+        let holders = verdicts.acked_by.keys().filter(|(held, _)| held == version);
         let mut nodes: Vec<_> = holders.map(|(_, node)| &**node).collect();
         nodes.sort_unstable();
         nodes.truncate(limits::NODES_SHOWN);
@@ -129,7 +132,7 @@ fn secret(snapshot: &Snapshot, now: SystemTime, next_try: Option<SystemTime>) ->
     let holding = holding.iter().map(|(version, streams)| {
         json!({ "version": version.to_string(), "streams": streams, "nodes": nodes(version) })
     });
-    let rejection = observed.rejection.as_ref();
+    let rejection = verdicts.rejection.as_ref();
     json!({
         "name": key.name.as_str(),
         "state": state(snapshot, now),
@@ -156,7 +159,7 @@ fn state(snapshot: &Snapshot, now: SystemTime) -> &'static str {
     match &snapshot.entry.good {
         None => "missing",
         Some(good) if good.secret.not_after() <= now => "expired",
-        Some(_) if snapshot.observed.rejection.is_some() => "rejected",
+        Some(_) if snapshot.observed.verdicts().rejection.is_some() => "rejected",
         Some(_) if snapshot.entry.failure().is_some() => "failing",
         Some(_) => "ok",
     }
@@ -199,29 +202,35 @@ fn health(health: ComponentHealth) -> Option<Value> {
 }
 
 fn output(output: &OutputHealth) -> Value {
-    let hook = output.hook_failure.as_ref();
-    let failing = |failing: &Failing| {
-        json!({
-            "error": failing.reason,
-            "failing_since": moment(failing.since),
-            "next_try": failing.next_try.map(moment),
-        })
+    let directory = |directory: &DirectoryHealth| {
+        let report = json!({
+            "path": directory.path.display().to_string(),
+            "not_after": directory.not_after.map(moment),
+            "hanging": directory.is_hanging,
+        });
+        with_failure(report, directory.failure.as_ref())
     };
-    let mut report = json!({
-        "not_after": output.not_after.map(moment),
-        "error": Value::Null,
-        "failing_since": Value::Null,
-        "next_try": Value::Null,
-        "hanging": output.is_hanging,
+    let hook = output.hook_failure.as_ref();
+    let report = json!({
+        "not_after": output.not_after().map(moment),
+        "hanging": output.is_hanging(),
         "hook_running": output.is_hook_running,
         "hook_failing": hook.is_some(),
-        "hook": hook.map(|hook| failing(&hook.failing)),
+        "hook": hook.map(|hook| with_failure(json!({}), Some(&hook.failing))),
         "hook_last_lines": hook.map(|hook| &hook.last_lines),
+        "directories": output.directories.iter().map(directory).collect::<Vec<_>>(),
     });
-    if let (Some(report), Some(Value::Object(fields))) =
-        (report.as_object_mut(), output.failure.as_ref().map(failing))
-    {
-        report.extend(fields);
+    with_failure(report, output.failure().as_ref())
+}
+
+/// `report` of what fails, if it does.
+fn with_failure(mut report: Value, failing: Option<&Failing>) -> Value {
+    if let Some(report) = report.as_object_mut() {
+        report.extend([
+            ("error".to_owned(), json!(failing.map(|it| &it.reason))),
+            ("failing_since".to_owned(), json!(failing.map(|it| moment(it.since)))),
+            ("next_try".to_owned(), json!(failing.and_then(|it| it.next_try).map(moment))),
+        ]);
     }
     report
 }

@@ -83,7 +83,11 @@ impl Log {
 
     /// Sets the level.
     pub fn set(&self, level: &str) -> Result<(), String> {
-        let filter = parse_filter(level)?;
+        self.set_filter(parse_filter(level)?)
+    }
+
+    /// Sets the levels by target.
+    pub fn set_filter(&self, filter: Targets) -> Result<(), String> {
         (self.reload)(filter.clone()).map_err(|error| error.to_string())?;
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = filter;
         Ok(())

@@ -1,6 +1,8 @@
-//! Options on their three levels: the flag, `ATTACHE_<FLAG>`, and the variable that Istio's agent reads. The highest
-//! level that sets an option wins, and every mistake goes into one report. No I/O: the environment is an input.
+//! Options on their four levels: the flag, `ATTACHE_<FLAG>`, the variable that Istio's agent reads, and the options file.
+//! The highest level that sets an option wins, and every mistake goes into one report. No I/O: environment and content of
+//! the file are inputs.
 
+mod file;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod reader;
@@ -9,7 +11,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-pub use self::reader::Reader;
+pub use self::file::{FileOption, OptionsFile};
+#[cfg(test)]
+pub(crate) use self::reader::LOOKED_UP;
+pub use self::reader::{Place, Reader};
 
 /// The environment's variables.
 pub type Environment = BTreeMap<String, String>;
@@ -31,15 +36,17 @@ impl fmt::Display for ConfigErrors {
     }
 }
 
-/// The level on which an option is set, the strongest last.
+/// The level on which an option is set, the strongest last. The environment describes one process, and many may share a
+/// file: so all of it wins over the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
+    File,
     Istio,
     Attache,
     Flag,
 }
 
-/// What sets an option: its level, and the flag or variable as the user knows it.
+/// What sets an option: its level, and the flag, variable or line as the user knows it.
 pub type SetBy<'a> = (Option<Level>, &'a str);
 
 /// An option as it was found.
@@ -48,7 +55,7 @@ pub struct Setting<T> {
     /// None if the option is not set, or its value is invalid.
     pub value: Option<T>,
     pub level: Option<Level>,
-    /// The flag or variable that sets it, as the user knows it: `--ca none`, `CA_ADDR`.
+    /// The flag, variable or line that sets it, as the user knows it: `--ca none`, `CA_ADDR`.
     pub from: String,
     pub is_invalid: bool,
 }
@@ -61,6 +68,11 @@ impl<T> Setting<T> {
 
     pub fn set_by(&self) -> SetBy<'_> {
         (self.level, &self.from)
+    }
+
+    /// Set for this agent, rather than for Istio's.
+    pub fn is_own(&self) -> bool {
+        self.level.is_some_and(|level| level != Level::Istio)
     }
 
     /// Not set at all, which is another mistake than an invalid value.

@@ -6,3 +6,4 @@ pub mod hardening;
 pub mod permissions;
 pub mod stderr;
 pub mod systemd;
+pub mod users;

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
@@ -19,6 +19,7 @@ use crate::fs::pending::PendingOperations;
 const OTHERS_READ: u32 = 0o004;
 /// For a socket, the right to connect.
 const OTHERS_WRITE: u32 = 0o002;
+const GROUP_WRITE: u32 = 0o020;
 /// For a directory, the right to pass through it.
 const OTHERS_SEARCH: u32 = 0o001;
 const STICKY: u32 = 0o1000;
@@ -31,6 +32,8 @@ pub struct Inventory {
     pub directories: Vec<(PathBuf, &'static str)>,
     /// Files that other users should not read, each with its description.
     pub secrets: BTreeMap<PathBuf, &'static str>,
+    /// Files that other users should not change, each with its description.
+    pub settings: BTreeMap<PathBuf, &'static str>,
     /// Directories to which keys are written, each with the mode of the key.
     pub exported_keys: Vec<(PathBuf, u32)>,
 }
@@ -76,11 +79,20 @@ pub fn concerns(inventory: &Inventory, is_in_pod: bool, pending: &PendingOperati
             ));
         }
     }
+    for (file, what) in &inventory.settings {
+        let _operation = pending.begin(file);
+        if let Some(who) = writers(file, is_in_pod) {
+            concerns.push(format!(
+                "{who} can write to {}, {what}: remove that right (chmod go-w)",
+                file.display()
+            ));
+        }
+    }
     for (directory, mode) in &inventory.exported_keys {
         let _operation = pending.begin(directory);
         if mode & OTHERS_READ != 0 && is_reachable(directory) {
             concerns.push(format!(
-                "every local user can read the key in {}: choose another --output-key-mode, or close the directory to other \
+                "every local user can read the key in {}: choose another --output-key-mode (or mode of --output), or close the directory to other \
                  users (chmod o-x)",
                 directory.display()
             ));
@@ -92,6 +104,22 @@ pub fn concerns(inventory: &Inventory, is_in_pod: bool, pending: &PendingOperati
 /// Whether every user has `right` to the file and can reach it.
 fn is_open(path: &Path, right: u32, is_in_pod: bool) -> bool {
     mode(path).is_some_and(|mode| mode & right != 0) && is_reachable(path) && !is_mounted(path, is_in_pod)
+}
+
+/// Who else than the owner has the right to write to the file.
+fn writers(path: &Path, is_in_pod: bool) -> Option<String> {
+    if is_open(path, OTHERS_WRITE, is_in_pod) {
+        return Some("every local user".to_owned());
+    }
+    let found = fs::metadata(path).ok()?;
+    let group = writing_group(found.mode(), found.uid(), found.gid())?;
+    (!is_mounted(path, is_in_pod)).then(|| format!("group {group}"))
+}
+
+/// The group that may write, unless that is root's, or the user's own.
+fn writing_group(mode: u32, user: u32, group: u32) -> Option<u32> {
+    // A group for each user has the user's number, and no other members.
+    (mode & GROUP_WRITE != 0 && group != 0 && group != user).then_some(group)
 }
 
 /// The first directory on the path to `directory`, or that itself, where every user can replace entries of others.
@@ -181,6 +209,28 @@ mod tests {
         }
         let nowhere = place.path().join("nowhere");
         assert!(writable_ancestor(&nowhere, false).is_none() && !is_open(&nowhere, OTHERS_READ, false));
+    }
+
+    #[test]
+    fn who_else_can_change_a_file_is_named() {
+        let cases = [
+            (0o664, 1000, 100, Some(100)),
+            (0o664, 1000, 1000, None),
+            (0o664, 1000, 0, None),
+            (0o644, 1000, 100, None),
+        ];
+        for (mode, user, group, expected) in cases {
+            assert_eq!(writing_group(mode, user, group), expected, "{mode:o} {user} {group}");
+        }
+        let place = tempfile::tempdir().unwrap();
+        chmod(place.path(), 0o755);
+        let file = place.path().join("options");
+        fs::write(&file, "").unwrap();
+        for (mode, expected) in [(0o646, Some("every local user")), (0o644, None)] {
+            chmod(&file, mode);
+            assert_eq!(writers(&file, false).as_deref(), expected);
+        }
+        assert_eq!(writers(&place.path().join("nowhere"), false), None);
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub struct Certificate {
     pub uris: Vec<String>,
     /// DNS subject alternative names.
     pub dns_names: Vec<String>,
+    /// The common names in its subject.
+    pub common_names: Vec<String>,
     /// IP subject alternative names.
     pub ip_addresses: Vec<IpAddr>,
     /// Algorithm and size of its key, as shown in messages: `ECDSA P-256`.
@@ -34,8 +36,6 @@ pub struct Certificate {
     /// DER SubjectPublicKeyInfo.
     pub public_key: Vec<u8>,
     pub is_ca: bool,
-    /// Whether it is its own issuer, like a root.
-    pub is_self_issued: bool,
     /// Whether its key usage allows signing CRLs.
     pub signs_crls: bool,
     /// Subject key identifier.
@@ -50,11 +50,7 @@ pub struct NotACertificate(String);
 impl Certificate {
     /// Parses a DER certificate.
     pub fn parse(der: &CertificateDer<'_>) -> Result<Self, NotACertificate> {
-        let (rest, parsed) =
-            X509Certificate::from_der(der).map_err(|error| NotACertificate(error.to_string()))?;
-        if !rest.is_empty() {
-            return Err(NotACertificate(format!("{} trailing bytes", rest.len())));
-        }
+        let parsed = decode(der)?;
         let mut facts = Self {
             subject: one_line(&parsed.subject().to_string()),
             issuer: one_line(&parsed.issuer().to_string()),
@@ -63,11 +59,11 @@ impl Certificate {
             not_after: moment(parsed.validity().not_after.timestamp()),
             uris: Vec::new(),
             dns_names: Vec::new(),
+            common_names: common_names(&parsed),
             ip_addresses: Vec::new(),
             key_type: key_type(&parsed),
             public_key: parsed.public_key().raw.to_vec(),
             is_ca: parsed.is_ca(),
-            is_self_issued: is_self_issued(&parsed),
             signs_crls: true,
             key_id: None,
         };
@@ -115,10 +111,27 @@ impl Certificate {
     }
 }
 
-/// An intermediate may have the same name as its root, or both may have none: if the signature can be checked, it decides.
-fn is_self_issued(certificate: &X509Certificate<'_>) -> bool {
-    certificate.subject().as_raw() == certificate.issuer().as_raw()
-        && !matches!(certificate.verify_signature(None), Err(X509Error::SignatureVerificationError))
+fn common_names(certificate: &X509Certificate<'_>) -> Vec<String> {
+    let names = certificate.subject().iter_common_name();
+    names.filter_map(|name| name.as_str().ok()).map(one_line).collect()
+}
+
+fn decode<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, NotACertificate> {
+    let (rest, parsed) =
+        X509Certificate::from_der(der).map_err(|error| NotACertificate(error.to_string()))?;
+    match rest {
+        [] => Ok(parsed),
+        rest => Err(NotACertificate(format!("{} trailing bytes", rest.len()))),
+    }
+}
+
+/// Whether a certificate is its own issuer, like a root. An intermediate may have the same name as its root, or both may
+/// have none: if the signature can be checked, it decides. Checking it takes up to a millisecond.
+pub fn is_self_issued(der: &CertificateDer<'_>) -> Result<bool, NotACertificate> {
+    let certificate = decode(der)?;
+    let has_own_name = certificate.subject().as_raw() == certificate.issuer().as_raw();
+    Ok(has_own_name
+        && !matches!(certificate.verify_signature(None), Err(X509Error::SignatureVerificationError)))
 }
 
 /// A name in the form in which Envoy compares names: it ignores case and the number of spaces.

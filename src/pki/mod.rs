@@ -1,4 +1,4 @@
-//! Keys, signing requests, certificates and CRLs.
+//! Keys, signing requests, certificates, CRLs and keystores.
 
 pub mod certificate;
 pub mod crl;
@@ -6,4 +6,5 @@ pub mod csr;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod key;
+pub mod keystore;
 pub mod pem;

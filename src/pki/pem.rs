@@ -65,6 +65,12 @@ pub fn looks_like_der(bytes: &[u8]) -> bool {
     matches!(bytes, [0x30, 0x81..=0x83, ..])
 }
 
+/// Whether `text` has a PEM private key of any kind.
+pub fn has_private_key(text: &[u8]) -> bool {
+    const MARK: &[u8] = b"PRIVATE KEY-----";
+    text.windows(MARK.len()).any(|window| window == MARK)
+}
+
 /// `certificates` as one PEM text.
 pub fn of_certificates<'a>(certificates: impl IntoIterator<Item = &'a CertificateDer<'static>>) -> Vec<u8> {
     certificates.into_iter().flat_map(|certificate| encode("CERTIFICATE", certificate).to_vec()).collect()

@@ -8,7 +8,7 @@ use rustls::pki_types::CertificateDer;
 
 use super::Payload;
 use crate::base::spiffe_id::SpiffeId;
-use crate::pki::certificate::{Certificate, NotACertificate};
+use crate::pki::certificate::{Certificate, NotACertificate, is_self_issued};
 use crate::pki::key::{NotAKey, PrivateKey};
 
 /// A private key and its certificate chain: leaf first, each certificate followed by its issuer, without roots and
@@ -75,7 +75,7 @@ impl KeyPair {
         let mut not_after = leaf.not_after;
         let mut issuer = leaf.issuer.clone();
         let mut sorted = vec![first];
-        chain.retain(|(_, facts)| !facts.is_self_issued);
+        chain.retain(|(der, _)| is_self_issued(der) != Ok(true));
         while !chain.is_empty() {
             let next = chain.iter().position(|(_, facts)| facts.subject == issuer).unwrap_or_default();
             let (der, facts) = chain.remove(next);

@@ -117,6 +117,17 @@ impl FromStr for SecretName {
     type Err = BadName;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::parse(text, || text.into())
+    }
+}
+
+impl SecretName {
+    /// The name that `text` is, sharing it.
+    pub fn from_shared(text: &Arc<str>) -> Result<Self, BadName> {
+        Self::parse(text, || Arc::clone(text))
+    }
+
+    fn parse(text: &str, shared: impl FnOnce() -> Arc<str>) -> Result<Self, BadName> {
         // The text comes from a client and is logged: it is cut to the length of a usual name.
         let start = || text.chars().take(200).collect();
         let malformed = |reason| Err(BadName::Malformed { name: start(), reason });
@@ -130,7 +141,7 @@ impl FromStr for SecretName {
             |path: &str| (1..=limits::PATH_BYTES).contains(&path.len()) && !path.contains(char::is_control);
         if let Some(path) = text.strip_prefix(ROOTS) {
             return match is_path(path) {
-                true => Ok(Self::FileRoots(RootsName(text.into()))),
+                true => Ok(Self::FileRoots(RootsName(shared()))),
                 false => malformed(
                     "file-root: must be followed by a path of at most 4095 bytes without control characters",
                 ),
@@ -139,7 +150,7 @@ impl FromStr for SecretName {
         let Some(files) = text.strip_prefix(KEY_PAIR) else { return Err(BadName::Unknown(start())) };
         match files.split_once(SEPARATOR) {
             Some((chain, key)) if is_path(chain) && is_path(key) && !key.contains(SEPARATOR) => {
-                Ok(Self::FileKeyPair(PairName(text.into())))
+                Ok(Self::FileKeyPair(PairName(shared())))
             }
             _ => malformed(
                 "it must be file-cert:CHAIN~KEY: two paths of at most 4095 bytes with one \"~\" between them, without \

@@ -4,12 +4,12 @@
 //! CRL (`tests/agent/crl.rs` shows it). So the bundle gets a complete set of CRLs or none.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::KeyPair;
+use super::{KeyPair, TrustBundle};
 use crate::base::clock::rfc3339;
 use crate::base::text;
 use crate::pki::certificate::{Certificate, folded};
@@ -84,9 +84,9 @@ impl Revocation {
         self.crls.is_empty()
     }
 
-    /// The CRLs for a bundle of `roots` at `now`: the newest of every issuer in use, and of every other issuer that has one,
+    /// The CRLs for `bundle` at `now`: the newest of every issuer in use, and of every other issuer that has one,
     /// because peers may have certificates from it.
-    pub fn cover(&self, roots: &[Certificate], now: SystemTime) -> Result<Vec<Arc<Crl>>, Uncovered> {
+    pub fn cover(&self, bundle: &TrustBundle, now: SystemTime) -> Result<Vec<Arc<Crl>>, Uncovered> {
         if self.is_empty() {
             return Ok(Vec::new());
         }
@@ -95,8 +95,9 @@ impl Revocation {
         };
         let mut by_name: BTreeMap<String, Namesakes<'_>> = BTreeMap::new();
         // No peer is accepted by an expired root, whether or not it has a CRL.
-        let roots = || roots.iter().filter(|root| root.not_after > now);
-        for one in roots().chain(intermediates) {
+        let roots =
+            || bundle.facts().iter().zip(bundle.self_issued()).filter(|(root, _)| root.not_after > now);
+        for one in roots().map(|(root, _)| root).chain(intermediates) {
             by_name.entry(folded(&one.subject)).or_default().known.push(one);
         }
         for crl in &self.crls {
@@ -104,9 +105,10 @@ impl Revocation {
         }
         let mut coverage = Coverage { now, chosen: Vec::new(), gaps: Vec::new() };
         // Envoy looks for a CRL of every certificate's issuer, so the chain must continue up to a self-issued one.
-        for one in roots().filter(|one| !one.is_self_issued) {
-            let above = by_name.get(&folded(&one.issuer));
-            if !above.is_some_and(|above| above.known.iter().any(|root| root.is_self_issued)) {
+        let ends: BTreeSet<_> =
+            roots().filter(|(_, is_end)| **is_end).map(|(end, _)| folded(&end.subject)).collect();
+        for (one, is_end) in roots() {
+            if !is_end && !ends.contains(&folded(&one.issuer)) {
                 coverage.gaps.push(Gap::Rootless { name: one.subject.clone() });
             }
         }
@@ -121,13 +123,13 @@ impl Revocation {
         Ok(chosen)
     }
 
-    /// When next a CRL becomes valid or goes out of use, or one of `roots` expires and no longer needs a CRL.
-    pub fn next_change(&self, roots: &[Certificate], now: SystemTime) -> Option<SystemTime> {
+    /// When next a CRL becomes valid or goes out of use, or a root of `bundle` expires and no longer needs a CRL.
+    pub fn next_change(&self, bundle: &TrustBundle, now: SystemTime) -> Option<SystemTime> {
         if self.is_empty() {
             return None;
         }
         let moments = self.crls.iter().flat_map(|crl| [Some(crl.this_update), end_of_use(crl)]).flatten();
-        let ends = roots.iter().map(|root| root.not_after);
+        let ends = bundle.facts().iter().map(|root| root.not_after);
         moments.chain(ends).filter(|moment| *moment > now).min()
     }
 }

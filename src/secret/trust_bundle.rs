@@ -9,7 +9,7 @@ use webpki::{EndEntityCert, KeyUsage};
 
 use super::{KeyPair, Payload, Revocation, Uncovered};
 use crate::base::text;
-use crate::pki::certificate::{Certificate, NotACertificate};
+use crate::pki::certificate::{Certificate, NotACertificate, is_self_issued};
 use crate::pki::crl::Crl;
 
 /// Roots, never empty and without duplicates, and CRLs that cover them. Clones share both.
@@ -25,6 +25,8 @@ struct Roots {
     ders: Vec<CertificateDer<'static>>,
     /// The parsed roots, filled at the first use: few bundles need them.
     facts: OnceLock<Vec<Certificate>>,
+    /// Filled at the first use: only CRLs need it.
+    self_issued: OnceLock<Vec<bool>>,
     /// Encoded without CRLs, once for all names that serve them.
     payload: OnceLock<Payload>,
 }
@@ -40,15 +42,31 @@ pub enum NotATrustBundle {
 
 impl TrustBundle {
     /// A bundle of `roots`. They are sorted, so that their order makes no difference.
-    pub fn new(mut roots: Vec<CertificateDer<'static>>) -> Result<Self, NotATrustBundle> {
+    pub fn new(roots: Vec<CertificateDer<'static>>) -> Result<Self, NotATrustBundle> {
+        Self::of(roots, None)
+    }
+
+    /// A bundle of `roots`: `before`, with what is known about it, if that has the same.
+    pub fn of(
+        mut roots: Vec<CertificateDer<'static>>,
+        before: Option<&Self>,
+    ) -> Result<Self, NotATrustBundle> {
         roots.sort_unstable_by(|a, b| a.as_ref().cmp(b.as_ref()));
         roots.dedup();
+        if let Some(before) = before.filter(|before| before.roots() == roots) {
+            return Ok(before.clone());
+        }
         let mut not_after = None;
         for root in &roots {
             not_after = not_after.max(Some(Certificate::parse(root)?.not_after));
         }
         let not_after = not_after.ok_or(NotATrustBundle::Empty)?;
-        let roots = Arc::new(Roots { ders: roots, facts: OnceLock::new(), payload: OnceLock::new() });
+        let roots = Arc::new(Roots {
+            ders: roots,
+            facts: OnceLock::new(),
+            self_issued: OnceLock::new(),
+            payload: OnceLock::new(),
+        });
         Ok(Self { roots, crls: Vec::new(), not_after })
     }
 
@@ -70,6 +88,12 @@ impl TrustBundle {
         self.roots.facts.get_or_init(parse)
     }
 
+    /// Whether each root is its own issuer, in the same order. An anchor need not be.
+    pub fn self_issued(&self) -> &[bool] {
+        let check = || self.roots().iter().map(|root| is_self_issued(root) == Ok(true)).collect();
+        self.roots.self_issued.get_or_init(check)
+    }
+
     /// A usable CRL of every issuer in use, or none at all.
     pub fn crls(&self) -> &[Arc<Crl>] {
         &self.crls
@@ -82,8 +106,7 @@ impl TrustBundle {
         revocation: &Revocation,
         now: SystemTime,
     ) -> (Self, Result<usize, Uncovered>) {
-        let covered =
-            if revocation.is_empty() { Ok(Vec::new()) } else { revocation.cover(self.facts(), now) };
+        let covered = if revocation.is_empty() { Ok(Vec::new()) } else { revocation.cover(self, now) };
         let (crls, covered) = match covered {
             Ok(crls) => (crls.clone(), Ok(crls.len())),
             Err(gaps) => (Vec::new(), Err(gaps)),

@@ -1,6 +1,8 @@
 //! Secrets encoded as Envoy's `Secret` message: once, for all streams that send them.
 
 use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use prost::Message as _;
@@ -95,6 +97,7 @@ impl Payload {
                         [] => None,
                         crls => inline(crl::to_pem(crls.iter().map(AsRef::as_ref)).into()),
                     },
+                    custom_validator_config: None,
                 })
             }
         };
@@ -119,9 +122,13 @@ impl fmt::Debug for Payload {
     }
 }
 
-/// What streams send for a name.
+/// What streams send for a name. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Resource {
+pub struct Resource(Arc<Encoded>);
+
+/// The content of a [`Resource`].
+#[derive(Debug)]
+pub struct Encoded {
     /// Of the whole message, name included.
     pub version: Version,
     pub payload: Payload,
@@ -135,6 +142,18 @@ impl Resource {
     /// The resource that serves `payload` as `name`.
     pub fn of(name: &str, payload: Payload) -> Self {
         let named = tls::Secret { name: name.to_owned(), r#type: None }.encode_to_vec();
-        Self { version: Version::of_parts(&[&named, payload.bytes()]), payload }
+        Self::new(Version::of_parts(&[&named, payload.bytes()]), payload)
+    }
+
+    pub fn new(version: Version, payload: Payload) -> Self {
+        Self(Arc::new(Encoded { version, payload }))
+    }
+}
+
+impl Deref for Resource {
+    type Target = Encoded;
+
+    fn deref(&self) -> &Encoded {
+        &self.0
     }
 }

@@ -6,7 +6,7 @@ mod fetch;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod message;
-pub mod requests;
+mod requests;
 pub mod session;
 mod stream;
 pub mod turns;
@@ -20,7 +20,7 @@ use tonic::Status;
 
 pub use self::call::Calls;
 use self::turns::Turns;
-use crate::base::budget::{Budget, Charge, Share};
+use crate::base::budget::{Budget, Charge, Full, Share};
 use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::metrics::Metrics;
@@ -123,9 +123,12 @@ impl Service {
 impl Peer {
     /// Takes up memory for this connection; a refusal is counted.
     fn charge(&self, bytes: usize) -> Result<Charge, Status> {
-        self.share.charge(bytes).map_err(|full| {
-            self.service.refuse("no_memory", &full);
-            Status::resource_exhausted(full.to_string())
-        })
+        self.share.charge(bytes).map_err(|full| self.refuse(full))
+    }
+
+    /// Counts a refusal of memory.
+    fn refuse(&self, full: Full) -> Status {
+        self.service.refuse("no_memory", &full);
+        Status::resource_exhausted(full.to_string())
     }
 }

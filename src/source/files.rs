@@ -1,5 +1,6 @@
 //! Secrets from files: read as one generation, checked as exactly those bytes, published when they fit.
 
+mod change;
 mod locations;
 pub mod named;
 mod publisher;
@@ -8,7 +9,7 @@ mod set;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use self::locations::{PLATFORM_DIRECTORY, places};
+pub use self::locations::{FileNames, PLATFORM_DIRECTORY, places};
 use self::publisher::SecretPublisher;
 use self::set::FileSet;
 use crate::base::clock::Clock;
@@ -31,10 +32,18 @@ pub struct FileSettings {
     pub own: Vec<PathBuf>,
     /// The directories with files of the agent's own, which no name leads to.
     pub private: Vec<PathBuf>,
-    /// The directories in which files that streams name must lie; anywhere if empty.
-    pub prefixes: Vec<PathBuf>,
+    pub prefixes: FilePrefixes,
     /// The file of the system's roots, instead of those that distributions have (`SSL_CERT_FILE`).
     pub system_roots: Option<PathBuf>,
+}
+
+/// The directories in which files must lie that streams name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FilePrefixes {
+    /// By default. Taken as they are spelled, so that no agent waits at its start for directories that it may not need.
+    Usual(Vec<PathBuf>),
+    /// Those of `--file-prefix`, also with their links resolved.
+    Given(Vec<PathBuf>),
 }
 
 /// Serves `default` and `ROOTCA` from mounted files.
@@ -64,7 +73,7 @@ impl FileSource {
     ) -> Self {
         let context = Context { watcher, debounce: settings.debounce, clock, metrics };
         let places = Places { own: settings.own, ..Places::new(settings.mounted) };
-        let publisher = |name| Some(SecretPublisher::new(cache, Key { workload, name }, settings.is_alone));
+        let publisher = |name| SecretPublisher::new(cache, Key { workload, name }, settings.is_alone);
         let (key_pair, roots) = (publisher(SecretName::Workload), publisher(SecretName::Roots));
         Self { mounted: FileSet::new(places, key_pair, roots, context) }
     }
@@ -74,10 +83,9 @@ impl FileSource {
         self.mounted.publish_once();
     }
 
-    /// Follows every change of the mounted files. Does not return.
+    /// Follows every change of the mounted files since [`FileSource::publish_once`]. Does not return.
     pub async fn run(self) {
-        // The first look is settled: the files may have changed since `publish_once`, before they were watched.
-        self.mounted.run(true).await;
+        match self.mounted.run().await {}
     }
 }
 

@@ -40,6 +40,7 @@ use crate::base::failure_log::FailureLog;
 use crate::ca::failover::Failover;
 use crate::fs::disk::Disk;
 use crate::metrics::Metrics;
+use crate::pki::csr::Names;
 use crate::pki::key::{KeyFormat, KeyType};
 use crate::secret::SecretName;
 use crate::store::health::{Components, RenewalHealth};
@@ -49,6 +50,8 @@ use crate::store::{Cache, Key, Origin, Publisher, Renewals, Workload};
 pub struct IssuerSettings {
     /// The SPIFFE ID that is asked for.
     pub identity: IdentitySource,
+    /// Further names that are asked for.
+    pub names: Names,
     pub key_type: KeyType,
     pub key_format: KeyFormat,
     /// The lifetime that is asked for.

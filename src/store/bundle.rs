@@ -36,26 +36,24 @@ impl Slot {
         now: SystemTime,
         change: impl FnOnce(&mut Revocation) -> bool,
     ) -> Option<CrlCoverage> {
-        let mut revocation = lock(&self.revocation);
+        let mut revocation = lock(&self.extras().revocation);
         if !change(&mut revocation) {
             return None;
         }
-        let mut coverage = None;
-        self.modify(|entry| {
-            let Some(good) = &entry.good else { return false };
-            let Secret::TrustBundle(before) = &good.secret else { return false };
-            let (bundle, covered) = before.with_revocation(&revocation, now);
-            coverage =
-                Some(CrlCoverage { covered, next_change: revocation.next_change(before.facts(), now) });
-            let is_new = bundle.crls() != before.crls();
-            if is_new {
-                let secret = Secret::TrustBundle(bundle);
-                let resource = Resource::encode(name, &secret);
-                let Good { origin, received, renews, .. } = **good;
+        // Signatures are checked and many bytes encoded while the entry can be read. Publishers wait for the same lock.
+        let good = self.entry().good.clone()?;
+        let Secret::TrustBundle(before) = &good.secret else { return None };
+        let (bundle, covered) = before.with_revocation(&revocation, now);
+        let next_change = revocation.next_change(before, now);
+        if bundle.crls() != before.crls() {
+            let secret = Secret::TrustBundle(bundle);
+            let resource = Resource::encode(name, &secret);
+            let Good { origin, received, renews, .. } = *good;
+            self.modify(|entry| {
                 entry.good = Some(Arc::new(Good { secret, resource, origin, received, renews }));
-            }
-            is_new
-        });
-        coverage
+                true
+            });
+        }
+        Some(CrlCoverage { covered, next_change })
     }
 }

@@ -1,6 +1,8 @@
 //! The cache: its entries, its workloads.
 
-use std::collections::BTreeMap;
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::{Notify, watch};
@@ -35,7 +37,7 @@ struct Inner {
 
 #[derive(Debug, Default)]
 pub(super) struct Slots {
-    pub(super) by_key: BTreeMap<Key, Arc<Slot>>,
+    pub(super) by_key: HashSet<Filed>,
     workloads: BTreeMap<Workload, Member>,
     next_workload: u32,
     /// Room for entries that exist because a stream asked for them.
@@ -51,29 +53,60 @@ struct Member {
     health: Components,
 }
 
-#[derive(Debug, Default)]
+/// A slot that is found by its key.
+#[derive(Debug)]
+pub(super) struct Filed(pub(super) Arc<Slot>);
+
+impl Borrow<Key> for Filed {
+    fn borrow(&self) -> &Key {
+        &self.0.key
+    }
+}
+
+impl PartialEq for Filed {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.key == other.0.key
+    }
+}
+
+impl Eq for Filed {}
+
+impl Hash for Filed {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.key.hash(state);
+    }
+}
+
+#[derive(Debug)]
 pub(super) struct Slot {
+    key: Key,
     entry: Mutex<Entry>,
-    /// The same, for readers that are no streams: most names have none.
-    watched: OnceLock<watch::Sender<Entry>>,
     pub(super) subscribers: Mutex<Subscribers>,
     pub(super) observed: Mutex<Observed>,
     /// The connection that caused the entry, if it is on demand.
     pub(super) owner: Connection,
+    /// Tells the source of a name on demand that the last stream has left.
+    pub(super) desertion: Option<Desertion>,
+    extras: OnceLock<Box<Extras>>,
+}
+
+/// What an entry needs once it is served or followed. Most names that streams make up never are.
+#[derive(Debug, Default)]
+pub(super) struct Extras {
+    /// Of [`Inner`], where readiness depends on the entry.
+    changes: Option<watch::Sender<()>>,
+    /// The entry, for readers that are no streams.
+    watched: OnceLock<watch::Sender<Entry>>,
     /// What the value of a name on demand takes.
     pub(super) value: Mutex<Value>,
     /// The CRLs that go into trust bundles, whichever source publishes the roots. Locked while the entry is written.
     pub(super) revocation: Mutex<Revocation>,
     /// Notified when the last stream leaves.
     pub(super) deserted: Notify,
-    /// Tells the source the same, of a name on demand.
-    pub(super) desertion: Option<Desertion>,
     /// Notified when a stream gives a verdict or leaves.
     pub(super) verdict: Notify,
     /// Set by the source that can renew on request.
     pub(super) renewal: OnceLock<RenewalDesk>,
-    /// Of [`Inner`], where readiness depends on the entry.
-    changes: Option<watch::Sender<()>>,
 }
 
 /// No code panics while it holds one of these locks, and their data is consistent between any two statements.
@@ -113,14 +146,12 @@ impl Cache {
         let mut slots = self.lock();
         slots.workloads.remove(&workload);
         slots.routes.forget(workload);
-        let keys: Vec<_> = slots.by_key.keys().filter(|key| key.workload == workload).cloned().collect();
-        for key in keys {
-            if let Some(slot) = slots.by_key.remove(&key) {
-                slot.remove();
-                if key.name.is_on_demand() {
-                    slots.forget_value(&slot);
-                    slots.room.give_back(slot.owner);
-                }
+        let removed: Vec<_> = slots.by_key.extract_if(|filed| filed.0.key.workload == workload).collect();
+        for Filed(slot) in removed {
+            slot.remove();
+            if slot.key.name.is_on_demand() {
+                slots.forget_value(&slot);
+                slots.room.give_back(slot.owner);
             }
         }
         drop(slots);
@@ -157,10 +188,10 @@ impl Cache {
     /// Drops the entry of a name on demand, unless a stream has come back. True if the entry is gone.
     pub fn retire(&self, key: &Key) -> bool {
         let mut slots = self.lock();
-        let is_deserted = slots.by_key.get(key).is_none_or(|slot| lock(&slot.observed).streams == 0);
+        let is_deserted = slots.by_key.get(key).is_none_or(|Filed(slot)| lock(&slot.observed).streams == 0);
         if is_deserted
             && key.name.is_on_demand()
-            && let Some(slot) = slots.by_key.remove(key)
+            && let Some(Filed(slot)) = slots.by_key.take(key)
         {
             slots.forget_value(&slot);
             slots.room.give_back(slot.owner);
@@ -201,14 +232,17 @@ impl Cache {
     /// The entries that `wanted` selects, as they are now.
     pub(super) fn snapshot_if(&self, wanted: impl Fn(&Key) -> bool) -> Vec<Snapshot> {
         let slots = self.lock();
-        let wanted = slots.by_key.iter().filter(|(key, _)| wanted(key));
-        let view = |(key, slot): (&Key, &Arc<Slot>)| Snapshot {
-            key: key.clone(),
-            workload: slots.workloads.get(&key.workload).map_or_else(|| "".into(), |it| Arc::clone(&it.name)),
+        let mut wanted: Vec<_> =
+            slots.by_key.iter().map(|Filed(slot)| slot).filter(|slot| wanted(&slot.key)).collect();
+        wanted.sort_unstable_by(|one, other| one.key.cmp(&other.key));
+        let workload = |key: &Key| slots.workloads.get(&key.workload).map(|member| Arc::clone(&member.name));
+        let view = |slot: &Arc<Slot>| Snapshot {
+            key: slot.key.clone(),
+            workload: workload(&slot.key).unwrap_or_else(|| "".into()),
             entry: slot.entry().clone(),
             observed: lock(&slot.observed).clone(),
         };
-        wanted.map(view).collect()
+        wanted.into_iter().map(view).collect()
     }
 
     /// Wakes at each change that readiness may depend on.
@@ -224,25 +258,27 @@ impl Cache {
     pub(super) fn slot_of(&self, key: &Key) -> Arc<Slot> {
         let mut slots = self.lock();
         if !slots.workloads.contains_key(&key.workload) {
-            let slot = Slot::default();
+            let slot = Slot::new(key.clone());
             slot.remove();
             return Arc::new(slot);
         }
-        if let Some(slot) = slots.by_key.get(key) {
+        if let Some(Filed(slot)) = slots.by_key.get(key) {
             return Arc::clone(slot);
         }
-        let is_on_demand = key.name.is_on_demand();
-        if is_on_demand {
+        let slot = Slot::new(key.clone());
+        if key.name.is_on_demand() {
             slots.room.take_anyway(Connection::default());
+        } else {
+            let changes = Some(self.0.changes.clone());
+            let _ = slot.extras.set(Box::new(Extras { changes, ..Extras::default() }));
         }
-        let changes = (!is_on_demand).then(|| self.0.changes.clone());
-        let slot = Arc::new(Slot { changes, ..Slot::default() });
-        slots.by_key.insert(key.clone(), Arc::clone(&slot));
+        let slot = Arc::new(slot);
+        slots.by_key.insert(Filed(Arc::clone(&slot)));
         slot
     }
 
     pub(super) fn slot(&self, key: &Key) -> Option<Arc<Slot>> {
-        self.lock().by_key.get(key).cloned()
+        self.lock().by_key.get(key).map(|Filed(slot)| Arc::clone(slot))
     }
 }
 
@@ -278,13 +314,45 @@ impl Slots {
 
     fn make_on_demand(&mut self, key: &Key, owner: Connection) -> Result<Arc<Slot>, NotServed> {
         let desertion = Some(self.routes.send(key).inspect_err(|_| self.room.give_back(owner))?);
-        let slot = Arc::new(Slot { owner, desertion, ..Slot::default() });
-        self.by_key.insert(key.clone(), Arc::clone(&slot));
+        let slot = Arc::new(Slot { owner, desertion, ..Slot::new(key.clone()) });
+        self.by_key.insert(Filed(Arc::clone(&slot)));
         Ok(slot)
     }
 }
 
 impl Slot {
+    fn new(key: Key) -> Self {
+        let (entry, subscribers, observed, owner) = Default::default();
+        Self { key, entry, subscribers, observed, owner, desertion: None, extras: OnceLock::new() }
+    }
+
+    /// Made if there are none.
+    pub(super) fn extras(&self) -> &Extras {
+        self.extras.get_or_init(Box::default)
+    }
+
+    /// What the value takes, if there ever was one.
+    pub(super) fn value(&self) -> Option<&Mutex<Value>> {
+        self.extras.get().map(|extras| &extras.value)
+    }
+
+    pub(super) fn renewal(&self) -> Option<&RenewalDesk> {
+        self.extras.get()?.renewal.get()
+    }
+
+    /// A stream has given a verdict, or left; true if it was the last one.
+    pub(super) fn stream_reported(&self, is_last: bool) {
+        if let Some(extras) = self.extras.get() {
+            extras.verdict.notify_waiters();
+            if is_last {
+                extras.deserted.notify_one();
+            }
+        }
+        if let (true, Some(desertion)) = (is_last, &self.desertion) {
+            desertion.report(&self.key);
+        }
+    }
+
     /// The entry as it is now, locked.
     pub(super) fn entry(&self) -> MutexGuard<'_, Entry> {
         lock(&self.entry)
@@ -293,7 +361,7 @@ impl Slot {
     /// Follows the entry without counting as a stream.
     pub(super) fn watch(&self) -> watch::Receiver<Entry> {
         let entry = self.entry();
-        self.watched.get_or_init(|| watch::Sender::new(entry.clone())).subscribe()
+        self.extras().watched.get_or_init(|| watch::Sender::new(entry.clone())).subscribe()
     }
 
     /// Changes the entry, and wakes its readers if `change` returns true. An entry of a removed workload stays empty.
@@ -303,7 +371,7 @@ impl Slot {
             return;
         }
         let is_changed = change(&mut entry);
-        if let Some(watched) = self.watched.get() {
+        if let Some(watched) = self.extras.get().and_then(|extras| extras.watched.get()) {
             watched.send_if_modified(|seen| {
                 seen.clone_from(&entry);
                 is_changed
@@ -312,7 +380,7 @@ impl Slot {
         drop(entry);
         if is_changed {
             lock(&self.subscribers).notify();
-            if let Some(changes) = &self.changes {
+            if let Some(changes) = self.extras.get().and_then(|extras| extras.changes.as_ref()) {
                 changes.send_replace(());
             }
         }

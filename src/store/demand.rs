@@ -66,16 +66,8 @@ pub enum Event {
 }
 
 impl Demand {
-    /// The next name that is wanted.
-    pub async fn next(&mut self) -> Option<Key> {
-        loop {
-            if let Event::Wanted(key) = self.next_event().await? {
-                return Some(key);
-            }
-        }
-    }
-
-    pub async fn next_event(&mut self) -> Option<Event> {
+    /// What happens next. None once the workload was removed.
+    pub async fn next(&mut self) -> Option<Event> {
         self.0.recv().await
     }
 
@@ -91,15 +83,12 @@ impl Demand {
 
 /// Tells the source of a name that no stream is left.
 #[derive(Debug)]
-pub(super) struct Desertion {
-    key: Key,
-    sender: mpsc::UnboundedSender<Event>,
-}
+pub(super) struct Desertion(mpsc::UnboundedSender<Event>);
 
 impl Desertion {
-    pub(super) fn report(&self) {
+    pub(super) fn report(&self, key: &Key) {
         // Fails when the source has ended.
-        let _ = self.sender.send(Event::Deserted(self.key.clone()));
+        let _ = self.0.send(Event::Deserted(key.clone()));
     }
 }
 
@@ -143,7 +132,7 @@ impl Routes {
     pub(super) fn send(&self, key: &Key) -> Result<Desertion, NotServed> {
         let sender = self.source(key)?.sender.clone();
         sender.send(Event::Wanted(key.clone())).map_err(|_| NotServed::NoSource)?;
-        Ok(Desertion { key: key.clone(), sender })
+        Ok(Desertion(sender))
     }
 
     /// Whether a source may serve `key`.
@@ -164,13 +153,9 @@ impl Routes {
 }
 
 impl Cache {
-    /// Registers the source of the names of `kind` in `scope`. A kind has one source in a scope.
-    pub fn demand(&self, kind: NameKind, scope: Scope) -> Result<Demand, AlreadyTaken> {
-        self.demand_for(kind, scope, |_: &SecretName| Ok(()))
-    }
-
-    /// Like [`Cache::demand`]. A name that `admission` refuses gets no entry, and the source does not learn of it.
-    pub fn demand_for(
+    /// Registers the source of the names of `kind` in `scope`. A kind has one source in a scope. A name that `admission`
+    /// refuses gets no entry, and the source does not learn of it.
+    pub fn demand(
         &self,
         kind: NameKind,
         scope: Scope,

@@ -1,9 +1,10 @@
 //! One entry of the cache: the last good value and the current failures.
 
 use std::fmt;
-use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, SystemTime};
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::subscription::Observed;
@@ -20,22 +21,28 @@ pub struct Key {
 
 /// Where a value comes from. A source of higher rank keeps those of lower rank from writing an entry it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Origin {
-    /// Compared first. Ranks leave gaps, so that a source fits in between.
-    rank: u8,
-    name: &'static str,
+pub struct Origin(Source);
+
+/// The lowest rank first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Source {
+    Ca,
+    Files,
 }
 
 impl Origin {
     /// Signed by a CA for a key made here.
-    pub const CA: Self = Self { rank: 10, name: "ca" };
+    pub const CA: Self = Self(Source::Ca);
     /// Read from mounted files.
-    pub const FILES: Self = Self { rank: 20, name: "files" };
+    pub const FILES: Self = Self(Source::Files);
 }
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
+        f.write_str(match self.0 {
+            Source::Ca => "ca",
+            Source::Files => "files",
+        })
     }
 }
 
@@ -70,21 +77,20 @@ impl Entry {
 
     /// Why its sources can't deliver a newer value, for people; the source of the highest rank first.
     pub fn failure(&self) -> Option<String> {
-        let reasons: Vec<_> =
-            self.failures.0.iter().rev().map(|(_, failure)| failure.reason.as_str()).collect();
+        let reasons: Vec<_> = self.failures.0.iter().rev().map(|failure| &*failure.reason).collect();
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
     /// When the oldest of these failures began.
     pub fn failing_since(&self) -> Option<Instant> {
-        self.failures.0.iter().map(|(_, failure)| failure.since).min()
+        self.failures.0.iter().map(|failure| failure.since).min().map(Moment::instant)
     }
 
     /// Ends the failure of `origin`, and those of lower ranks: while `origin` holds the entry they don't matter. True
     /// if there was one.
     pub(super) fn clear_failures(&mut self, origin: Origin) -> bool {
         let before = self.failures.0.len();
-        self.failures.0.retain(|(of, failure)| *of > origin && !failure.is_absence);
+        self.failures.0.retain(|failure| failure.origin > origin && !failure.is_absence);
         self.failures.0.len() < before
     }
 
@@ -107,19 +113,20 @@ pub struct Good {
 }
 
 /// Why a source can't deliver a value.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Failure {
+    origin: Origin,
     /// For people.
-    reason: String,
+    reason: Arc<str>,
     /// The source has nothing to deliver: the failure is over as soon as any source has a value.
     is_absence: bool,
     /// The reason may have changed since.
-    since: Instant,
+    since: Moment,
 }
 
 impl Failure {
-    pub(super) fn new(reason: String, is_absence: bool) -> Self {
-        Self { reason, is_absence, since: Instant::now() }
+    pub(super) fn new(origin: Origin, reason: String, is_absence: bool) -> Self {
+        Self { origin, reason: reason.into(), is_absence, since: Moment::now() }
     }
 
     /// Whether readers see the same.
@@ -128,29 +135,43 @@ impl Failure {
     }
 }
 
+/// Seconds since the first failure of this process: a quarter of an `Instant`, for there is one for each name that is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Moment(u32);
+
+static FIRST: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+impl Moment {
+    fn now() -> Self {
+        Self(u32::try_from(FIRST.elapsed().as_secs()).unwrap_or(u32::MAX))
+    }
+
+    fn instant(self) -> Instant {
+        *FIRST + Duration::from_secs(self.0.into())
+    }
+}
+
 /// The failure of each source that has one, in the order of their ranks. Most entries have one source.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Failures(Vec<(Origin, Arc<Failure>)>);
+pub(super) struct Failures(SmallVec<[Failure; 1]>);
 
 impl Failures {
     /// Replaces the failure of `origin`. True if it is another one than before.
     pub(super) fn set(&mut self, origin: Origin, failure: Option<Failure>) -> bool {
-        let at = self.0.iter().position(|(of, _)| *of >= origin).unwrap_or(self.0.len());
-        let known = self.0.get(at).filter(|(of, _)| *of == origin).map(|(_, known)| Arc::clone(known));
-        match (&known, &failure) {
+        let at = self.0.iter().position(|known| known.origin >= origin).unwrap_or(self.0.len());
+        let known = self.0.get(at).filter(|known| known.origin == origin);
+        let since = known.map(|known| known.since);
+        match (known, &failure) {
             (None, None) => return false,
             (Some(known), Some(failure)) if known.is_same(failure) => return false,
             _ => {}
         }
-        if known.is_some() {
+        if since.is_some() {
             self.0.remove(at);
         }
         if let Some(mut failure) = failure {
-            failure.since = known.map_or(failure.since, |known| known.since);
-            if self.0.is_empty() {
-                self.0.reserve_exact(1);
-            }
-            self.0.insert(at, (origin, Arc::new(failure)));
+            failure.since = since.unwrap_or(failure.since);
+            self.0.insert(at, failure);
         }
         true
     }
@@ -164,4 +185,27 @@ pub struct Snapshot {
     pub workload: Arc<str>,
     pub entry: Entry,
     pub observed: Observed,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_lasts_from_the_first_reason_on_and_takes_little_memory() {
+        let mut failures = Failures::default();
+        let failure = |reason: &str, since| {
+            let failure = Failure::new(Origin::CA, reason.to_owned(), false);
+            Some(Failure { since: Moment(since), ..failure })
+        };
+        assert!(failures.set(Origin::CA, failure("refused", 1)));
+        assert!(!failures.set(Origin::CA, failure("refused", 2)), "readers see the same");
+        assert!(failures.set(Origin::CA, failure("timed out", 3)));
+        let entry = Entry { failures: failures.clone(), ..Entry::default() };
+        assert_eq!(entry.failure().as_deref(), Some("timed out"));
+        assert_eq!(entry.failing_since(), Some(Moment(1).instant()));
+        assert!(failures.set(Origin::CA, None) && !failures.set(Origin::CA, None));
+        // There may be as many as there are names that nothing serves.
+        assert!(size_of::<Failure>() <= 3 * size_of::<usize>());
+    }
 }

@@ -7,6 +7,7 @@ mod renewal;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
@@ -89,19 +90,14 @@ impl Components {
 /// Health of the files for other programs.
 #[derive(Clone, Debug, Default)]
 pub struct OutputHealth {
-    /// When the files in the directory expire; none as long as none are known to be there.
-    pub not_after: Option<SystemTime>,
-    /// Why nothing newer can be written.
-    pub failure: Option<Failing>,
-    /// The disk does not answer.
-    pub is_hanging: bool,
+    pub directories: Vec<DirectoryHealth>,
     /// The hook has not succeeded since it failed.
     pub hook_failure: Option<HookFailing>,
     pub is_hook_running: bool,
 }
 
 /// A step that fails and is retried.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failing {
     /// Of the last try, for people.
     pub reason: String,
@@ -131,7 +127,71 @@ impl Failing {
     }
 }
 
+/// Health of one directory of files for other programs.
+#[derive(Clone, Debug, Default)]
+pub struct DirectoryHealth {
+    pub path: PathBuf,
+    /// When its files expire; none as long as none are known to be there.
+    pub not_after: Option<SystemTime>,
+    /// Why nothing newer can be written.
+    pub failure: Option<Failing>,
+    /// The disk does not answer.
+    pub is_hanging: bool,
+}
+
 impl OutputHealth {
+    /// The health of the directory at `path`, which is added if it is a new one.
+    pub fn directory(&mut self, path: &Path) -> &mut DirectoryHealth {
+        let index = self.directories.iter().position(|directory| directory.path == path);
+        let index = index.unwrap_or_else(|| {
+            self.directories.push(DirectoryHealth { path: path.to_owned(), ..DirectoryHealth::default() });
+            self.directories.len() - 1
+        });
+        #[expect(clippy::indexing_slicing, reason = "it was found or added there")]
+        &mut self.directories[index]
+    }
+
+    /// Says that there is to be output in these directories.
+    pub fn expect<'a>(&mut self, paths: impl IntoIterator<Item = &'a PathBuf>) {
+        for path in paths {
+            self.directory(path);
+        }
+    }
+
+    /// When the first files expire; none as long as some are missing.
+    pub fn not_after(&self) -> Option<SystemTime> {
+        let all: Option<Vec<_>> = self.directories.iter().map(|directory| directory.not_after).collect();
+        all?.into_iter().min()
+    }
+
+    /// Why nothing newer can be written: the reasons of all directories that have one, since the first of them failed.
+    pub fn failure(&self) -> Option<Failing> {
+        let failing = || self.directories.iter().filter_map(|directory| directory.failure.as_ref());
+        let reasons: Vec<_> = failing().map(|one| one.reason.as_str()).collect();
+        Some(Failing {
+            reason: reasons.join("; "),
+            since: failing().map(|one| one.since).min()?,
+            next_try: failing().filter_map(|one| one.next_try).min(),
+        })
+    }
+
+    pub fn is_hanging(&self) -> bool {
+        self.directories.iter().any(|directory| directory.is_hanging)
+    }
+
+    /// What is missing or has expired.
+    fn missing(&self, now: SystemTime) -> Option<String> {
+        let is_one = self.directories.len() == 1;
+        let missing = self.directories.iter().filter_map(|directory| {
+            let reason = directory.missing(now)?;
+            Some(if is_one { reason } else { format!("{}: {reason}", directory.path.display()) })
+        });
+        let missing: Vec<_> = missing.collect();
+        (!missing.is_empty()).then(|| missing.join("; "))
+    }
+}
+
+impl DirectoryHealth {
     fn missing(&self, now: SystemTime) -> Option<String> {
         let hangs = || self.is_hanging.then_some("the disk does not answer");
         let failure = self.failure.as_ref().map(|failing| failing.reason.as_str());
@@ -212,9 +272,9 @@ impl Health {
             }
         }
         let Some(output) = output else { return };
-        match (output.missing(now), &output.failure) {
+        match (output.missing(now), output.failure()) {
             (Some(reason), _) => self.missing.push(problem("output", reason)),
-            (None, Some(failing)) => self.failing.push(problem("output", failing.reason.clone())),
+            (None, Some(failing)) => self.failing.push(problem("output", failing.reason)),
             (None, None) => {}
         }
     }
@@ -251,7 +311,8 @@ impl Cache {
             let output = self.components(workload).output();
             health.add(&name, &own, output.as_ref(), now);
             expirations.extend(own.iter().filter_map(|one| one.entry.not_after()));
-            expirations.extend(output.and_then(|output| output.not_after));
+            let directories = output.iter().flat_map(|output| &output.directories);
+            expirations.extend(directories.filter_map(|directory| directory.not_after));
         }
         (health, expirations.into_iter().filter(|at| *at > now).min())
     }

@@ -24,5 +24,5 @@ pub use self::entry::{Entry, Good, Key, Origin, Snapshot};
 pub use self::publisher::{Published, Publisher};
 pub use self::renewal::{NotRenewed, Renewals};
 pub use self::room::{Connection, Unserved, Waiting};
-pub use self::subscription::{Observed, Rejection, Subscriber, Subscription};
+pub use self::subscription::{Observed, Rejection, Subscriber, Subscription, Verdicts};
 pub use self::workload::Workload;

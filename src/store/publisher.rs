@@ -64,7 +64,7 @@ impl Publisher {
         if let Secret::KeyPair(pair) = &secret {
             self.announce(pair, received);
         }
-        let revocation = lock(&self.slot.revocation);
+        let revocation = lock(&self.slot.extras().revocation);
         let secret = secret.with_revocation(&revocation, received);
         let resource = Resource::encode(&self.key.name, &secret);
         if self.key.name.is_on_demand()
@@ -95,13 +95,13 @@ impl Publisher {
     /// Notes why there is no newer value. The good one stays. Where a source of higher rank holds the entry, the
     /// failure does not matter.
     pub fn fail(&self, reason: String) {
-        self.note(Some(Failure::new(reason, false)), false);
+        self.note(Some(Failure::new(self.origin, reason, false)), false);
     }
 
     /// Lets sources of lower rank publish again: this one has nothing more to deliver. The value stays until one of them
     /// publishes, and so does the reason, if there is one.
     pub fn release(&self, reason: Option<String>) {
-        self.note(reason.map(|reason| Failure::new(reason, true)), true);
+        self.note(reason.map(|reason| Failure::new(self.origin, reason, true)), true);
     }
 
     fn note(&self, failure: Option<Failure>, lets_go: bool) {
@@ -119,6 +119,8 @@ impl Publisher {
 
     /// Returns once no stream has been subscribed for a while: five minutes where there is a good value.
     pub async fn deserted(&self) {
+        // Made before the look, so that no stream leaves unnoticed in between.
+        let deserted = &self.slot.extras().deserted;
         let streams = || {
             let observed = lock(&self.slot.observed);
             (observed.streams, observed.arrivals)
@@ -126,7 +128,7 @@ impl Publisher {
         loop {
             let before = streams();
             if before.0 > 0 {
-                self.slot.deserted.notified().await;
+                deserted.notified().await;
                 continue;
             }
             let is_good = self.slot.entry().good.is_some();
@@ -145,7 +147,7 @@ impl Publisher {
 
     /// The renewals that are requested of this source.
     pub fn renewals(&self) -> Renewals {
-        self.slot.renewal.get_or_init(|| RenewalDesk::new(self.origin));
+        self.slot.extras().renewal.get_or_init(|| RenewalDesk::new(self.origin));
         Renewals(Arc::clone(&self.slot))
     }
 
@@ -155,7 +157,7 @@ impl Publisher {
         let mut entry = self.watch();
         loop {
             // Before the look, so that no verdict is lost in between.
-            let verdict = self.slot.verdict.notified();
+            let verdict = self.slot.extras().verdict.notified();
             let served = entry.borrow_and_update().good.as_ref().map(|good| good.resource.version.clone());
             let Some(version) = served else { return };
             if lock(&self.slot.observed).is_settled(&version) {

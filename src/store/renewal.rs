@@ -45,7 +45,7 @@ impl Cache {
     /// Has the source of `key` renew it now, and returns when it has tried.
     pub async fn renew(&self, key: &Key) -> Result<(), NotRenewed> {
         let slot = self.slot(key).ok_or(NotRenewed::NoSource)?;
-        let desk = slot.renewal.get();
+        let desk = slot.renewal();
         let is_outranked = slot.entry().holder > Some(desk.map_or(Origin::CA, |desk| desk.origin));
         if is_outranked {
             return Err(NotRenewed::Files);
@@ -70,14 +70,14 @@ pub struct Renewals(pub(super) Arc<Slot>);
 impl Renewals {
     /// Returns when a renewal was requested and the source hasn't tried since.
     pub async fn wanted(&self) {
-        let Some(desk) = self.0.renewal.get() else { return std::future::pending().await };
+        let Some(desk) = self.0.renewal() else { return std::future::pending().await };
         // The sender lives in the slot.
         let _ = desk.requests.subscribe().wait_for(|requests| requests.made > requests.settled).await;
     }
 
     /// The source has tried: all requests until now are answered with the state of the entry.
     pub fn settle(&self) {
-        if let Some(desk) = self.0.renewal.get() {
+        if let Some(desk) = self.0.renewal() {
             desk.requests.send_if_modified(|requests| {
                 let has_open = requests.settled != requests.made;
                 requests.settled = requests.made;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::cache::Cache;
+use super::cache::{Cache, Filed};
 use super::demand::NotServed;
 use super::entry::Key;
 use super::subscription::{Subscriber, Subscription};
@@ -174,7 +174,7 @@ impl Waiting {
     /// line if not.
     pub fn subscribe(self, subscriber: &Subscriber, number: u32) -> Result<Subscription, Unserved> {
         let mut slots = self.cache.lock();
-        if let Some(slot) = slots.by_key.get(&self.key) {
+        if let Some(Filed(slot)) = slots.by_key.get(&self.key) {
             let slot = Arc::clone(slot);
             drop(slots);
             return Ok(Subscription::new(slot, subscriber, number));

@@ -1,10 +1,12 @@
 //! A stream's view of one entry, and what Envoy makes of its values: the verdicts.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker};
 
-use super::cache::{Cache, Slot, lock};
+use smallvec::SmallVec;
+
+use super::cache::{Cache, Filed, Slot, lock};
 use super::demand::NotServed;
 use super::entry::{Entry, Key};
 use super::room::Connection;
@@ -17,8 +19,15 @@ pub struct Observed {
     pub streams: usize,
     /// Streams that ever were.
     pub(super) arrivals: u64,
+    /// None before the first value was sent.
+    verdicts: Option<Box<Verdicts>>,
+}
+
+/// What the clients of an entry were sent, and what they made of it.
+#[derive(Clone, Debug, Default)]
+pub struct Verdicts {
     /// How many streams acknowledged which version last, by the node id of their clients.
-    pub acked_by: HashMap<(Version, Arc<str>), usize>,
+    pub acked_by: BTreeMap<(Version, Arc<str>), usize>,
     /// How many streams acknowledged which version last.
     acknowledged: Vec<(Version, usize)>,
     /// The last rejection, until a later version is acknowledged.
@@ -32,17 +41,40 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// How many streams acknowledged which version last.
-    pub fn acknowledged(&self) -> HashMap<Version, usize> {
-        self.acknowledged.iter().cloned().collect()
+    pub fn verdicts(&self) -> &Verdicts {
+        static NONE: Verdicts = Verdicts::none();
+        self.verdicts.as_deref().unwrap_or(&NONE)
+    }
+
+    fn verdicts_mut(&mut self) -> &mut Verdicts {
+        self.verdicts.get_or_insert_default()
     }
 
     /// Whether every stream has acknowledged `version`, or one has rejected it.
     pub(super) fn is_settled(&self, version: &Version) -> bool {
+        let verdicts = self.verdicts();
         // This runs at each verdict, so it counts nothing.
-        let acknowledged = self.acknowledged.iter().find(|(held, _)| held == version);
+        let acknowledged = verdicts.acknowledged.iter().find(|(held, _)| held == version);
         acknowledged.map_or(0, |(_, streams)| *streams) == self.streams
-            || self.rejection.as_ref().is_some_and(|rejection| rejection.version == *version)
+            || verdicts.rejection.as_ref().is_some_and(|rejection| rejection.version == *version)
+    }
+}
+
+impl Verdicts {
+    const fn none() -> Self {
+        Self {
+            acked_by: BTreeMap::new(),
+            acknowledged: Vec::new(),
+            rejection: None,
+            pushes: 0,
+            acks: 0,
+            nacks: 0,
+        }
+    }
+
+    /// How many streams acknowledged which version last.
+    pub fn acknowledged(&self) -> HashMap<Version, usize> {
+        self.acknowledged.iter().cloned().collect()
     }
 
     fn hold(&mut self, version: Version, node: Arc<str>) {
@@ -143,58 +175,66 @@ impl Subscriber {
 /// The subscribers of one entry, by place.
 #[derive(Debug, Default)]
 pub(super) struct Subscribers {
-    places: Vec<Option<Place>>,
-    free: Vec<u32>,
+    /// Most names have one stream.
+    places: SmallVec<[Place; 1]>,
+    /// The first free place.
+    free: Option<u32>,
+    taken: u32,
 }
 
 #[derive(Debug)]
-struct Place {
-    subscriber: Subscriber,
-    /// The subscriber's number of the entry.
-    number: u32,
-    /// The subscriber was notified and has not looked since.
-    is_notified: bool,
+enum Place {
+    Taken {
+        subscriber: Subscriber,
+        /// The subscriber's number of the entry.
+        number: u32,
+        /// The subscriber was notified and has not looked since.
+        is_notified: bool,
+    },
+    Free {
+        next: Option<u32>,
+    },
 }
 
 impl Subscribers {
     fn add(&mut self, subscriber: Subscriber, number: u32) -> u32 {
-        let place = Some(Place { subscriber, number, is_notified: true });
-        if let Some(free) = self.free.pop() {
-            if let Some(at) = self.places.get_mut(free as usize) {
-                *at = place;
+        let place = Place::Taken { subscriber, number, is_notified: true };
+        self.taken += 1;
+        if let Some(free) = self.free
+            && let Some(at) = self.places.get_mut(free as usize)
+        {
+            if let Place::Free { next } = std::mem::replace(at, place) {
+                self.free = next;
             }
             return free;
-        }
-        if self.places.is_empty() {
-            // Most names have one stream.
-            self.places.reserve_exact(1);
         }
         self.places.push(place);
         u32::try_from(self.places.len() - 1).unwrap_or(u32::MAX)
     }
 
     fn remove(&mut self, place: u32) {
-        if let Some(at) = self.places.get_mut(place as usize)
-            && at.take().is_some()
-        {
-            self.free.push(place);
+        if let Some(at) = self.places.get_mut(place as usize) {
+            *at = Place::Free { next: self.free.replace(place) };
+            self.taken -= 1;
         }
-        if self.free.len() == self.places.len() {
+        if self.taken == 0 {
             *self = Self::default();
         }
     }
 
     fn seen(&mut self, place: u32) {
-        if let Some(Some(place)) = self.places.get_mut(place as usize) {
-            place.is_notified = false;
+        if let Some(Place::Taken { is_notified, .. }) = self.places.get_mut(place as usize) {
+            *is_notified = false;
         }
     }
 
     /// Wakes every subscriber that has looked since it was notified last.
     pub(super) fn notify(&mut self) {
-        for place in self.places.iter_mut().flatten() {
-            if !std::mem::replace(&mut place.is_notified, true) {
-                place.subscriber.notify(place.number);
+        for place in &mut self.places {
+            if let Place::Taken { subscriber, number, is_notified } = place
+                && !std::mem::replace(is_notified, true)
+            {
+                subscriber.notify(*number);
             }
         }
     }
@@ -216,7 +256,7 @@ impl Cache {
     ) -> Result<Subscription, NotServed> {
         let mut slots = self.lock();
         let slot = match slots.by_key.get(key) {
-            Some(slot) => Arc::clone(slot),
+            Some(Filed(slot)) => Arc::clone(slot),
             None => slots.demand(key, subscriber.connection())?,
         };
         Ok(Subscription::new(slot, subscriber, number))
@@ -252,39 +292,41 @@ impl Subscription {
 
     /// A value was sent.
     pub fn pushed(&self) {
-        lock(&self.slot.observed).pushes += 1;
+        lock(&self.slot.observed).verdicts_mut().pushes += 1;
     }
 
     /// The client acknowledged `version`.
     pub fn accepted(&mut self, version: Version) {
-        lock(&self.slot.observed).acks += 1;
+        lock(&self.slot.observed).verdicts_mut().acks += 1;
         self.holds(version);
     }
 
     /// The client holds `version`: it acknowledged it on this stream, or on an earlier one.
     pub fn holds(&mut self, version: Version) {
         let mut observed = lock(&self.slot.observed);
+        let verdicts = observed.verdicts_mut();
         if self.acknowledged.as_ref() != Some(&version) {
             let node = self.subscriber.node();
             if let Some(before) = self.acknowledged.replace(version.clone()) {
-                observed.release(before, Arc::clone(&node));
+                verdicts.release(before, Arc::clone(&node));
             }
-            observed.hold(version.clone(), node);
+            verdicts.hold(version.clone(), node);
         }
-        if observed.rejection.as_ref().is_some_and(|rejection| rejection.version != version) {
-            observed.rejection = None;
+        if verdicts.rejection.as_ref().is_some_and(|rejection| rejection.version != version) {
+            verdicts.rejection = None;
         }
-        self.slot.verdict.notify_waiters();
+        self.slot.stream_reported(false);
     }
 
     /// The client rejected `version`. True if no other stream rejected this version before.
     pub fn rejected(&self, version: Version, reason: &str) -> bool {
         let mut observed = lock(&self.slot.observed);
-        observed.nacks += 1;
-        let is_new = observed.rejection.as_ref().is_none_or(|rejection| rejection.version != version);
+        let verdicts = observed.verdicts_mut();
+        verdicts.nacks += 1;
+        let is_new = verdicts.rejection.as_ref().is_none_or(|rejection| rejection.version != version);
         let node = self.subscriber.node();
-        observed.rejection = Some(Rejection { version, node, reason: reason.to_owned() });
-        self.slot.verdict.notify_waiters();
+        verdicts.rejection = Some(Rejection { version, node, reason: reason.to_owned() });
+        self.slot.stream_reported(false);
         is_new
     }
 }
@@ -295,14 +337,8 @@ impl Drop for Subscription {
         let mut observed = lock(&self.slot.observed);
         observed.streams -= 1;
         if let Some(version) = self.acknowledged.take() {
-            observed.release(version, self.subscriber.node());
+            observed.verdicts_mut().release(version, self.subscriber.node());
         }
-        if observed.streams == 0 {
-            self.slot.deserted.notify_one();
-            if let Some(desertion) = &self.slot.desertion {
-                desertion.report();
-            }
-        }
-        self.slot.verdict.notify_waiters();
+        self.slot.stream_reported(observed.streams == 0);
     }
 }

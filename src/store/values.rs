@@ -127,11 +127,11 @@ impl Cache {
     /// Makes room for the value of a name on demand. The name's source is asked for it again if there is none.
     pub(super) fn make_room(&self, key: &Key, slot: &Arc<Slot>, new: &Payload) -> Result<(), NoRoom> {
         let mut slots = self.lock();
-        if slots.by_key.get(key).is_none_or(|known| !Arc::ptr_eq(known, slot)) {
+        if slots.by_key.get(key).is_none_or(|known| !Arc::ptr_eq(&known.0, slot)) {
             // It was retired: nothing is published.
             return Ok(());
         }
-        let mut value = lock(&slot.value);
+        let mut value = lock(&slot.extras().value);
         let made = slots.values.replace(slot.owner, value.payload.as_ref(), new);
         match made {
             Ok(()) => value.payload = Some(new.clone()),
@@ -150,16 +150,15 @@ impl Cache {
 impl super::cache::Slots {
     /// Gives back what the value of a name on demand takes.
     pub(super) fn forget_value(&mut self, slot: &Slot) {
-        if let Some(payload) = lock(&slot.value).payload.take() {
-            self.values.drop_one(&payload);
-        }
+        let payload = slot.value().and_then(|value| lock(value).payload.take());
+        payload.inspect(|payload| self.values.drop_one(payload));
         self.ask_again();
     }
 
     fn ask_again(&mut self) {
         while let Some(key) = self.values.next_in_turn() {
-            if let Some(slot) = self.by_key.get(&key) {
-                lock(&slot.value).waits = false;
+            if let Some(value) = self.by_key.get(&key).and_then(|filed| filed.0.value()) {
+                lock(value).waits = false;
                 // Without a source there is nothing to ask.
                 let _ = self.routes.send(&key);
             }
@@ -172,7 +171,10 @@ impl super::cache::Slots {
         let Self { values, by_key, .. } = self;
         if values.waiting.len() > 2 * limits::NAMES_ON_DEMAND {
             let mut seen = HashSet::new();
-            let waits = |key: &Key| by_key.get(key).is_some_and(|slot| lock(&slot.value).waits);
+            let waits = |key: &Key| {
+                let value = by_key.get(key).and_then(|filed| filed.0.value());
+                value.is_some_and(|value| lock(value).waits)
+            };
             values.waiting.retain(|(key, _)| waits(key) && seen.insert(key.clone()));
         }
     }

@@ -6,6 +6,7 @@ use serde_json::Value;
 use tokio::process::Command;
 
 use crate::support::envoy::{Envoy, binary, http_get};
+use crate::support::process::{Agent, attache, output};
 
 async fn printed(line: &str) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_attache"))
@@ -70,4 +71,95 @@ async fn envoy_starts_without_an_agent_and_accepts_no_client() {
     assert_eq!(envoy.stat("sds.default.update_success").await, 0);
     assert_eq!(envoy.certs().await["certificates"], serde_json::json!([]));
     assert!(envoy.is_running(), "{}", envoy.log());
+}
+
+/// The options of the commands in docs/envoy.md that begin with `program`.
+fn documented(program: &str) -> Vec<Vec<String>> {
+    let page = include_str!("../../docs/envoy.md").replace("\\\n", " ");
+    let commands = page.lines().filter_map(|line| line.strip_prefix(&format!("$ {program} ")));
+    let options = |command: &str| {
+        let options = command.split('>').next().unwrap_or_default().split_whitespace();
+        options.map(str::to_owned).collect()
+    };
+    commands.map(options).collect()
+}
+
+#[tokio::test]
+async fn a_second_and_a_third_envoy_run_on_one_machine_as_the_documentation_says() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let ca = directory.join("ca");
+    let agent = Agent::ready(directory, "web", &["--ca", "embedded", "--ca-dir", ca.to_str().unwrap()]).await;
+    // Base ids that no other test on this machine has.
+    let base = u32::MAX / 1000 - std::process::id() % 100_000 * 10;
+    let [bootstraps, starts] = [documented("attache bootstrap"), documented("envoy -c")];
+    assert_eq!((bootstraps.len(), starts.len()), (3, 3));
+    let mut envoys = Vec::new();
+    for (bootstrap, start) in bootstraps.iter().zip(&starts) {
+        let mut line: Vec<String> = Vec::new();
+        for word in bootstrap {
+            match line.last().map(String::as_str) {
+                Some("--socket") => line.push(agent.socket.to_str().unwrap().to_owned()),
+                // The kernel chooses the ports here.
+                Some("--listen" | "--admin") => line.push("127.0.0.1:0".to_owned()),
+                _ => line.push(word.clone()),
+            }
+        }
+        if !line.iter().any(|word| word == "--listen") {
+            line.extend(["--listen".to_owned(), "127.0.0.1:0".to_owned()]);
+        }
+        let [file, options @ ..] = start.as_slice() else { panic!("{start:?}") };
+        let options = match options {
+            [] => vec!["--base-id".to_owned(), base.to_string()],
+            [flag, id] if flag == "--base-id" => {
+                vec![flag.clone(), (base + id.parse::<u32>().unwrap()).to_string()]
+            }
+            other => other.to_vec(),
+        };
+        let envoy = Envoy::start_coupled(
+            &options,
+            printed(&line.join(" ")).await,
+            directory,
+            file.trim_end_matches(".json"),
+        );
+        envoys.push(envoy.await);
+    }
+    for envoy in &mut envoys {
+        envoy.wait_listeners(&["inbound"]).await;
+        envoy.wait_stat("sds.default.update_success", 1).await;
+        assert!(envoy.is_running(), "{}", envoy.log());
+    }
+    // Without another base id the second one would not start, and says what the documentation quotes, with ten times the id.
+    let second = Command::new(binary().await)
+        .args(["--base-id", &base.to_string(), "-c"])
+        .arg(directory.join("second.json"))
+        .output()
+        .await
+        .unwrap();
+    let text = String::from_utf8_lossy(&second.stderr);
+    let quoted =
+        format!("unable to bind domain socket with base_id={base}0, id=0, errno=98 (see --base-id option)");
+    assert!(!second.status.success() && text.contains(&quoted), "{text}");
+}
+
+#[tokio::test]
+async fn standard_error_says_how_to_start_envoy() {
+    let output = output(&["bootstrap"]).await;
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.lines().all(|line| line.starts_with("attache: ")), "{text}");
+    for words in ["envoy -c envoy.json", "--base-id 1", "--disable-hot-restart", "--admin"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_reader_that_leaves_early_is_no_failure() {
+    for command in [&["bootstrap"][..], &["completions", "bash"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = attache(command).stdout(writer).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let output = output.wait_with_output().await.unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !text.contains("failed"), "{command:?}: {text}");
+    }
 }

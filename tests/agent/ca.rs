@@ -6,11 +6,15 @@ use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{certificate::Certificate, csr, pem};
 use attache::proto::istio::v1::auth::IstioCertificateRequest;
 use attache::proto::istio::v1::auth::istio_certificate_service_client::IstioCertificateServiceClient;
+use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
 use tonic::{Code, Request, Status};
 
+use crate::support::envoy;
 use crate::support::files::{spiffe, token};
-use crate::support::process::{Process, attache, failure};
+use crate::support::process::{Process, attache, failure, output};
+use crate::support::wait::wait_for;
 
 /// Starts a CA without TLS; returns its address.
 async fn plaintext(directory: &std::path::Path, more: &[&str]) -> (Process, String) {
@@ -48,7 +52,7 @@ fn bearer(token: &str) -> (&'static str, String) {
 fn a_csr() -> String {
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let thief = "spiffe://cluster.local/ns/default/sa/thief".parse().unwrap();
-    csr::to_pem(&csr::request(&key, Some(&thief)).unwrap())
+    csr::to_pem(&csr::request(&key, Some(&thief), &csr::Names::default()).unwrap())
 }
 
 fn parse(text: &str) -> Vec<Certificate> {
@@ -72,7 +76,7 @@ async fn the_ca_issues_the_identity_of_the_token_whatever_the_csr_asks_for() {
     assert_eq!(leaf.uris, [spiffe("web")]);
     let lifetime = leaf.not_after.duration_since(leaf.not_before).unwrap().as_secs();
     assert!((3719..=3721).contains(&lifetime), "dated back by two minutes: {lifetime}");
-    assert!(strings[2][0].is_self_issued);
+    assert_eq!(strings[2][0].subject, strings[2][0].issuer);
     assert_eq!(strings[1][1], strings[2][0], "the root comes twice");
     // A lifetime of zero or less means the default.
     let chain = call(&address, &headers, a_csr(), 0).await.unwrap();
@@ -129,8 +133,9 @@ async fn the_embedded_ca_and_attache_ca_share_a_directory() {
     let embedded = attache::ca::embedded::Embedded::from(ca);
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
     let request = SigningRequest {
-        csr: csr::request(&key, None).unwrap(),
+        csr: csr::request(&key, None, &csr::Names::default()).unwrap(),
         identity: Some(spiffe("web").parse().unwrap()),
+        names: csr::Names::default(),
         ttl: std::time::Duration::from_secs(60),
     };
     let answer = embedded.sign(&request).await.unwrap();
@@ -145,4 +150,82 @@ async fn an_address_in_use_is_reported_with_the_remedy() {
     let (code, error) = failure(&["ca", "--listen", &address, "--ca-dir", other.to_str().unwrap()]).await;
     assert_eq!(code, 1);
     assert!(error.contains(&address) && error.contains("--listen"), "{error}");
+}
+
+#[tokio::test]
+async fn a_token_of_the_command_gives_the_identity_that_it_names() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut process, address) = plaintext(directory.path(), &[]).await;
+    let made = output(&["ca", "token", "shop", "cart"]).await;
+    let made = String::from_utf8(made.stdout).unwrap();
+    let chain = call(&address, &[bearer(made.trim_end())], a_csr(), 3600).await.unwrap();
+    assert_eq!(parse(&chain[0])[0].uris, ["spiffe://cluster.local/ns/shop/sa/cart"]);
+    let short = output(&["ca", "token", "shop", "cart", "--ttl", "1s"]).await;
+    let short = String::from_utf8(short.stdout).unwrap();
+    wait_for("the token expires", async || {
+        let answer = call(&address, &[bearer(short.trim_end())], a_csr(), 3600).await;
+        answer.is_err_and(|status| status.code() == Code::Unauthenticated).then_some(())
+    })
+    .await;
+    process.wait_log("the token has expired").await;
+    for (arguments, words) in [
+        (&["ca", "token", "shop"][..], "<ACCOUNT>"),
+        (&["ca", "token", "shop", "a/b"], "\"a/b\" holds a slash"),
+        (&["ca", "token", "", "cart"], "NAMESPACE"),
+        (&["ca", "token", "shop", "cart", "--ttl", "0s"], "is too short"),
+        (&["ca", "--plaintext", "token", "shop", "cart"], "cannot be used with"),
+    ] {
+        let (code, error) = failure(arguments).await;
+        assert!(code == 2 && error.contains(words), "{arguments:?}: {error}");
+    }
+}
+
+/// A shell with everything that it has started, which ends with it.
+struct Shell(Child);
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let group = self.0.id().and_then(|id| Pid::from_raw(id.try_into().unwrap()));
+        kill_process_group(group.unwrap(), Signal::KILL).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_page_leads_to_two_envoys_with_two_identities() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/ca-embedded.md")).unwrap();
+    let (_, section) = page.split_once("## Two Envoys with two identities").unwrap();
+    let block = section.split("```").nth(1).unwrap().strip_prefix("console\n").unwrap().replace("\\\n", " ");
+    // Other ports, so that nothing else has them.
+    let mut block = block;
+    let listeners = [15012, 15001, 15002, 8443, 8444, 8080].map(|port| {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let other = free.local_addr().unwrap();
+        assert!(block.contains(&format!("127.0.0.1:{port}")), "{port}");
+        block = block.replace(&format!("127.0.0.1:{port}"), &other.to_string());
+        free
+    });
+    let outbound = listeners[5].local_addr().unwrap();
+    drop(listeners);
+    let mut commands: Vec<_> = block.lines().filter_map(|line| line.strip_prefix("$ ")).collect();
+    assert_eq!(commands.pop(), Some(format!("curl -si http://{outbound}/ | grep x-peer-uri-san").as_str()));
+    let expected = block.lines().last().unwrap().strip_prefix("x-peer-uri-san: ").unwrap();
+
+    let directory = tempfile::tempdir().unwrap();
+    let binaries = directory.path().join("bin");
+    std::fs::create_dir(&binaries).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_attache"), binaries.join("attache")).unwrap();
+    std::os::unix::fs::symlink(envoy::binary().await, binaries.join("envoy")).unwrap();
+    let place = directory.path().join("empty");
+    std::fs::create_dir(&place).unwrap();
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-e", "-c", &format!("{}\nwait", commands.join("\n"))]).current_dir(&place);
+    let path = format!("{}:/usr/bin:/bin", binaries.display());
+    shell.env_clear().env("PATH", path).stdin(std::process::Stdio::null()).process_group(0);
+    let _shell = Shell(shell.spawn().unwrap());
+    let caller = wait_for("api answers web", async || {
+        let (status, headers, _) = envoy::http_get(outbound, "/").await.ok()?;
+        headers.get("x-peer-uri-san").filter(|_| status == 200).cloned()
+    })
+    .await;
+    assert_eq!(caller, expected);
 }

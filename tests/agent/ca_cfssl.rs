@@ -10,7 +10,7 @@ use crate::support::cfssl::{Cfssl, FakeCfssl, KEY, Mood};
 use crate::support::files::spiffe;
 use crate::support::issuer::{Issuer, root_alone};
 use crate::support::process::{Agent, strs};
-use crate::support::sds::served_serial;
+use crate::support::sds::{served, served_serial};
 
 /// The options for a server at `address`.
 fn options(address: &str, more: &[&str]) -> Vec<String> {
@@ -170,7 +170,8 @@ async fn a_real_cfssl_signs_unless_it_is_too_old_to_name_the_identity() {
     let root = path(place, "issuer/root-cert.pem");
     let over_tls = ["--ca-root", &root, "--cfssl-bundle", &root];
     let over_tls = [&over_tls[..], &["--cfssl-profile", "mesh", "--cfssl-auth-key-file", &good_key]].concat();
-    let agents = [options(&address, &[]), options(&cfssl_tls.address.to_string(), &over_tls)];
+    let with_names = [&over_tls[..], &["--dns-san", "web.example", "--common-name", "web"]].concat();
+    let agents = [options(&address, &[]), options(&cfssl_tls.address.to_string(), &with_names)];
     for (index, options) in agents.iter().enumerate() {
         let mut agent = Agent::start(place, &format!("agent-{index}"), &strs(options));
         if cfssl.is_old {
@@ -179,6 +180,10 @@ async fn a_real_cfssl_signs_unless_it_is_too_old_to_name_the_identity() {
         } else {
             agent.process.wait_log("ready").await;
             assert_eq!(served_serial(&agent.socket).await, agent.serials()[0]);
+            let leaf = &served(&agent.socket, "default").await[0];
+            let names: &[&str] = if index == 0 { &[] } else { &["web.example"] };
+            assert_eq!(leaf.dns_names, names);
+            assert_eq!(leaf.common_names, names.first().map(|_| "web".to_owned()).as_slice());
         }
     }
 }

@@ -82,7 +82,10 @@ async fn one_exchanged_token_signs_many_certificates_for_its_identity() {
     let chain = served(&agent.socket, "default").await;
     assert_eq!((chain.len(), chain[0].uris.as_slice()), (2, &[CALLER.to_owned()][..]), "without the root");
     let roots = served(&agent.socket, "ROOTCA").await;
-    assert!(roots.len() == 2 && roots.iter().all(|root| root.is_self_issued), "of every CA of the pool");
+    assert!(
+        roots.len() == 2 && roots.iter().all(|root| root.subject == root.issuer),
+        "of every CA of the pool"
+    );
     let requests = cas.requests();
     assert_eq!(requests.iter().collect::<BTreeSet<_>>().len(), requests.len(), "each is one of its own");
     assert_eq!((cas.issued(), sts.calls().len()), (requests.len(), 1));
@@ -213,8 +216,8 @@ fn client(cas: &FakeGoogleCas, metadata: &TokenService, directory: &Path) -> Goo
 
 fn a_request() -> SigningRequest {
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-    let csr = csr::request(&key, None).unwrap();
-    SigningRequest { csr, identity: None, ttl: Duration::from_secs(24 * 3600) }
+    let csr = csr::request(&key, None, &csr::Names::default()).unwrap();
+    SigningRequest { csr, identity: None, names: csr::Names::default(), ttl: Duration::from_secs(24 * 3600) }
 }
 
 #[tokio::test]

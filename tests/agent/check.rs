@@ -193,3 +193,27 @@ async fn check_recognizes_a_running_agent_and_what_pods_need() {
     has(&findings, "error issuance", "PermissionDenied");
     assert_eq!(code, 1);
 }
+
+#[tokio::test]
+async fn outputs_are_checked_with_their_passwords() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    std::fs::write(path("good"), "secret\n").unwrap();
+    std::fs::write(path("bad"), "").unwrap();
+    let output =
+        |name: &str| format!("{},format=pkcs12,password-file={}", path(&format!("out-{name}")), path(name));
+    let [good, bad, missing] = ["good", "bad", "missing"].map(output);
+    let fixed = ["--socket", &path("sds.sock"), "--cert-dir", &path("none"), "--status-address", "none"];
+    let ca = ["--ca", "embedded", "--ca-dir", &path("ca")];
+    let outputs = ["--output", &good, "--output", &bad, "--output", &missing];
+    let (findings, code, _) = check(&[&fixed[..], &ca, &outputs].concat(), &[]).await;
+    assert_eq!(code, 1, "{findings:#?}");
+    has(&findings, "ok directories", &format!("--output {} is writable", path("out-good")));
+    has(
+        &findings,
+        "ok directories",
+        &format!("password-file of --output {}: it holds a password", path("out-good")),
+    );
+    has(&findings, "error directories", &format!("{}: it holds no password on its first line", path("bad")));
+    has(&findings, "error directories", &format!("{}: No such file", path("missing")));
+}

@@ -421,8 +421,9 @@ async fn attache_ca_refuses_an_expired_certificate() {
         disk: Disk::default(),
     };
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-    let csr = csr::request(&key, None).unwrap();
-    let request = SigningRequest { csr, identity: None, ttl: Duration::from_secs(60) };
+    let csr = csr::request(&key, None, &csr::Names::default()).unwrap();
+    let request =
+        SigningRequest { csr, identity: None, names: csr::Names::default(), ttl: Duration::from_secs(60) };
     for _ in 0..20 {
         let error = citadel.sign(&request).await.unwrap_err();
         assert!(matches!(error, CaError::ClientCertificate { .. }), "{error}");
@@ -439,7 +440,7 @@ async fn call(endpoint: &Endpoint, client: PathBuf, token: Option<&str>) -> Resu
         endpoint.connect(Some(&certificate.pair), Protocol::Http2, &Disk::default()).await.unwrap();
     assert!(connected.has_presented);
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-    let csr = csr::to_pem(&csr::request(&key, None).unwrap());
+    let csr = csr::to_pem(&csr::request(&key, None, &csr::Names::default()).unwrap());
     let mut request = Request::new(IstioCertificateRequest { csr, validity_duration: 60, metadata: None });
     if let Some(token) = token {
         request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());

@@ -175,6 +175,32 @@ async fn an_output_directory_that_hangs_is_written_once_it_answers() {
 }
 
 #[tokio::test]
+async fn an_output_that_hangs_delays_no_other_one_and_the_hook_runs_again_for_it() {
+    let house = House::new().await;
+    let mut options = house.options(&[]);
+    let [dead, near, runs] = ["dead/out", "near", "runs"].map(|name| house.path(name));
+    let hook = format!("echo . >> {}", runs.display());
+    for directory in [&dead, &near] {
+        options.extend(["--output".to_owned(), directory.display().to_string()]);
+    }
+    options.extend(["--output-hook".to_owned(), hook]);
+    let (mut agent, mut disk) = house.start(&options);
+    wait_until("the other output is written", || near.join("key.pem").exists()).await;
+    // It waits for the dead one for a while only.
+    wait_until("the hook has run", || runs.exists()).await;
+    let series =
+        |path: &Path| format!("attache_output_directory_failing{{directory=\"{}\"}}", path.display());
+    assert_eq!(agent.metric(&series(&dead)).await, 1.0);
+    assert_eq!(agent.metric(&series(&near)).await, 0.0);
+    disk.revive().await;
+    wait_until("the dead one is written", || dead.join("key.pem").exists()).await;
+    agent.process.wait_log(" ready ").await;
+    agent.wait_metric("attache_output_hooks_total{outcome=\"ok\"}", 2).await;
+    disk.die(&[&house.path("dead")]).await;
+    exits_in_time(&mut agent).await;
+}
+
+#[tokio::test]
 async fn a_ready_file_that_hangs_is_written_once_it_answers() {
     let house = House::new().await;
     let file = house.path("dead/ready");

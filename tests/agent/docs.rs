@@ -40,7 +40,7 @@ impl Page {
                 (Some(language), None) => fence = Some(language.to_owned()),
                 (Some(_), Some(_)) => fence = None,
                 (None, Some(language)) if language == "console" => {
-                    page.commands.extend(line.strip_prefix("$ ").map(str::to_owned));
+                    page.commands.extend(line.trim_start().strip_prefix("$ ").map(str::to_owned));
                 }
                 (None, Some(_)) => {}
                 (None, None) => {
@@ -162,7 +162,8 @@ async fn every_command_line_of_the_agent_is_accepted() {
     for (path, page) in pages() {
         for command in page.commands.iter().filter(|command| command.starts_with("attache run ")) {
             let mut shell = Command::new("/bin/sh");
-            shell.args(["-c", command]).env_clear().env("PATH", directory);
+            // What runs in the background has no exit status.
+            shell.args(["-c", command.trim_end_matches(" &")]).env_clear().env("PATH", directory);
             // The kubelet's variables in a pod, and one mistake: any others would be reported beside it.
             shell.envs([("KUBERNETES_SERVICE_HOST", "127.0.0.1"), ("KUBERNETES_SERVICE_PORT", "1")]);
             shell.env("ATTACHE_DRAIN_TIMEOUT", "a while");
@@ -176,6 +177,30 @@ async fn every_command_line_of_the_agent_is_accepted() {
         }
     }
     assert!(count > 10, "{count}");
+}
+
+#[tokio::test]
+async fn every_injection_and_bootstrap_is_accepted() {
+    let directory = tempfile::tempdir().unwrap();
+    let manifest = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  volumes: [{name: spiffe, emptyDir: {}}]\n  \
+                    containers: [{name: envoy, image: envoy}]\n";
+    std::fs::write(directory.path().join("web.yaml"), manifest).unwrap();
+    let mut count = 0;
+    for (path, page) in pages() {
+        let commands = page.commands.iter().map(|command| command.split(['|', '>']).next().unwrap().trim());
+        for command in commands.filter(|command| {
+            command.starts_with("attache inject ") || command.starts_with("attache bootstrap ")
+        }) {
+            let mut shell = Command::new("/bin/sh");
+            shell.args(["-c", command]).env_clear().current_dir(directory.path());
+            shell.env("PATH", Path::new(env!("CARGO_BIN_EXE_attache")).parent().unwrap());
+            let output = shell.kill_on_drop(true).output().await.unwrap();
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{}: {command}: {error}", path.display());
+            count += 1;
+        }
+    }
+    assert!(count >= 5, "{count}");
 }
 
 async fn newcomer(readme: &Path) -> (bool, String) {
@@ -211,4 +236,24 @@ async fn readme_does_what_it_says() {
         let (is_good, error) = newcomer(&path).await;
         assert!(!is_good && error.contains(words), "{bad}: {error}");
     }
+}
+
+#[tokio::test]
+async fn the_walk_meets_what_it_expects() {
+    let walk = async |attache: &str, points: &[&str]| {
+        let mut command = Command::new(root().join("examples/walk/run"));
+        command.args(points).env("ATTACHE", attache);
+        let output = command.kill_on_drop(true).output().await.unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (is_good, error) = walk(env!("CARGO_BIN_EXE_attache"), &[]).await;
+    assert!(is_good, "{error}");
+    // Another program meets nothing, and each expectation is named.
+    let (is_good, error) = walk("/bin/true", &["bootstrap"]).await;
+    assert!(
+        !is_good && error.contains("does not say: --base-id 1") && error.contains("does not print: {"),
+        "{error}"
+    );
+    let (is_good, error) = walk("/bin/true", &["nowhere"]).await;
+    assert!(!is_good && error.contains("no point is called nowhere"), "{error}");
 }

@@ -2,7 +2,8 @@
 
 use crate::support::files::{Mounted, spiffe, swap};
 use crate::support::process::{Agent, output};
-use crate::support::sds::{Stream, certificates, on_connection};
+use crate::support::sds::{Stream, certificates, on_connection, served_serial};
+use crate::support::wait::wait_for;
 
 #[tokio::test]
 async fn every_kubelet_swap_is_pushed() {
@@ -80,6 +81,110 @@ async fn files_that_become_what_is_served_already_are_logged_as_usable_again() {
     let (_, line) = agent.process.wait_log_times("files usable again", 2).await;
     assert!(line.contains("name=\"ROOTCA\""), "{line}");
     assert_eq!(agent.process.count("secret served from files"), 2, "{}", agent.process.log());
+}
+
+#[tokio::test]
+async fn a_generation_is_taken_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let volume = directory.path().join("certs");
+    let [old_ca, new_ca] = ["old-ca", "new-ca"].map(|name| directory.path().join(name));
+    let before = Mounted::new(&old_ca, "web");
+    swap(&volume, before.files());
+    let mut agent = Agent::ready(directory.path(), "agent", &["--cert-dir", volume.to_str().unwrap()]).await;
+    on_connection(&agent.socket.clone(), async |client| {
+        let mut roots = Stream::open(&client, &["ROOTCA"]).await.unwrap();
+        let response = roots.next().await.unwrap();
+        assert_eq!(certificates(&response).as_bytes(), before.root);
+        roots.accept(&response).await;
+
+        // The pair of the next generation is unusable, and nothing that is served chains to its roots.
+        let expired = Mounted::expired(&new_ca, "web");
+        swap(&volume, expired.files());
+        let (_, line) = agent.process.wait_log("held back until the key pair beside it can be used").await;
+        assert!(line.contains("name=\"ROOTCA\"") && line.contains("root-cert.pem"), "{line}");
+        agent.wait_metric("attache_secret_failing{name=\"ROOTCA\"}", 1).await;
+        agent.wait_metric("attache_source_failures_total{source=\"files\",reason=\"held_back\"}", 1).await;
+        assert_eq!(agent.status("/readyz").await.0, 200, "the served secrets are still good");
+        let socket = agent.socket.to_str().unwrap();
+        let shown = output(&["status", "--socket", socket]).await;
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        assert!(shown.contains("held back until the key pair beside it can be used"), "{shown}");
+
+        // Roots that the served certificate still reaches are published without a pair.
+        let both = [before.root.as_slice(), &expired.root].concat();
+        let files =
+            [("cert-chain.pem", &*expired.chain), ("key.pem", &*expired.key), ("root-cert.pem", &*both)];
+        swap(&volume, files);
+        let pushed = roots.next().await.unwrap();
+        assert_eq!(certificates(&pushed).matches("BEGIN CERTIFICATE").count(), 2);
+        roots.accept(&pushed).await;
+
+        // The repair brings the whole generation.
+        let repaired = Mounted::new(&new_ca, "web");
+        swap(&volume, repaired.files());
+        let pushed = roots.next().await.unwrap();
+        assert_eq!(certificates(&pushed).as_bytes(), repaired.root);
+        roots.accept(&pushed).await;
+        agent.wait_metric("attache_secret_failing{name=\"ROOTCA\"}", 0).await;
+
+        // The other half: the pair waits for roots that can be read.
+        let next = Mounted::new(&old_ca, "web");
+        let files =
+            [("cert-chain.pem", &*next.chain), ("key.pem", &*next.key), ("root-cert.pem", b"cut off")];
+        swap(&volume, files);
+        let (_, line) = agent.process.wait_log("held back until the roots beside it can be used").await;
+        assert!(line.contains("name=\"default\""), "{line}");
+        assert_eq!(served_serial(&agent.socket).await, repaired.serial());
+        swap(&volume, next.files());
+        let pushed = roots.next().await.unwrap();
+        assert_eq!(certificates(&pushed).as_bytes(), next.root);
+        wait_for("the pair is served", async || {
+            (served_serial(&agent.socket).await == next.serial()).then_some(())
+        })
+        .await;
+    })
+    .await;
+    assert_eq!(agent.process.count("held back until the key pair"), 1);
+}
+
+#[tokio::test]
+async fn the_files_of_a_tls_secret_and_a_credential_bundle_are_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca = directory.path().join("ca");
+    let before = Mounted::new(&ca, "web");
+    let bundle = [before.key.as_slice(), &before.chain].concat();
+    let tls_secret = [("tls.crt", &*before.chain), ("tls.key", &*before.key), ("ca.crt", &*before.root)];
+    let bundled = [("credentials.pem", &*bundle), ("trust.pem", &*before.root)];
+    let chosen = ["--cert-file", "credentials.pem", "--root-file", "trust.pem"];
+    let cases = [("tls-secret", &tls_secret[..], &[][..]), ("bundle", &bundled, &chosen)];
+    for (name, files, options) in cases {
+        let volume = directory.path().join(name).join("certs");
+        std::fs::create_dir_all(volume.parent().unwrap()).unwrap();
+        swap(&volume, files.iter().copied());
+        // No provider is configured: a key pair in the directory is enough.
+        let options = [&["--cert-dir", volume.to_str().unwrap()], options].concat();
+        let agent = Agent::ready(directory.path(), name, &options).await;
+        on_connection(&agent.socket, async |client| {
+            let mut pairs = Stream::open(&client, &["default"]).await.unwrap();
+            let first = pairs.next().await.unwrap();
+            assert_eq!(certificates(&first).as_bytes(), before.chain, "{name}");
+            pairs.accept(&first).await;
+            let mut roots = Stream::open(&client, &["ROOTCA"]).await.unwrap();
+            assert_eq!(certificates(&roots.next().await.unwrap()).as_bytes(), before.root, "{name}");
+            let next = Mounted::new(&ca, "web");
+            let bundle = [next.key.as_slice(), &next.chain].concat();
+            let renewed = |file: &str| match file {
+                "tls.crt" => next.chain.clone(),
+                "tls.key" => next.key.clone(),
+                "credentials.pem" => bundle.clone(),
+                _ => next.root.clone(),
+            };
+            let renewed: Vec<_> = files.iter().map(|(file, _)| (*file, renewed(file))).collect();
+            swap(&volume, renewed.iter().map(|(file, content)| (*file, content.as_slice())));
+            assert_eq!(certificates(&pairs.next().await.unwrap()).as_bytes(), next.chain, "{name}");
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

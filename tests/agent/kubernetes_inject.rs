@@ -28,7 +28,7 @@ async fn inject(options: &[&str], manifests: &str) -> (i32, String, String) {
 
 async fn injected(options: &[&str], manifests: &str) -> String {
     let (code, out, error) = inject(options, manifests).await;
-    assert_eq!((code, error.as_str()), (0, ""), "{options:?}");
+    assert_eq!(code, 0, "{options:?}: {error}");
     out
 }
 
@@ -57,9 +57,10 @@ fn workloads() -> String {
 #[tokio::test]
 async fn each_kind_of_workload_is_valid_with_the_sidecar() {
     let manifests = workloads();
-    let outcome = injected(&ISTIOD, &manifests).await;
+    let options = [&["--container=web"], &ISTIOD[..]].concat();
+    let outcome = injected(&options, &manifests).await;
     assert_eq!(validate(&outcome).await, Ok(8));
-    assert_eq!(injected(&ISTIOD, &outcome).await, outcome, "a second injection changes nothing");
+    assert_eq!(injected(&options, &outcome).await, outcome, "a second injection changes nothing");
     for object in
         documents(&outcome).await.iter().filter(|object| object["kind"] != "Service" && object.is_object())
     {
@@ -213,7 +214,7 @@ async fn the_options_after_the_dashes_are_checked_as_the_agent_would() {
         ),
         (
             &["--mount=a=/x/", "--", "--ca-address=a:1", "--output-dir=/x"],
-            &["/x is --output-dir and --mount a"],
+            &["/x is an output directory and --mount a"],
         ),
         (
             &["--", "--ca-address=a:1", "--ready-file=/ready/ok", "--admin-socket=/adm/a.sock"],
@@ -225,7 +226,22 @@ async fn the_options_after_the_dashes_are_checked_as_the_agent_would() {
         ),
         (&["--mount=attache-ca=/vault", "--", "--ca-address=a:1"], &["--mount attache-ca", "rename yours"]),
         (&["--run-as=0", "--", "--ca-address=a:1"], &["--run-as", "root"]),
-        (&["--", "--ca-address=a:1", "stray"], &["after --", "stray"]),
+        (&["--", "--ca-address=a:1", "stray"], &["after --", "stray", "manifests stand before --"]),
+        (&["--ca-address=a:1"], &["--ca-address is an option of attache run: put -- before"]),
+        (
+            &["--crl", "/x", "--", "--ca-address=a:1"],
+            &["--crl is an option of attache run", "web.yaml -- --crl"],
+        ),
+        (
+            &["--", "--ca-address=a:1", "--mount=a=/b"],
+            &["--mount is an option of attache inject: it stands before --"],
+        ),
+        (&["--", "--ca-address=a:1", "--crl=/x/crl.pem"], &["--crl /x/crl.pem", "--mount VOLUME=/x"]),
+        (&["--", "--ca=none"], &["--cert-dir /etc/certs (the default): no volume is mounted there"]),
+        (
+            &["--", "--ca-address=a:1", "--output-dir=/out", "--output-hook=nginx -s reload"],
+            &["--output-hook runs a command by /bin/sh", "--image-has /bin/sh"],
+        ),
         (&["--nativ", "--", "--ca-address=a:1"], &["--native"]),
         (&["--name=No", "--", "--ca-address=a:1"], &["a-z"]),
     ] {
@@ -284,10 +300,16 @@ async fn options_decide_on_volumes_and_users_and_warnings_do_not_prevent_the_inj
     ];
     let (code, out, error) = inject(&options, manifests).await;
     assert_eq!(code, 0, "{error}");
-    assert!(
-        error.starts_with("attache: standard input: document 1, line 5: this Pod uses the node's network"),
-        "{error}"
-    );
+    let lines: Vec<_> = error.lines().collect();
+    let expected = [
+        "Pod web: sidecar attache added, socket in no container, volumes attache-state, attache-token",
+        "document 1, line 5: this Pod uses the node's network",
+        "document 1, line 5: no container gets the socket, since none of web is an Envoy",
+    ];
+    assert_eq!(lines.len(), expected.len(), "{error}");
+    for (line, expected) in lines.iter().zip(expected) {
+        assert!(line.starts_with(&format!("attache: standard input: {expected}")), "{error}");
+    }
     assert_eq!(validate(&out).await, Ok(1));
     let spec = documents(&out).await.remove(0)["spec"].take();
     let context = &spec["initContainers"][0]["securityContext"];
@@ -328,4 +350,32 @@ async fn the_istio_example_stays_an_istio_example() {
         }
         assert_eq!(found["startupProbe"]["exec"]["command"][1], "get");
     }
+}
+
+#[tokio::test]
+async fn standard_error_has_one_line_for_each_workload_and_then_the_warnings() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kubernetes/native-sidecar.yaml");
+    let json = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "rocket", "annotations": {"a": "\ud83d\ude80"}},
+        "spec": {"containers": [{"name": "proxy", "image": "envoyproxy/envoy:v1.36.0"}]}}"#;
+    let options = [&[file, "-"], &ISTIOD[..]].concat();
+    let (code, out, error) = inject(&options, json).await;
+    assert_eq!(code, 0, "{error}");
+    assert!(out.contains(r"\ud83d\ude80"), "{out}");
+    assert!(documents(&out).await.iter().any(|object| object["metadata"]["annotations"]["a"] == "\u{1f680}"));
+    let lines: Vec<_> = error.lines().map(|line| line.strip_prefix("attache: ").unwrap()).collect();
+    let [first, second, others, warning] = lines.as_slice() else { panic!("{error}") };
+    assert!(first.starts_with(&format!("{file}: Deployment ")), "{error}");
+    assert!(
+        first.contains("sidecar attache updated, socket in envoy, volumes attache-token, attache-ca-root"),
+        "{error}"
+    );
+    assert_eq!(
+        *second,
+        "standard input: Pod rocket: sidecar attache added, socket in proxy, volumes attache-token, attache-ca-root"
+    );
+    assert!(others.ends_with("without Pods: unchanged"), "{error}");
+    assert!(
+        warning.contains("container proxy runs as user 101, to which the entry point of its image switches"),
+        "{error}"
+    );
 }

@@ -13,6 +13,8 @@
 )]
 
 mod admin;
+mod any_client;
+mod any_server;
 mod bad_clients;
 mod bootstrap;
 mod ca;
@@ -29,6 +31,7 @@ mod conformance;
 mod crl;
 mod dead_disks;
 mod dead_names;
+mod dns_names;
 mod docs;
 mod envoy_sds;
 mod failover;
@@ -50,12 +53,15 @@ mod named_files;
 mod neighbours;
 mod nginx;
 mod outages;
+mod options_file;
 mod output;
+mod outputs;
 mod page;
 mod readiness;
 mod rooms;
 mod root_switch;
 mod scale;
+mod signals;
 mod soak;
 mod start_stop;
 mod status_port;

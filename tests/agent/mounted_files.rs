@@ -65,7 +65,8 @@ async fn writes_beside_the_files_and_above_them_cost_nothing() {
         for place in places {
             log_lines(place, LINES);
         }
-        let woken = switches(&agent) - before;
+        // A thread may have ended meanwhile.
+        let woken = switches(&agent).saturating_sub(before);
         assert!(woken < 1_000, "{woken} times for {} writes", 2 * LINES * places.len());
 
         // The files are still followed, in every way.

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tonic::{Code, Status};
 
 use crate::support::files::{Mounted, swap};
-use crate::support::process::{Agent, PATIENCE, output, strs};
+use crate::support::process::{Agent, PATIENCE, Process, attache, output, strs};
 use crate::support::sds::{
     Client, DeltaStream, Stream, certificates, content, delta_secrets, fetch, on_connection, request, secrets,
 };
@@ -350,6 +350,56 @@ async fn text_around_certificates_is_not_served_with_them() {
         // One file may hold both halves of a key pair.
         let [pair] = secrets(&fetch(&client, &[&pair_name(&all, &all)]).await.unwrap()).try_into().unwrap();
         assert_eq!(content(pair), (text(&mounted.chain), Some(text(&mounted.key))));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn without_a_prefix_only_the_usual_directories_are_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let (own, other) = (Mounted::new(&path("ca"), "web"), Mounted::new(&path("other-ca"), "web"));
+    own.write(&path("certs"));
+    other.write(&path("elsewhere"));
+    let (certs, elsewhere) = (path("certs"), path("elsewhere"));
+    let run = |socket: &Path, more: &[&str]| {
+        let fixed = ["run", "--ca", "none", "--status-address", "none", "--socket", socket.to_str().unwrap()];
+        let certs = ["--cert-dir", certs.to_str().unwrap()];
+        Process::start(attache(&[&fixed[..], &certs, more].concat()))
+    };
+    let outside = roots_name(elsewhere.join("root-cert.pem"));
+    let socket = path("closed.sock");
+    let mut closed = run(&socket, &[]);
+    closed.wait_log(" ready ").await;
+    on_connection(&socket, async |client| {
+        fetch(&client, &[&roots_name(certs.join("root-cert.pem"))]).await.unwrap();
+        fetch(&client, &[&pair_name(certs.join("cert-chain.pem"), certs.join("key.pem"))]).await.unwrap();
+        for name in [&outside, &roots_name("/etc/certs/../../etc/hosts"), &roots_name("/etc/certs-too/a")] {
+            let error = fetch(&client, &[name]).await.unwrap_err();
+            assert_eq!(error.code(), Code::NotFound, "{name}: {error:?}");
+            assert!(error.message().contains("start the agent with --file-prefix DIR"), "{name}: {error:?}");
+        }
+        for usual in ["/etc/certs", "/etc/istio", "/var/run/secrets", "/run/secrets", "/etc/ssl/certs"] {
+            let name = roots_name(format!("{usual}/attache-no-such-file.pem"));
+            wait_for("the file is looked for", async || {
+                let error = fetch(&client, &[&name]).await.unwrap_err();
+                error.message().contains("does not exist").then_some(())
+            })
+            .await;
+        }
+        let _stream = Stream::open(&client, &[&outside]).await.unwrap();
+        let (_, line) = closed.wait_log("resource names refused").await;
+        assert!(line.contains("--file-prefix DIR"), "{line}");
+    })
+    .await;
+    // Those that are given replace the usual ones.
+    let socket = path("open.sock");
+    let mut open = run(&socket, &["--file-prefix", elsewhere.to_str().unwrap()]);
+    open.wait_log(" ready ").await;
+    on_connection(&socket, async |client| {
+        fetch(&client, &[&outside]).await.unwrap();
+        let error = fetch(&client, &[&roots_name(certs.join("root-cert.pem"))]).await.unwrap_err();
+        assert_eq!(error.code(), Code::NotFound, "{error:?}");
     })
     .await;
 }

@@ -1,8 +1,9 @@
 //! Hostile clients, swapped files, failing CAs and dead mounts by turns, beside neighbours that behave well: no request
 //! of theirs fails, no renewal is late, and the agent's memory stays flat.
 //!
-//! | variable | what it is |
+//! | variable | meaning |
 //! |---|---|
+//! | `ATTACHE` | the static release binary, for which the bounds are tighter; the debug build without it |
 //! | `ATTACHE_SOAK` | the length in seconds, 20 without it |
 //! | `ATTACHE_SOAK_SEED` | repeats the turns of the run that printed this seed; without both variables it is 1 |
 //! | `ATTACHE_SOAK_TURNS` | only these turns, separated by commas |

@@ -220,10 +220,11 @@ async fn the_units_are_valid_and_expose_little() {
     let directory = tempfile::tempdir().unwrap();
     let analyze = tool("systemd-analyze").await;
     let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/systemd");
-    for unit in ["attache.service", "attache.socket"] {
+    for unit in ["attache.service", "attache.socket", "attache@.service"] {
         let text = std::fs::read_to_string(units.join(unit)).unwrap();
-        // The program must exist.
+        // The programs must exist.
         let text = text.replace("/usr/local/bin/attache", env!("CARGO_BIN_EXE_attache"));
+        let text = text.replace("/bin/kill", env!("CARGO_BIN_EXE_attache"));
         std::fs::write(directory.path().join(unit), text).unwrap();
     }
     // Where systemd is not installed, its package's units are beside the tool. The machine's own come after them.
@@ -236,19 +237,26 @@ async fn the_units_are_valid_and_expose_little() {
         let printed = [output.stdout, output.stderr].concat();
         (output.status.success(), String::from_utf8(printed).unwrap())
     };
-    let verified = analyzed(&["verify", "./attache.service", "./attache.socket"]).await;
+    let verified =
+        analyzed(&["verify", "./attache.service", "./attache.socket", "./attache@web.service"]).await;
     assert_eq!(verified, (true, String::new()));
-    // The exposure level is 1.5; that of a unit without hardening is 9.6.
-    let (is_less, report) =
-        analyzed(&["security", "--offline=yes", "--threshold=20", "./attache.service"]).await;
-    assert!(is_less && report.contains("Overall exposure level"), "{report}");
+    for unit in ["attache.service", "attache@.service"] {
+        // The exposure level is 1.5; that of a unit without hardening is 9.6.
+        let path = format!("./{unit}").replace("@.", "@web.");
+        let (is_less, report) = analyzed(&["security", "--offline=yes", "--threshold=20", &path]).await;
+        assert!(is_less && report.contains("Overall exposure level"), "{report}");
+        check_service(&std::fs::read_to_string(units.join(unit)).unwrap()).await;
+    }
+}
 
+/// Checks what `systemd-analyze` can't know.
+async fn check_service(service: &str) {
     // Not all versions of systemd include these in the system calls of ordinary services.
-    let service = std::fs::read_to_string(units.join("attache.service")).unwrap();
     let allowed: Vec<_> = service.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")).collect();
     let landlock = ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"];
     assert!(allowed.contains(&landlock.join(" ").as_str()), "{allowed:?}");
     assert!(service.contains("\nRestartPreventExitStatus=2\n"));
+    assert!(service.contains("\nExecReload=/bin/kill -HUP $MAINPID\n"));
 
     // Its options exist.
     let help = String::from_utf8(output(&["run", "--help"]).await.stdout).unwrap();
@@ -256,8 +264,48 @@ async fn the_units_are_valid_and_expose_little() {
     let command: String =
         command.lines().take_while(|line| line.contains("  --") || line.ends_with('\\')).collect();
     let options: Vec<_> = command.split_whitespace().filter(|word| word.starts_with("--")).collect();
-    assert!(options.len() > 5, "{command}");
+    assert!(options.len() > 3, "{command}");
     for option in options {
         assert!(help.contains(option), "{option}");
+    }
+}
+
+#[tokio::test]
+async fn two_instances_of_the_template_run_side_by_side_with_their_options_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/systemd");
+    let template = std::fs::read_to_string(units.join("attache@.service")).unwrap();
+    let (_, command) = template.split_once("\nExecStart=/usr/local/bin/attache ").unwrap();
+    let (command, _) = command.split_once("\nExecReload=").unwrap();
+    let command: String = command.lines().filter(|line| !line.starts_with('#')).collect();
+    let mut agents = Vec::new();
+    for (instance, port) in [("web", "127.0.0.1:0"), ("db", "127.0.0.1:0")] {
+        // Where systemd would make them.
+        let root = directory.path().join("root");
+        for parent in ["etc/attache", "run/attache", "var/lib/attache"] {
+            std::fs::create_dir_all(root.join(parent).join(instance)).unwrap();
+        }
+        let options = std::fs::read_to_string(units.join("web.toml")).unwrap();
+        assert!(options.contains("\nstatus-address = \"127.0.0.1:15061\"\n"), "{options}");
+        // The example's CA does not exist: it is never reached.
+        let options =
+            options.replace("127.0.0.1:15061", port).replace("/host/web", &format!("/host/{instance}"));
+        let options = options.replace("ca.example.com", "127.0.0.1").replace("ca-2.example.com", "127.0.0.2");
+        std::fs::write(root.join(format!("etc/attache/{instance}.toml")), options).unwrap();
+        let prefix = |path: &str| format!(" {}/{path}/", root.display());
+        let command = command.replace('\\', " ").replace("%i", instance);
+        let command = command.replace(" /etc/", &prefix("etc")).replace(" /run/", &prefix("run"));
+        let command = command.replace(" /var/", &prefix("var")).replace("--landlock", "");
+        let arguments: Vec<_> = command.split_whitespace().collect();
+        let mut agent = Process::start(attache(&arguments));
+        let (_, line) = agent.wait_log("attache serves").await;
+        assert!(line.contains("run/attache/") && line.contains("\"config\":"), "{line}");
+        agents.push((instance, root.join(format!("run/attache/{instance}/sds.sock")), agent));
+    }
+    for (instance, socket, agent) in &mut agents {
+        agent.wait_log("127.0.0.2:15012").await;
+        let status = output(&["status", "--output", "json", "--socket", socket.to_str().unwrap()]).await;
+        let status = String::from_utf8(status.stdout).unwrap();
+        assert!(status.contains(&format!("run/attache/{instance}/sds.sock")), "{status}");
     }
 }

@@ -194,8 +194,8 @@ async fn a_token_service_is_authenticated_by_its_tls_certificate() {
 
 fn a_request() -> SigningRequest {
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-    let csr = csr::request(&key, None).unwrap();
-    SigningRequest { csr, identity: None, ttl: Duration::from_secs(60) }
+    let csr = csr::request(&key, None, &csr::Names::default()).unwrap();
+    SigningRequest { csr, identity: None, names: csr::Names::default(), ttl: Duration::from_secs(60) }
 }
 
 fn citadel(ca: &FakeCa, token: TokenSettings) -> Citadel {

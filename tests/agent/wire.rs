@@ -202,10 +202,31 @@ fn secrets_match_envoys() {
         private_key: full_inline(b"key"),
         ..Default::default()
     };
-    let context = tls::CertificateValidationContext { trusted_ca: inline(b"roots"), crl: inline(b"revoked") };
+    let domain = tls::spiffe_cert_validator_config::TrustDomain {
+        name: "example.org".into(),
+        trust_bundle: inline(b"roots"),
+    };
+    let full_domain = full_tls::spiffe_cert_validator_config::TrustDomain {
+        name: "example.org".into(),
+        trust_bundle: full_inline(b"roots"),
+        ..Default::default()
+    };
+    both_ways(
+        tls::SpiffeCertValidatorConfig { trust_domains: vec![domain] },
+        full_tls::SpiffeCertValidatorConfig { trust_domains: vec![full_domain], ..Default::default() },
+    );
+    let validator = core::TypedExtensionConfig { name: "spiffe".into(), typed_config: Some(any(b"it")) };
+    let full_validator =
+        full_core::TypedExtensionConfig { name: "spiffe".into(), typed_config: Some(full_any(b"it")) };
+    let context = tls::CertificateValidationContext {
+        trusted_ca: inline(b"roots"),
+        crl: inline(b"revoked"),
+        custom_validator_config: Some(validator),
+    };
     let full_context = full_tls::CertificateValidationContext {
         trusted_ca: full_inline(b"roots"),
         crl: full_inline(b"revoked"),
+        custom_validator_config: Some(full_validator),
         ..Default::default()
     };
     both_ways(certificate.clone(), full_certificate.clone());

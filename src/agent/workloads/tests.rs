@@ -11,6 +11,7 @@ use crate::ca::failover::Member;
 use crate::metrics::{Agent, Format, HangingPaths};
 use crate::net::http2;
 use crate::pki::certificate::Certificate;
+use crate::pki::csr::Names;
 use crate::pki::key::{KeyFormat, KeyType};
 use crate::pki::pem;
 use crate::proto::SECRET_TYPE_URL;
@@ -30,7 +31,7 @@ fn plan(account: &str, ca: &Path) -> Plan {
             debounce,
             own: Vec::new(),
             private: Vec::new(),
-            prefixes: Vec::new(),
+            prefixes: files::FilePrefixes::Usual(Vec::new()),
             system_roots: None,
         },
         crl: CrlFile { path: "/nowhere/crl.pem".into(), is_named: false },
@@ -40,6 +41,7 @@ fn plan(account: &str, ca: &Path) -> Plan {
         )]),
         issuer: IssuerSettings {
             identity: IdentitySource::Fixed(identity),
+            names: Names::default(),
             key_type: KeyType::EcdsaP256,
             key_format: KeyFormat::Pkcs8,
             ttl: Duration::from_secs(3600),

@@ -6,8 +6,8 @@ use super::{Cfssl, PORT};
 use crate::base::clock::Clock;
 use crate::ca::failover::Member;
 use crate::ca::provider::{
-    self, CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, Headers, IdentityDefault, ProviderArgs,
-    ProviderFile, ProviderKind, SharedOptions, TokenUse,
+    self, CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, Headers, IdentityDefault, NameUse,
+    ProviderArgs, ProviderFile, ProviderKind, SharedOptions, TokenUse,
 };
 use crate::fs::disk::Disk;
 use crate::net::address::Address;
@@ -60,6 +60,7 @@ impl ProviderArgs for CfsslArgs {
         token: TokenUse::None,
         identity: IdentityDefault::Token,
         takes_client_cert: false,
+        names: NameUse::Requested,
     };
 
     fn read(&self, r: &mut Reader<'_>, shared: &SharedOptions) -> Vec<CfsslProvider> {

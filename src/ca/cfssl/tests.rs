@@ -22,7 +22,12 @@ fn cfssl(auth_key: Option<PathBuf>) -> Cfssl {
 
 fn request(identity: Option<&str>) -> SigningRequest {
     let identity = identity.map(|identity| identity.parse().unwrap());
-    SigningRequest { csr: vec![1, 2, 3], identity, ttl: Duration::from_secs(60) }
+    SigningRequest {
+        csr: vec![1, 2, 3],
+        identity,
+        names: csr::Names::default(),
+        ttl: Duration::from_secs(60),
+    }
 }
 
 fn key_file(directory: &Path, content: &str) -> PathBuf {
@@ -41,6 +46,11 @@ async fn a_request_names_the_identity_and_never_an_empty_list() {
         "hosts": ["spiffe://td/web"],
     });
     assert_eq!((path, Value::Object(body)), ("sign", expected));
+    let dns = vec!["web.example".parse().unwrap(), "db.example".parse().unwrap()];
+    let with_names =
+        SigningRequest { names: csr::Names { dns, common_name: None }, ..request(Some("spiffe://td/web")) };
+    let (_, body) = cfssl(None).request(&with_names).await.unwrap();
+    assert_eq!(body["hosts"], json!(["spiffe://td/web", "web.example", "db.example"]));
     let (_, body) = cfssl(None).request(&request(None)).await.unwrap();
     assert!(!body.contains_key("hosts"), "{body:?}");
 }

@@ -13,12 +13,12 @@ use crate::base::clock::Clock;
 use crate::ca::failover::Member;
 use crate::ca::provider::{
     CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, Headers, IdentityDefault, MetadataToken,
-    ProviderArgs, ProviderKind, SharedOptions, TokenUse,
+    NameUse, ProviderArgs, ProviderKind, SharedOptions, TokenUse,
 };
 use crate::fs::disk::Disk;
 use crate::net::endpoint::{Endpoint, Protocol};
 use crate::net::grpc::Connections;
-use crate::options::{Level, Reader};
+use crate::options::Reader;
 
 #[allow(rustdoc::broken_intra_doc_links, reason = "the text of --help, which has brackets of its own")]
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -61,9 +61,11 @@ impl ProviderArgs for CitadelArgs {
         token: TokenUse::Source {
             exchange: None,
             metadata: MetadataToken::Identity { audience: Some(AUDIENCE) },
+            audience: Some(AUDIENCE),
         },
         identity: IdentityDefault::Token,
         takes_client_cert: true,
+        names: NameUse::Ignored { why: "Istio's CA issues the caller's identity alone" },
     };
 
     fn read(&self, r: &mut Reader<'_>, shared: &SharedOptions) -> Vec<CitadelProvider> {
@@ -74,7 +76,7 @@ impl ProviderArgs for CitadelArgs {
             .or(MetadataValue::from_static("Kubernetes"));
         let cert_signer = r.text("cert-signer", &self.cert_signer, &["ISTIO_META_CERT_SIGNER"]);
         // Istio sets its variable for a whole mesh, whichever CA a workload uses. A cluster id is no mistake either.
-        let set: &[_] = if cert_signer.level > Some(Level::Istio) { &[cert_signer.set_by()] } else { &[] };
+        let set: &[_] = if cert_signer.is_own() { &[cert_signer.set_by()] } else { &[] };
         if !shared.selection.is(Self::KIND, r, set) {
             return Vec::new();
         }

@@ -6,7 +6,8 @@ use super::{DevelopmentCa, Embedded, KEY_FILE, root_file};
 use crate::base::clock::Clock;
 use crate::ca::failover::Member;
 use crate::ca::provider::{
-    ClientError, ConfiguredProvider, IdentityDefault, ProviderArgs, ProviderKind, SharedOptions, TokenUse,
+    ClientError, ConfiguredProvider, IdentityDefault, NameUse, ProviderArgs, ProviderKind, SharedOptions,
+    TokenUse,
 };
 use crate::fs::disk::Disk;
 use crate::options::Reader;
@@ -33,6 +34,7 @@ impl ProviderArgs for EmbeddedArgs {
         token: TokenUse::None,
         identity: IdentityDefault::Account { namespace: "default", name: "default" },
         takes_client_cert: false,
+        names: NameUse::Requested,
     };
 
     fn read(&self, r: &mut Reader<'_>, shared: &SharedOptions) -> Vec<EmbeddedProvider> {

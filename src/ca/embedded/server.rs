@@ -22,7 +22,7 @@ use crate::proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateRes
 /// The message for a refused token: istiod's.
 const NOT_AUTHENTICATED: &str = "request authenticate failure";
 /// The audience that istiod requires.
-const AUDIENCE: &str = "istio-ca";
+pub const AUDIENCE: &str = "istio-ca";
 /// The TTL for requests with zero or less.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
 

@@ -6,7 +6,8 @@ use super::Exec;
 use crate::base::clock::Clock;
 use crate::ca::failover::Member;
 use crate::ca::provider::{
-    ClientError, ConfiguredProvider, IdentityDefault, ProviderArgs, ProviderKind, SharedOptions, TokenUse,
+    ClientError, ConfiguredProvider, IdentityDefault, NameUse, ProviderArgs, ProviderKind, SharedOptions,
+    TokenUse,
 };
 use crate::fs::disk::Disk;
 use crate::options::Reader;
@@ -41,6 +42,7 @@ impl ProviderArgs for ExecArgs {
         token: TokenUse::None,
         identity: IdentityDefault::Token,
         takes_client_cert: false,
+        names: NameUse::Requested,
     };
 
     fn read(&self, r: &mut Reader<'_>, shared: &SharedOptions) -> Vec<ExecProvider> {

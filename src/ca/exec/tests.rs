@@ -24,7 +24,7 @@ fn exec(sign: &str, roots: Option<&str>) -> Exec {
 /// A key's request, and files with what a CA made of it: `leaf`, `ca`, `root`, and `other`, another CA's root.
 fn signed(directory: &Path) -> SigningRequest {
     let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-    let csr = csr::request(&key, Some(&web())).unwrap();
+    let csr = csr::request(&key, Some(&web()), &csr::Names::default()).unwrap();
     let open = |name: &str| DevelopmentCa::open(&directory.join(name), Clock::system()).unwrap();
     let (ours, others) = (open("ours"), open("others"));
     let leaf = ours.issue(&csr, &web(), Duration::from_secs(3600)).unwrap();
@@ -32,7 +32,7 @@ fn signed(directory: &Path) -> SigningRequest {
     for (name, certificate) in [("leaf", &leaf), ("ca", ca), ("root", root), ("other", others.chain()[1])] {
         std::fs::write(directory.join(name), pem::of_certificates([certificate])).unwrap();
     }
-    SigningRequest { csr, identity: Some(web()), ttl: Duration::from_secs(90) }
+    SigningRequest { csr, identity: Some(web()), names: csr::Names::default(), ttl: Duration::from_secs(90) }
 }
 
 #[tokio::test]
@@ -51,6 +51,15 @@ async fn the_request_goes_in_and_the_certificates_come_out() {
     let anonymous = SigningRequest { identity: None, ..request };
     exec(&sign, None).sign(&anonymous).await.unwrap();
     assert_eq!(read("asked"), " 90\n");
+    let names = csr::Names {
+        dns: vec!["a.example".parse().unwrap(), "b".parse().unwrap()],
+        common_name: "web".parse().ok(),
+    };
+    let with_names = SigningRequest { names, ..signed(directory.path()) };
+    let sign =
+        format!("cd {place} && echo \"$ATTACHE_DNS_SANS $ATTACHE_COMMON_NAME\" > asked && cat leaf ca root");
+    exec(&sign, None).sign(&with_names).await.unwrap();
+    assert_eq!(read("asked"), "a.example,b web\n");
 }
 
 #[tokio::test]

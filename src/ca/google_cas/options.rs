@@ -9,7 +9,7 @@ use crate::base::clock::Clock;
 use crate::ca::failover::Member;
 use crate::ca::provider::{
     CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, Headers, IdentityDefault, MetadataToken,
-    ProviderArgs, ProviderKind, SharedOptions, TokenUse,
+    NameUse, ProviderArgs, ProviderKind, SharedOptions, TokenUse,
 };
 use crate::fs::disk::Disk;
 use crate::net::address::Address;
@@ -54,9 +54,11 @@ impl ProviderArgs for GoogleCasArgs {
         token: TokenUse::Source {
             exchange: Some((GOOGLES_URL, GOOGLES_SCOPE)),
             metadata: MetadataToken::Access,
+            audience: None,
         },
         identity: IdentityDefault::Caller { trust_domain: "PROJECT.svc.id.goog" },
         takes_client_cert: false,
+        names: NameUse::WithIdentity,
     };
 
     fn read(&self, r: &mut Reader<'_>, shared: &SharedOptions) -> Vec<GoogleCasProvider> {

@@ -8,8 +8,8 @@ use crate::auth::token_file::TokenFile;
 use crate::base::clock::Clock;
 use crate::ca::failover::Member;
 use crate::ca::provider::{
-    CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, IdentityDefault, ProviderArgs, ProviderFile,
-    ProviderKind, SharedOptions, TokenUse,
+    CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, IdentityDefault, NameUse, ProviderArgs,
+    ProviderFile, ProviderKind, SharedOptions, TokenUse,
 };
 use crate::fs::disk::Disk;
 use crate::net::address::Address;
@@ -62,6 +62,7 @@ impl ProviderArgs for KubernetesArgs {
         token: TokenUse::ServiceAccount,
         identity: IdentityDefault::Token,
         takes_client_cert: false,
+        names: NameUse::Requested,
     };
 
     fn read(&self, r: &mut Reader<'_>, shared: &SharedOptions) -> Vec<KubernetesProvider> {

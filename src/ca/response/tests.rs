@@ -35,7 +35,7 @@ impl Certificates {
             DevelopmentCa::open(directory.path(), Clock::system()).unwrap()
         });
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-        let csr = csr::request(&key, Some(&web())).unwrap();
+        let csr = csr::request(&key, Some(&web()), &csr::Names::default()).unwrap();
         let leaf = ours.issue(&csr, &web(), DAY).unwrap();
         let chain = |ca: &DevelopmentCa| ca.chain().map(Clone::clone);
         Self { leaf, ours: chain(&ours), others: chain(&others), key, now }
@@ -102,7 +102,7 @@ fn every_layout_of_a_good_chain_gives_the_same_key_pair_and_roots() {
         let answer = IssuedChain::from_groups(certificates.groups(layout)).unwrap();
         let key = certificates.key.to_private_key();
         let (pair, bundle) = answer
-            .check(key, Some(&web()), certificates.now)
+            .check(key, Some(&web()), &Names::default(), certificates.now)
             .unwrap_or_else(|error| panic!("{layout}: {error}"));
         assert_eq!(certificates.letters(pair.chain()), chain, "{layout}");
         assert_eq!(certificates.letters(bundle.roots()), roots, "{layout}");
@@ -130,7 +130,7 @@ fn a_layout_that_no_peer_could_verify_is_refused() {
     for (layout, label) in cases {
         let answer = IssuedChain::from_groups(certificates.groups(layout)).unwrap();
         let key = certificates.key.to_private_key();
-        let error = answer.check(key, Some(&web()), certificates.now).unwrap_err();
+        let error = answer.check(key, Some(&web()), &Names::default(), certificates.now).unwrap_err();
         assert_eq!(error.label(), label, "{layout}: {error}");
     }
 }
@@ -171,7 +171,7 @@ fn junk_is_refused_in_any_position() {
         IssuedChain { roots: vec![junk()], ..good.clone() },
     ] {
         let key = certificates.key.to_private_key();
-        let error = answer.check(key, Some(&web()), certificates.now).unwrap_err();
+        let error = answer.check(key, Some(&web()), &Names::default(), certificates.now).unwrap_err();
         assert_eq!(error.label(), "junk", "{error}");
     }
 }
@@ -200,6 +200,7 @@ impl OddCa {
         names: &[&str],
         valid: (SystemTime, SystemTime),
         asked: Option<&SpiffeId>,
+        asked_names: &Names,
     ) -> Result<(KeyPair, TrustBundle), InvalidResponse> {
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
         let mut params = CertificateParams::default();
@@ -211,7 +212,7 @@ impl OddCa {
         (params.not_before, params.not_after) = (valid.0.into(), valid.1.into());
         let leaf = params.signed_by(&key, &self.issuer).unwrap().der().clone();
         let answer = IssuedChain { chain: vec![leaf], roots: vec![self.root.clone()] };
-        answer.check(key.to_private_key(), asked, self.now)
+        answer.check(key.to_private_key(), asked, asked_names, self.now)
     }
 }
 
@@ -236,9 +237,39 @@ fn the_certificate_must_name_the_requested_identity() {
     ];
     for (names, is_asked, label) in cases {
         let web = web();
-        let outcome = ca.check(names, (now - HOUR, now + DAY), is_asked.then_some(&web));
+        let outcome = ca.check(names, (now - HOUR, now + DAY), is_asked.then_some(&web), &Names::default());
         let got = outcome.as_ref().map_or_else(InvalidResponse::label, |_| "ok");
         assert_eq!(got, label, "{names:?}: {outcome:?}");
+    }
+}
+
+#[test]
+fn the_certificate_must_have_the_requested_names() {
+    let now = UNIX_EPOCH + Duration::from_secs(1_782_000_000);
+    let ca = OddCa::new(now);
+    let ours = "spiffe://cluster.local/ns/default/sa/web";
+    let asked = |dns: &[&str], common_name: Option<&str>| Names {
+        dns: dns.iter().map(|name| name.parse().unwrap()).collect(),
+        common_name: common_name.map(|name| name.parse().unwrap()),
+    };
+    let both: &[&str] = &["web.example", "*.web.example"];
+    // The names in it, the requested ones, and what is missing.
+    for (names, asked, missing) in [
+        (vec![ours, "web.example", "*.web.example", "other"], asked(both, None), ""),
+        (vec![ours, "WEB.example"], asked(&["web.example"], None), ""),
+        (vec![ours], asked(&["web.example"], None), "web.example"),
+        (vec![ours, "a.web.example"], asked(both, None), "web.example, *.web.example"),
+        (vec![ours, "web"], asked(&["web"], Some("web")), "the common name web"),
+    ] {
+        let outcome = ca.check(&names, (now - HOUR, now + DAY), Some(&web()), &asked);
+        match outcome {
+            Ok(_) => assert_eq!(missing, "", "{names:?}"),
+            Err(error) => {
+                assert_eq!(error.label(), "missing_names", "{error}");
+                let start = format!("the certificate lacks {missing} (it names {ours}");
+                assert!(!missing.is_empty() && error.to_string().starts_with(&start), "{error}");
+            }
+        }
     }
 }
 
@@ -255,7 +286,7 @@ fn the_certificate_must_be_valid_now() {
         (now - HOUR, now - second, "expired"),
     ];
     for (from, until, label) in cases {
-        let outcome = ca.check(&["spiffe://td/web"], (from, until), None);
+        let outcome = ca.check(&["spiffe://td/web"], (from, until), None, &Names::default());
         let got = outcome.as_ref().map_or_else(InvalidResponse::label, |_| "ok");
         assert_eq!(got, label, "{outcome:?}");
     }

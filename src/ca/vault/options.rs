@@ -9,7 +9,7 @@ use crate::base::clock::Clock;
 use crate::ca::failover::Member;
 use crate::ca::provider::{
     self, CaNetwork, ClientError, ConfiguredProvider, DefaultRoots, Headers, IdentityDefault, MetadataToken,
-    ProviderArgs, ProviderFile, ProviderKind, SharedOptions, TokenUse,
+    NameUse, ProviderArgs, ProviderFile, ProviderKind, SharedOptions, TokenUse,
 };
 use crate::fs::disk::Disk;
 use crate::net::address::Address;
@@ -60,9 +60,14 @@ impl ProviderArgs for VaultArgs {
             has_istio_variables: true,
             default_roots: DefaultRoots::Istio,
         }),
-        token: TokenUse::Source { exchange: None, metadata: MetadataToken::Identity { audience: None } },
+        token: TokenUse::Source {
+            exchange: None,
+            metadata: MetadataToken::Identity { audience: None },
+            audience: Some("vault"),
+        },
         identity: IdentityDefault::Token,
         takes_client_cert: false,
+        names: NameUse::Requested,
     };
 
     fn read(&self, r: &mut Reader<'_>, shared: &SharedOptions) -> Vec<VaultProvider> {

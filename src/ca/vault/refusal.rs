@@ -48,11 +48,19 @@ fn remedy(status: StatusCode, said: &str, request: &VaultRequest<'_>, secret: &T
 
 fn of_signing(status: u16, said: &str, path: &str, token: Option<&TokenFile>) -> Option<String> {
     /// A role's objections, and their remedies.
-    const ROLE: [(&str, &str); 6] = [
+    const ROLE: [(&str, &str); 8] = [
         ("URI Subject Alternative Names", "its allowed_uri_sans must allow this workload's SPIFFE ID"),
         (
             "common_name field is required",
-            "it needs require_cn=false: SPIFFE certificates have no common name",
+            "it needs require_cn=false: SPIFFE certificates have no common name, unless --common-name gives them one",
+        ),
+        (
+            "subject alternate name",
+            "its allowed_domains must allow the names of --dns-san, with allow_bare_domains or allow_subdomains",
+        ),
+        (
+            "common name",
+            "its allowed_domains must allow --common-name (or set allow_any_name=true and enforce_hostnames=false)",
         ),
         ("keys of type", "give it key_type=any, or choose another --key-type here"),
         ("-bit key", "lower its key_bits, or choose another --key-type here"),
@@ -146,6 +154,8 @@ mod tests {
             (400, "role requires a minimum of a 384-bit key, but", &sign, "key_bits"),
             (400, "unknown role: web", &sign, "--vault-role"),
             (400, expiry, &sign, "--cert-ttl"),
+            (400, "subject alternate name web.example not allowed by this role", &sign, "names of --dns-san"),
+            (400, "common name web.example not allowed by this role", &sign, "must allow --common-name"),
             (400, "something else", &sign, "see the role pki/roles/web"),
             (403, "permission denied", &sign, "the token of the login has expired, or none of its policies"),
             (

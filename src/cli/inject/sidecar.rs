@@ -4,22 +4,22 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use clap::error::ErrorKind;
 use serde_json::json;
 
 use super::InjectArgs;
-use crate::auth::token;
+use super::files::{self, Files};
+use super::hints;
 use crate::base::text;
-use crate::ca::citadel::options::CitadelProvider;
-use crate::ca::provider::TokenUse;
 use crate::cli::{self, RunLine};
-use crate::config::{Config, ConfigErrors, Environment, Provider, RunArgs};
+use crate::config::{Config, ConfigErrors, Environment, RunArgs};
 use crate::inject::{Purpose, Sidecar, Volume};
-use crate::net::tls::Roots;
 
+/// Variables that the kubelet sets in each container, with values that it may set.
+const KUBELETS_VARIABLES: [(&str, &str); 2] =
+    [("KUBERNETES_SERVICE_HOST", "kubernetes.default.svc"), ("KUBERNETES_SERVICE_PORT", "443")];
 /// The status address for the kubelet's probes; the agent's default is a loopback address.
 const STATUS_ADDRESS: &str = "0.0.0.0:15055";
-/// Kubernetes itself mounts a token there.
-const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// The sidecar for these options, if `attache run` accepts them.
 pub(super) fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
@@ -35,10 +35,11 @@ pub(super) fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
         admin_socket.map(|admin| ("--admin-socket", paths.absolute("--admin-socket", &admin.path)));
     let ready_file =
         config.ready_file.as_ref().map(|path| ("--ready-file", paths.absolute("--ready-file", path)));
-    let mut volumes = writable_volumes(&config, &run, &mut paths);
-    volumes.extend(token_volume(&config, &run, args));
-    volumes.extend(root_volume(&config, args));
-    let mut errors = paths.errors;
+    let volumes = writable_volumes(&config, &run, &mut paths);
+    let files = Files::new(args, &run, &config, volumes);
+    let reads_service_account = files.reads_service_account();
+    let Files { volumes, errors, .. } = files;
+    let mut errors: Vec<_> = paths.errors.into_iter().chain(errors).collect();
 
     if config.status_address.is_some() && run.status_address.is_none() {
         run_args.push(format!("--status-address={STATUS_ADDRESS}"));
@@ -59,6 +60,7 @@ pub(super) fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
         containers: args.container.clone(),
         volumes,
         mounts: args.mount.clone(),
+        reads_service_account,
     };
     errors.extend(shared_directories(&sidecar));
     errors.extend(unwritable_files(&sidecar, admin_socket.into_iter().chain(ready_file)));
@@ -69,19 +71,27 @@ pub(super) fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
 /// Parses the options of `attache run`; also returns the unknown ones.
 fn parse(run_args: &[String]) -> Result<(RunArgs, Vec<String>), ConfigErrors> {
     match cli::parse::<RunLine>(run_args.iter().map(OsString::from).collect()) {
-        Ok((line, unknown)) => Ok((line.args, unknown)),
+        Ok((line, unknown)) => Ok((line.args, hints::behind_the_dashes(unknown))),
         Err(cli::NotParsed { error, .. }) => {
             let text = error.to_string();
             let text = text.trim_start_matches("error: ").lines().next().unwrap_or_default();
-            Err(ConfigErrors(vec![format!("after --: {text}")]))
+            let is_stray = error.kind() == ErrorKind::UnknownArgument;
+            let hint = if is_stray { "; manifests stand before --" } else { "" };
+            Err(ConfigErrors(vec![format!("after --: {text}{hint}")]))
         }
     }
 }
 
 /// The configuration, independent of the machine where the manifests are made.
 fn config(run: &RunArgs, unknown: Vec<String>) -> Result<Config, ConfigErrors> {
-    // The environment is that of the container, which has none of the agent's variables.
-    let config = cli::run::config(run, unknown, &Environment::new());
+    if run.config.is_some() {
+        let error =
+            "--config names a file of the container, which inject can't read: give its options after --";
+        return Err(ConfigErrors(vec![error.to_owned()]));
+    }
+    // The environment is that of the container: it has none of the agent's variables, and the kubelet's.
+    let environment: Environment = KUBELETS_VARIABLES.map(|(name, value)| (name.into(), value.into())).into();
+    let config = cli::run::config(run, unknown, &environment);
     let is_chosen = run.ca.is_some() || run.file_mounted_certs || !run.ca_address.is_empty();
     if is_chosen || run.ca_client_cert_dir.is_some() {
         return config;
@@ -106,7 +116,7 @@ impl Paths {
     fn absolute(&mut self, option: &str, path: &Path) -> String {
         let text = path.to_string_lossy().into_owned();
         if !path.is_absolute() {
-            self.errors.push(format!("{option} {text} is relative; a container needs the absolute path"));
+            self.errors.push(files::relative(option, &text));
         }
         text
     }
@@ -122,53 +132,17 @@ fn writable_volumes(config: &Config, run: &RunArgs, paths: &mut Paths) -> Vec<Vo
         let path = paths.absolute("--state-dir", Path::new(state));
         volumes.push(Volume { purpose: Purpose::State, source: memory("1Mi"), path });
     }
-    if let Some(output) = &run.output_dir {
-        let path = paths.absolute("--output-dir", Path::new(output));
-        volumes.push(Volume { purpose: Purpose::Output, source: memory("8Mi"), path });
+    let directory = run.output_dir.iter().map(|directory| ("--output-dir", directory.as_str()));
+    let outputs = run.output.iter().map(|output| ("--output", output.split(',').next().unwrap_or_default()));
+    for (index, (option, directory)) in directory.chain(outputs).enumerate() {
+        let path = paths.absolute(option, Path::new(directory));
+        volumes.push(Volume { purpose: Purpose::Output(index), source: memory("8Mi"), path });
     }
     if let Some(directory) = config.providers.first().and_then(|provider| provider.directory()) {
         let path = paths.absolute("--ca-dir", directory);
         volumes.push(Volume { purpose: Purpose::Ca, source: memory("1Mi"), path });
     }
     volumes
-}
-
-/// The workload's token, if the agent reads it from a file that nothing else mounts.
-fn token_volume(config: &Config, run: &RunArgs, args: &InjectArgs) -> Option<Volume> {
-    let provider = config.providers.first()?;
-    if !matches!(provider.kind().token, TokenUse::Source { .. }) {
-        return None;
-    }
-    let settings = provider.token()?;
-    if matches!(settings, token::TokenSettings::Service { service: token::Service::Metadata(_), .. }) {
-        return None;
-    }
-    let path = run.token_file.as_deref().unwrap_or("/var/run/secrets/tokens/istio-token");
-    let (dir, file) = path.rsplit_once('/').filter(|(dir, _)| dir.starts_with('/'))?;
-    if is_mounted(args, dir) || dir == SERVICE_ACCOUNT_DIR {
-        return None;
-    }
-    let token = json!({ "path": file, "audience": args.token_audience, "expirationSeconds": 43200 });
-    let source = json!({ "projected": { "sources": [{ "serviceAccountToken": token }] } });
-    Some(Volume { purpose: Purpose::Token, source, path: dir.to_owned() })
-}
-
-/// istiod's root, if the agent looks for it in the default places, and nothing else mounts it.
-fn root_volume(config: &Config, args: &InjectArgs) -> Option<Volume> {
-    let Some(Provider::Citadel(CitadelProvider { endpoint, client_cert: None, .. })) =
-        config.providers.first()
-    else {
-        return None;
-    };
-    let path = "/var/run/secrets/istio";
-    let is_default = matches!(endpoint.roots, Roots::FirstOf(_)) && !endpoint.address.plaintext;
-    let source = json!({ "configMap": { "name": "istio-ca-root-cert" } });
-    let is_wanted = is_default && !is_mounted(args, path);
-    is_wanted.then(|| Volume { purpose: Purpose::CaRoot, source, path: path.to_owned() })
-}
-
-fn is_mounted(args: &InjectArgs, dir: &str) -> bool {
-    args.mount.iter().any(|(_, mounted)| dir == mounted.trim_end_matches('/'))
 }
 
 /// The status address in the container; none if it is switched off.

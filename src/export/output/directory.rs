@@ -1,7 +1,7 @@
 //! The output directory on disk, laid out as the kubelet does it: a directory per generation, and one link to the newest.
 //!
 //! ```text
-//! ..attache-4f1c…/key.pem, cert-chain.pem, root-cert.pem
+//! ..attache-4f1c…/key.pem, cert-chain.pem, root-cert.pem    or the files of another format
 //! ..data         -> ..attache-4f1c…     swapped by a rename
 //! key.pem        -> ..data/key.pem      permanent, as the other two
 //! ```
@@ -14,9 +14,10 @@ mod swap;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _, lchown, symlink};
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,6 @@ use zeroize::Zeroizing;
 pub use self::survey::Condition;
 use crate::base::limits;
 use crate::fs::file;
-use crate::fs::generation::NAMES;
 use crate::secret::Version;
 
 /// The link to the current generation.
@@ -41,9 +41,47 @@ const HOOK_DONE: &str = "told";
 /// How long a generation stays after the swap: programs that resolved the link before may still be reading it.
 pub const GRACE: Duration = Duration::from_secs(1);
 
+/// Where files are written, and for which user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The option that names the directory, for messages.
+    pub option: &'static str,
+    /// Created if it does not exist.
+    pub path: PathBuf,
+    /// The names of the files.
+    pub names: Vec<String>,
+    pub owner: Owner,
+}
+
+/// The user and group that files are given to; where none is set, the agent's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    pub user: Option<u32>,
+    pub group: Option<u32>,
+}
+
+impl Owner {
+    fn is_set(self) -> bool {
+        self != Self::default()
+    }
+
+    /// Whether a file of `user` and `group` needs no change.
+    fn is(self, user: u32, group: u32) -> bool {
+        self.user.is_none_or(|wanted| wanted == user) && self.group.is_none_or(|wanted| wanted == group)
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let user = self.user.map(|user| format!("user {user}"));
+        let group = self.group.map(|group| format!("group {group}"));
+        f.write_str(&user.into_iter().chain(group).collect::<Vec<_>>().join(" and "))
+    }
+}
+
 /// One file of a generation.
 pub struct OutputFile {
-    pub name: &'static str,
+    pub name: String,
     /// Permissions, regardless of the umask.
     pub mode: u32,
     pub content: Zeroizing<Vec<u8>>,
@@ -61,18 +99,26 @@ pub enum Written {
 /// Why files were not written. What readers see has not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum OutputDirectoryError {
-    #[error("{path} is {what}: move it away, or choose another --output-dir")]
-    Foreign { path: PathBuf, what: &'static str },
-    #[error("locking {directory} failed: {source}; give each agent an --output-dir of its own")]
-    Locked { directory: PathBuf, source: io::Error },
-    #[error("{operation} {path} failed: {source}; {}choose another --output-dir", file::remedy(source))]
-    Failed { operation: &'static str, path: PathBuf, source: io::Error },
+    #[error("{path} is {what}: move it away, or choose another {option}")]
+    Foreign { path: PathBuf, what: &'static str, option: &'static str },
+    #[error("locking {directory} failed: {source}; give each agent an {option} of its own")]
+    Locked { directory: PathBuf, source: io::Error, option: &'static str },
+    #[error("{operation} {path} failed: {source}; {}choose another {option}", file::remedy(source))]
+    Failed { operation: &'static str, path: PathBuf, source: io::Error, option: &'static str },
+    #[error(
+        "giving files in {directory} to {owner} failed: {source}; run the agent as root or with CAP_CHOWN, or leave owner and group \
+         out and run it as that user"
+    )]
+    Owner { directory: PathBuf, owner: Owner, source: io::Error },
 }
 
 /// A directory that is written for other programs.
 #[derive(Debug)]
 pub struct OutputDirectory {
     path: PathBuf,
+    option: &'static str,
+    names: Vec<String>,
+    owner: Owner,
     /// The generation that this process wrote last, or found to be up to date.
     made: Option<Made>,
     /// The agent's entries that are no longer in use, with the time at which that was noticed.
@@ -86,14 +132,18 @@ pub struct OutputDirectory {
 struct Made {
     name: OsString,
     /// Digests, so that the key need not stay in memory for the comparison.
-    contents: [(&'static str, Version); 3],
+    contents: Vec<(String, Version)>,
 }
 
 impl OutputDirectory {
-    /// The directory at `path`, which need not exist yet.
-    pub fn new(path: PathBuf) -> Self {
+    /// The directory of `layout`, which need not exist yet.
+    pub fn new(layout: Layout) -> Self {
+        let Layout { option, path, names, owner } = layout;
         Self {
             path,
+            option,
+            names,
+            owner,
             made: None,
             old: BTreeMap::new(),
             #[cfg(test)]
@@ -103,7 +153,7 @@ impl OutputDirectory {
 
     /// The paths that other programs read.
     pub fn names(&self) -> Vec<PathBuf> {
-        NAMES.map(|name| self.path.join(name)).to_vec()
+        self.names.iter().map(|name| self.path.join(name)).collect()
     }
 
     /// Checks that the directory can be written, without changing what readers see.
@@ -111,20 +161,32 @@ impl OutputDirectory {
         let _lock = self.enter()?;
         self.survey()?;
         let probe = self.unused_path();
-        self.change("writing to", &self.path, || {
-            fs::create_dir(&probe)?;
-            fs::remove_dir(&probe)
+        self.change("writing to", &self.path, || fs::create_dir(&probe))?;
+        let given = self.give(&probe);
+        self.change("writing to", &self.path, || fs::remove_dir(&probe))?;
+        given
+    }
+
+    /// Gives the file at `path` to its owner.
+    fn give(&self, path: &Path) -> Result<(), OutputDirectoryError> {
+        if !self.owner.is_set() {
+            return Ok(());
+        }
+        lchown(path, self.owner.user, self.owner.group).map_err(|source| OutputDirectoryError::Owner {
+            directory: self.path.clone(),
+            owner: self.owner,
+            source,
         })
     }
 
     /// Makes `files` the current generation, unless they are that already.
-    pub fn write(&mut self, files: &[OutputFile; 3]) -> Result<Written, OutputDirectoryError> {
+    pub fn write(&mut self, files: &[OutputFile]) -> Result<Written, OutputDirectoryError> {
         let _lock = self.enter()?;
         let outcome = self.swap(files);
         // The sweep comes next, and reports what can't be removed.
         let _ = self.remove_old();
         let (written, name) = outcome?;
-        let contents = files.each_ref().map(|file| (file.name, Version::of(&file.content)));
+        let contents = files.iter().map(|file| (file.name.clone(), Version::of(&file.content))).collect();
         self.made = Some(Made { name, contents });
         Ok(written)
     }
@@ -167,7 +229,7 @@ impl OutputDirectory {
         match fs::symlink_metadata(&lock) {
             // Not a link either: another user could hold the lock on its target.
             Ok(found) if !found.is_dir() => {
-                return Err(OutputDirectoryError::Foreign { path: lock, what: "not a directory" });
+                return Err(self.foreign(&lock, "not a directory"));
             }
             Ok(_) => {}
             Err(_) => {
@@ -179,14 +241,16 @@ impl OutputDirectory {
                 })?;
             }
         }
-        let directory = || self.path.clone();
-        file::lock_directory(&lock)
-            .map_err(|source| OutputDirectoryError::Locked { directory: directory(), source })
+        file::lock_directory(&lock).map_err(|source| OutputDirectoryError::Locked {
+            directory: self.path.clone(),
+            source,
+            option: self.option,
+        })
     }
 
     /// Creates the directory, unless it exists.
     fn create(&self) -> Result<(), OutputDirectoryError> {
-        let foreign = |what| OutputDirectoryError::Foreign { path: self.path.clone(), what };
+        let foreign = |what| self.foreign(&self.path, what);
         match fs::metadata(&self.path) {
             Ok(found) if found.is_dir() => Ok(()),
             Ok(_) => Err(foreign("not a directory")),
@@ -196,9 +260,7 @@ impl OutputDirectory {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.change("creating", &self.path, || create(&self.path))
             }
-            Err(source) => {
-                Err(OutputDirectoryError::Failed { operation: "opening", path: self.path.clone(), source })
-            }
+            Err(source) => Err(self.failed("opening", &self.path, source)),
         }
     }
 
@@ -226,11 +288,8 @@ impl OutputDirectory {
     /// Brings `old` up to date with the directory.
     fn find_old(&mut self, now: Instant) -> Result<(), OutputDirectoryError> {
         let current = fs::read_link(self.path.join(DATA)).map(PathBuf::into_os_string).ok();
-        let entries = fs::read_dir(&self.path).map_err(|source| OutputDirectoryError::Failed {
-            operation: "listing",
-            path: self.path.clone(),
-            source,
-        })?;
+        let entries =
+            fs::read_dir(&self.path).map_err(|source| self.failed("listing", &self.path, source))?;
         let unused = entries
             .flatten()
             .map(|entry| entry.file_name())
@@ -257,7 +316,15 @@ impl OutputDirectory {
     ) -> Result<(), OutputDirectoryError> {
         #[cfg(test)]
         let work = || self.fault.step().and_then(|()| work());
-        work().map_err(|source| OutputDirectoryError::Failed { operation, path: path.to_owned(), source })
+        work().map_err(|source| self.failed(operation, path, source))
+    }
+
+    fn failed(&self, operation: &'static str, path: &Path, source: io::Error) -> OutputDirectoryError {
+        OutputDirectoryError::Failed { operation, path: path.to_owned(), source, option: self.option }
+    }
+
+    fn foreign(&self, path: &Path, what: &'static str) -> OutputDirectoryError {
+        OutputDirectoryError::Foreign { path: path.to_owned(), what, option: self.option }
     }
 }
 

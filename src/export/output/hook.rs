@@ -1,7 +1,8 @@
 //! The command that runs after each swap, with a time limit, bounded output, and a process group of its own.
 
+use std::ffi::OsString;
 use std::io;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -73,11 +74,16 @@ impl HookError {
 impl Hook {
     /// Runs the hook until it exits, and returns what it printed as one line for the log. If the future is dropped earlier,
     /// all processes of the hook are killed.
-    pub async fn run(&self, directory: &Path) -> Result<String, HookError> {
+    pub async fn run(&self, directories: &[PathBuf]) -> Result<String, HookError> {
         let (mut printed, writer) = CapturedOutput::for_log()?;
         let stdout = writer.try_clone()?;
         let prepare = |command: &mut tokio::process::Command| {
-            command.env("ATTACHE_OUTPUT_DIR", directory).stdin(Stdio::null()).stdout(stdout).stderr(writer);
+            if let Some(first) = directories.first() {
+                command.env("ATTACHE_OUTPUT_DIR", first);
+            }
+            let paths: Vec<_> = directories.iter().map(|path| path.as_os_str().to_owned()).collect();
+            command.env("ATTACHE_OUTPUT_DIRS", paths.join(&OsString::from(":")));
+            command.stdin(Stdio::null()).stdout(stdout).stderr(writer);
         };
         let mut running = self.command.start(prepare, &[&printed], None)?;
         let exited = tokio::select! {

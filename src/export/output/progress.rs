@@ -1,13 +1,13 @@
-//! What the output has done, and when the next step is due.
+//! What has been done for a directory and by the hook, and when the next step is due.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Set;
+use super::board::{Board, Generations};
+use super::{Set, Versions};
 use crate::base::backoff::Backoff;
 use crate::base::failure_log::FailureLog;
-use crate::secret::Version;
 
 /// Delays after a failed write, hook or sweep, and after repairs.
 const BACKOFF: Backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(60) };
@@ -35,16 +35,16 @@ impl Failures {
     }
 }
 
-/// Finished and scheduled steps.
+/// Finished and scheduled steps of a directory.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// What the directory contains for certain.
-    pub(super) written: Option<[Version; 2]>,
+    pub(super) written: Option<Versions>,
     /// What could not be written, and when to retry.
-    pub(super) failed: Option<([Version; 2], Instant)>,
+    pub(super) failed: Option<(Versions, Instant)>,
     pub(super) writes: Failures,
-    pub(super) hook_at: Option<Instant>,
-    pub(super) hooks: Failures,
+    /// The success of the hook is to be recorded.
+    pub(super) awaits_hook: bool,
     /// When to remove old generations.
     pub(super) sweep_at: Option<Instant>,
     pub(super) sweeps: Failures,
@@ -60,9 +60,8 @@ pub(super) struct Progress {
 impl Progress {
     /// Whether `set` needs to be written: not written yet, and no failed write of it awaits its retry.
     pub(super) fn needs_write(&self, set: &Set) -> bool {
-        let versions = set.versions();
-        self.written.as_ref() != Some(&versions)
-            && self.failed.as_ref().is_none_or(|(failed, _)| *failed != versions)
+        self.written.as_ref() != Some(&set.versions)
+            && self.failed.as_ref().is_none_or(|(failed, _)| *failed != set.versions)
     }
 
     /// Schedules an inspection after a change in the directory. The pause lets the other program finish.
@@ -81,10 +80,59 @@ impl Progress {
     /// Returns when a scheduled step is due.
     pub(super) async fn due(&self) {
         let retry_at = self.failed.as_ref().map(|(_, retry_at)| *retry_at);
-        match [retry_at, self.hook_at, self.sweep_at, self.inspect_at].into_iter().flatten().min() {
-            Some(moment) => tokio::time::sleep(moment.saturating_duration_since(Instant::now())).await,
-            None => std::future::pending().await,
+        until([retry_at, self.sweep_at, self.inspect_at].into_iter().flatten().min()).await;
+    }
+}
+
+/// What the hook has done, and when it runs again.
+#[derive(Debug, Default)]
+pub(super) struct HookProgress {
+    /// What it ran for last, and when to retry.
+    tried: Option<(Generations, Instant)>,
+    pub(super) failures: Failures,
+}
+
+impl HookProgress {
+    /// The moment of the next run; none while nothing waits for it.
+    fn next(&self, board: &Board) -> Option<Instant> {
+        let pending = board.pending()?;
+        Some(match &self.tried {
+            Some((tried, retry_at)) if *tried == pending => *retry_at,
+            // A new generation does not wait for the retry.
+            _ => Instant::now(),
+        })
+    }
+
+    pub(super) fn is_due(&self, board: &Board) -> bool {
+        self.next(board).is_some_and(is_due)
+    }
+
+    pub(super) async fn due(&self, board: &Board) {
+        until(self.next(board)).await;
+    }
+
+    /// Notes that the hook runs for `generations`.
+    pub(super) fn begin(&mut self, generations: &Generations) {
+        if self.tried.as_ref().is_none_or(|(tried, _)| tried != generations) {
+            self.failures.count = 0;
         }
+        self.tried = Some((generations.clone(), Instant::now()));
+    }
+
+    /// Counts a failure, and returns the delay before the retry.
+    pub(super) fn retry(&mut self) -> Duration {
+        let delay = self.failures.add();
+        if let Some((_, retry_at)) = &mut self.tried {
+            *retry_at = Instant::now() + delay;
+        }
+        delay
+    }
+}
+
+async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep(moment.saturating_duration_since(Instant::now())).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -1,25 +1,36 @@
 //! A cache on one side, a real directory on the other.
 
 use std::path::Path;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use zeroize::Zeroizing;
+
+use super::directory::{OutputDirectory, OutputFile};
+use super::writer::or_report;
 use super::*;
 use crate::ca::embedded::DevelopmentCa;
+use crate::fs::generation::{CHAIN_FILE, KEY_FILE, ROOT_FILE};
 use crate::fs::pending::PendingOperations;
 use crate::pki::csr;
 use crate::pki::key::{KeyType, SigningKey};
-use crate::secret::{KeyPair, TrustBundle};
+use crate::secret::{KeyPair, Payload, Resource, TrustBundle};
 use crate::store::{Origin, Publisher};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const LIMIT: Duration = Duration::from_secs(20);
 const WORKLOAD: Workload = Workload::FIRST;
 
-/// A CA, a cache, and a running output.
+fn pem(directory: PathBuf) -> DirectorySettings {
+    let format = Format::default();
+    let owner = Owner::default();
+    DirectorySettings { option: "--output-dir", directory, format, key_mode: 0o600, cert_mode: 0o644, owner }
+}
+
+/// A CA, a cache, and running outputs.
 struct Stage {
     place: TempDir,
     ca: DevelopmentCa,
@@ -28,11 +39,17 @@ struct Stage {
     clock: Clock,
     metrics: Metrics,
     stop: CancellationToken,
-    output: JoinHandle<()>,
+    tasks: Vec<JoinHandle<()>>,
+    components: Components,
 }
 
 impl Stage {
     fn new(hook: Option<&str>) -> Self {
+        Self::with(hook, |place| vec![pem(place.join("out"))])
+    }
+
+    /// With one output for each of `directories`.
+    fn with(hook: Option<&str>, directories: impl FnOnce(&Path) -> Vec<DirectorySettings>) -> Self {
         let place = tempfile::tempdir().unwrap();
         let clock = Clock::starting_at(UNIX_EPOCH + 500_000 * HOUR);
         let ca = DevelopmentCa::open(&place.path().join("ca"), clock.clone()).unwrap();
@@ -41,10 +58,10 @@ impl Stage {
         let publisher = |name| cache.publisher(Key { workload: WORKLOAD, name }, Origin::CA);
         let (pair, roots) = (publisher(SecretName::Workload), publisher(SecretName::Roots));
         let hook = hook.map(|command| Hook { command: command.into(), timeout: LIMIT });
-        let directory = place.path().join("out");
-        let settings = OutputSettings { directory, key_mode: 0o600, cert_mode: 0o644, hook };
+        let directories = directories(place.path());
+        let settings = OutputSettings { directories, hook };
         let watcher = Watcher::new(PendingOperations::default());
-        let output = Output::new(
+        let (outputs, writers) = Outputs::new(
             settings,
             &cache,
             WORKLOAD,
@@ -53,13 +70,15 @@ impl Stage {
             clock.clone(),
             metrics.clone(),
         );
-        let output = tokio::spawn(output.run(stop.clone()));
-        Self { place, ca, pair, roots, clock, metrics, stop, output }
+        let mut tasks = vec![tokio::spawn(outputs.run(stop.clone()))];
+        tasks.extend(writers.into_iter().map(|writer| tokio::spawn(writer.run(stop.clone()))));
+        let components = cache.components(WORKLOAD);
+        Self { place, ca, pair, roots, clock, metrics, stop, tasks, components }
     }
 
     fn new_pair(&self) -> (Secret, String) {
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-        let request = csr::request(&key, None).unwrap();
+        let request = csr::request(&key, None, &csr::Names::default()).unwrap();
         let identity = "spiffe://cluster.local/ns/default/sa/web".parse().unwrap();
         let leaf = self.ca.issue(&request, &identity, HOUR).unwrap();
         let key = key.to_private_key();
@@ -112,7 +131,9 @@ impl Stage {
 
     async fn end(self) {
         self.stop.cancel();
-        timeout(LIMIT, self.output).await.unwrap().unwrap();
+        for task in self.tasks {
+            timeout(LIMIT, task).await.unwrap().unwrap();
+        }
     }
 }
 
@@ -180,14 +201,13 @@ async fn a_change_of_crls_needs_no_write() {
     let [_, root] = stage.ca.chain();
     let roots = || Secret::TrustBundle(TrustBundle::new(vec![root.clone()]).unwrap());
     let good = |secret: Secret, version: &[u8]| {
-        let mut resource = crate::secret::Resource::encode(&SecretName::Roots, &secret);
         // As after a change of CRLs.
-        resource.version = Version::of(version);
+        let resource = Resource::new(Version::of(version), Payload::of(&secret));
         Arc::new(Good { secret, resource, origin: Origin::CA, received: UNIX_EPOCH, renews: None })
     };
     let pair = good(Secret::KeyPair(pair), b"pair");
-    let set = |version| Set { pair: Arc::clone(&pair), roots: good(roots(), version) };
-    assert_eq!(set(b"1").versions(), set(b"2").versions());
+    let set = |version| Set::new(Arc::clone(&pair), good(roots(), version));
+    assert_eq!(set(b"1").versions, set(b"2").versions);
     stage.end().await;
 }
 
@@ -260,10 +280,10 @@ async fn damage_is_repaired_and_files_of_another_agent_are_left_alone() {
     // The hook may change permissions.
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(stage.path(KEY_FILE), std::fs::Permissions::from_mode(0o640)).unwrap();
-    let mut other = OutputDirectory::new(stage.path(""));
+    let mut other = OutputDirectory::new(pem(stage.path("")).layout());
     let files = [KEY_FILE, CHAIN_FILE, ROOT_FILE].map(|name| {
         let content = Zeroizing::new(b"theirs".to_vec());
-        OutputFile { name, mode: 0o600, content }
+        OutputFile { name: name.to_owned(), mode: 0o600, content }
     });
     other.write(&files).unwrap();
     let next = async {
@@ -337,4 +357,62 @@ async fn shutdown_waits_for_a_running_hook() {
     let metrics = stage.metrics.clone();
     stage.end().await;
     assert_eq!(metrics.output_hooks.get_or_create(&ByResult { outcome: "ok" }).get(), 1);
+}
+
+/// The key in each of the directories.
+fn keys(stage: &Stage, directories: &[&str]) -> Vec<String> {
+    let read = |name: &&str| std::fs::read_to_string(stage.place.path().join(name).join(KEY_FILE));
+    directories.iter().map(|name| read(name).unwrap_or_default()).collect()
+}
+
+#[tokio::test]
+async fn one_hook_runs_after_all_directories_have_the_new_set() {
+    // Fails unless all keys are the same, and stay the same while it runs.
+    let hook = r#"cd "$ATTACHE_OUTPUT_DIR/.." && test "$ATTACHE_OUTPUT_DIRS" = "$PWD/a:$PWD/b:$PWD/c" &&
+        cat a/key.pem >> seen && cmp a/key.pem b/key.pem && cmp b/key.pem c/key.pem && sleep 0.1 && cmp a/key.pem c/key.pem"#;
+    let names = ["a", "b", "c"];
+    let stage = Stage::with(Some(hook), |place| names.map(|name| pem(place.join(name))).to_vec());
+    stage.publish_roots();
+    let mut last = String::new();
+    for _ in 0..20 {
+        last = stage.publish_pair();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let seen = || std::fs::read_to_string(stage.place.path().join("seen")).unwrap_or_default();
+    stage.wait("the hook has seen the newest key", || seen().ends_with(&last)).await;
+    stage.wait("the last hook has finished", || stage.hooks("ok") * 3 == stage.writes("ok")).await;
+    assert_eq!(seen().matches("BEGIN").count() as u64, stage.hooks("ok"), "one run for three swaps");
+    assert_eq!((stage.hooks("failed"), stage.writes("failed")), (0, 0));
+    assert_eq!(keys(&stage, &names), [last.as_str(); 3]);
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_directory_that_fails_does_not_stop_the_others_and_the_hook_runs_again_for_it() {
+    let hook = r#"cd "$ATTACHE_OUTPUT_DIR/.." && cat b/key.pem >> seen"#;
+    let stage = Stage::with(Some(hook), |place| {
+        std::fs::write(place.join("a"), "in the way").unwrap();
+        vec![pem(place.join("a")), pem(place.join("b"))]
+    });
+    stage.publish_roots();
+    let key = stage.publish_pair();
+    stage.wait("the other is written", || keys(&stage, &["b"]) == [key.as_str()]).await;
+    stage.wait("the hook has run", || stage.hooks("ok") == 1).await;
+    let health = stage.components.output().unwrap();
+    let [failed, good] = &health.directories[..] else { panic!("{health:?}") };
+    let failing = failed.failure.as_ref().unwrap();
+    assert!(failing.reason.contains("a is not a directory: move it away"), "{failed:?}");
+    assert!(failing.next_try.is_some_and(|at| at > failing.since), "{failed:?}");
+    assert!(failed.not_after.is_none() && good.failure.is_none() && good.not_after.is_some());
+    assert_eq!((health.not_after(), health.failure()), (None, failed.failure.clone()));
+    // The next generation does not wait for it either.
+    let key = stage.publish_pair();
+    stage.wait("the other is written again", || keys(&stage, &["b"]) == [key.as_str()]).await;
+    std::fs::remove_file(stage.place.path().join("a")).unwrap();
+    stage.wait("the first is written", || keys(&stage, &["a", "b"]) == [key.as_str(); 2]).await;
+    let seen = || std::fs::read_to_string(stage.place.path().join("seen")).unwrap();
+    stage.wait("the hook has run for it", || seen().matches("BEGIN").count() >= 3).await;
+    stage.wait("it is healthy", || stage.components.output().unwrap().failure().is_none()).await;
+    assert!(stage.components.output().unwrap().not_after().is_some());
+    stage.end().await;
 }

@@ -12,7 +12,8 @@ use super::WatchCount;
 use super::index::Flaw;
 use super::inotify::{Change, Outcomes, Report, Watching};
 use super::poll;
-use crate::fs::walk::{Inode, Lookups};
+use crate::fs::lookup::Inode;
+use crate::fs::walk::Lookups;
 
 /// What is to be watched, by path: directories, and files that are watched themselves.
 pub(super) type Targets = BTreeMap<PathBuf, Target>;

@@ -11,7 +11,8 @@ use notify::{Event, EventHandler, EventKind};
 use tokio::sync::Notify;
 
 use super::lock;
-use crate::fs::walk::{Inode, Lookups};
+use crate::fs::lookup::Inode;
+use crate::fs::walk::Lookups;
 
 /// After so many writes to files that no watch is for, the files of their directory that a watch is for are watched
 /// instead of the directory.
@@ -183,6 +184,10 @@ impl Index {
         if let Some(registered) = self.watches.get(&id) {
             registered.wakes.notify_one();
         }
+    }
+
+    pub(super) fn wake_all(&self) {
+        self.watches.values().for_each(|registered| registered.wakes.notify_one());
     }
 
     pub(super) fn handle(&mut self, event: notify::Result<Event>) {

@@ -55,6 +55,23 @@ async fn without_inotify_each_round_asks_for_a_look() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_requested_look_wakes_every_watch_also_those_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let (watcher, _kernel) = testing::watcher();
+    let apart = watcher.apart();
+    let mut watches = [&watcher, &watcher, &apart].map(|it| it.watch(vec![directory.path().join("file")]));
+    for watch in &mut watches {
+        watch.arm();
+        assert!(tokio::time::timeout(Duration::from_secs(60), watch.changed()).await.is_err());
+    }
+    watcher.look_again();
+    for watch in &watches {
+        let wake = tokio::time::timeout(Duration::from_secs(60), watch.changed()).await;
+        assert_eq!(wake, Ok(Wake::Event));
+    }
+}
+
 #[test]
 fn a_directory_that_was_just_removed_is_not_taken_for_a_watched_one() {
     let directory = tempfile::tempdir().unwrap();

@@ -5,8 +5,9 @@ use tracing_subscriber::filter::Targets;
 use crate::base::text;
 
 /// The parts of the agent that log, by module.
-const PARTS: [&str; 28] = [
+const PARTS: [&str; 29] = [
     "agent",
+    "agent::requests",
     "agent::sockets",
     "agent::workloads",
     "auth::token",

@@ -2,12 +2,15 @@
 
 use std::str::FromStr;
 
-use aws_lc_rs::encoding::{AsDer as _, EcPrivateKeyRfc5915Der};
+use aws_lc_rs::encoding::{AsDer as _, EcPrivateKeyRfc5915Der, Pkcs8V1Der};
+use aws_lc_rs::rsa;
 use aws_lc_rs::signature::{
-    ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING, EcdsaKeyPair, EcdsaSigningAlgorithm,
+    ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING, ECDSA_P521_SHA512_ASN1_SIGNING,
+    EcdsaKeyPair, EcdsaSigningAlgorithm,
 };
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs1KeyDer, PrivateSec1KeyDer};
 use x509_parser::asn1_rs::{Any, FromDer as _};
+use zeroize::Zeroizing;
 
 use super::PrivateKey;
 
@@ -49,6 +52,31 @@ impl PrivateKey {
                 traditional.map(Self).ok_or(NoTraditionalForm)
             }
             _ => Ok(self),
+        }
+    }
+
+    /// The key as PKCS#8; none for kinds of keys that can't be converted.
+    pub fn to_pkcs8(&self) -> Option<Zeroizing<Vec<u8>>> {
+        let ec = |algorithm, sec1| {
+            let key = EcdsaKeyPair::from_private_key_der(algorithm, sec1).ok()?;
+            Some(Zeroizing::new(key.to_pkcs8v1().ok()?.as_ref().to_vec()))
+        };
+        match &self.0 {
+            PrivateKeyDer::Pkcs8(key) => Some(Zeroizing::new(key.secret_pkcs8_der().to_vec())),
+            PrivateKeyDer::Sec1(key) => {
+                let curves = [
+                    &ECDSA_P256_SHA256_ASN1_SIGNING,
+                    &ECDSA_P384_SHA384_ASN1_SIGNING,
+                    &ECDSA_P521_SHA512_ASN1_SIGNING,
+                ];
+                curves.into_iter().find_map(|curve| ec(curve, key.secret_sec1_der()))
+            }
+            PrivateKeyDer::Pkcs1(key) => {
+                let key = rsa::KeyPair::from_der(key.secret_pkcs1_der()).ok()?;
+                let pkcs8: Pkcs8V1Der<'_> = key.as_der().ok()?;
+                Some(Zeroizing::new(pkcs8.as_ref().to_vec()))
+            }
+            _ => None,
         }
     }
 }
@@ -100,6 +128,8 @@ mod tests {
                 assert!(pem.starts_with(format!("-----BEGIN {label}-----\n").as_bytes()), "{name}: {label}");
                 let read = PrivateKey::from_pem(&pem).unwrap();
                 assert_eq!(read.public_key().unwrap(), key.subject_public_key_info(), "{name}: {label}");
+                let pkcs8 = SigningKey::from_pkcs8(&read.to_pkcs8().unwrap()[..].into()).unwrap();
+                assert_eq!(pkcs8.subject_public_key_info(), key.subject_public_key_info(), "{name}: {label}");
                 // Converting again changes nothing.
                 assert_eq!(read.in_format(format).unwrap().to_pem(), pem, "{name}: {label}");
             }

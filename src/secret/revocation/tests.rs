@@ -26,13 +26,13 @@ fn revocation(crls: &[Arc<Crl>], below: Option<&Authority>) -> Revocation {
     revocation
 }
 
-fn facts(roots: &[&Authority]) -> Vec<Certificate> {
-    roots.iter().map(|root| Certificate::parse(&root.certificate).unwrap()).collect()
+fn bundle(roots: &[&Authority]) -> TrustBundle {
+    TrustBundle::new(roots.iter().map(|root| root.certificate.clone()).collect()).unwrap()
 }
 
 /// The issuers of the chosen CRLs, or the gaps.
 fn cover(texts: &[String], below: Option<&Authority>, roots: &[&Authority]) -> Result<Vec<String>, String> {
-    let covered = revocation(&parse(texts), below).cover(&facts(roots), now());
+    let covered = revocation(&parse(texts), below).cover(&bundle(roots), now());
     let mut names = covered.map_err(|gaps| gaps.to_string())?;
     names.sort_by(|a, b| a.issuer.cmp(&b.issuer));
     Ok(names.iter().map(|crl| crl.issuer.rsplit("CN=").next().unwrap().to_owned()).collect())
@@ -186,7 +186,7 @@ fn the_newest_crl_of_an_issuer_is_chosen() {
     let new = root.crl(now() - HOUR, now() + HOUR, &[1, 2]);
     for texts in [[old.clone(), new.clone()], [new, old]] {
         let revocation = revocation(&parse(&texts), Some(&root));
-        let crls = revocation.cover(&facts(&[&root]), now()).unwrap();
+        let crls = revocation.cover(&bundle(&[&root]), now()).unwrap();
         assert_eq!(crls.iter().map(|crl| crl.revoked).collect::<Vec<_>>(), [2]);
     }
 }
@@ -198,7 +198,7 @@ fn every_change_of_the_chosen_crls_is_predicted() {
     let revocation = revocation(&crls, Some(&root));
     let mut moments = vec![now()];
     let expiring = Authority::new("expiring", None, |params| params.not_after = (now() + 2 * HOUR).into());
-    let roots = &facts(&[&root, &expiring])[..];
+    let roots = &bundle(&[&root, &expiring]);
     assert_eq!(Revocation::default().next_change(roots, now()), None);
     // The root itself expires in the year 4096.
     let soon = |moment: &SystemTime| *moment < now() + 1000 * HOUR;

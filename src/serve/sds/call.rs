@@ -59,13 +59,13 @@ where
     D: Dialect<Request: prost::Message + Default>,
 {
     let charge = peer.charge(limits::STREAM_MEMORY)?;
-    let requests = Requests::new(body, peer.share.clone(), peer.service.turns.clone());
+    let requests = Requests::new(body, Arc::clone(&peer));
     Ok(SecretStream::new(peer, requests, charge))
 }
 
 async fn fetch(peer: Arc<Peer>, request: http::Request<Incoming>) -> http::Response<ResponseBody> {
     let deadline = client_timeout(request.headers());
-    let requests = Requests::new(request.into_body(), peer.share.clone(), peer.service.turns.clone());
+    let requests = Requests::new(request.into_body(), Arc::clone(&peer));
     let response = async {
         let mut requests = std::pin::pin!(requests);
         let missing = || Err(Status::invalid_argument("the call has no request"));

@@ -18,9 +18,12 @@ use crate::proto::google::rpc;
 
 /// The protocol of one stream.
 pub trait Dialect: Default {
-    type Request;
+    type Request: Unpin;
     /// What a client decodes of a [`Message`].
     type Response;
+
+    /// How many names are in a request.
+    fn names(request: &Self::Request) -> usize;
 
     /// Handles one request.
     fn receive(&mut self, session: &mut Session, request: Self::Request) -> Result<Received, Refusal>;

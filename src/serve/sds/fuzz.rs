@@ -89,7 +89,7 @@ where
         let Some(name) = SERVED.get(name) else { return };
         let value = format!("{name} {value}").into_bytes();
         let version = Version::of(&value);
-        self.published.insert(name, Resource { version, payload: Payload::from_bytes(value.into()) });
+        self.published.insert(name, Resource::new(version, Payload::from_bytes(value.into())));
         self.offer_to_session(name);
     }
 
@@ -161,7 +161,7 @@ where
         assert!(response.remaining() < 2 * limits::NAME_BYTES_PER_STREAM);
         self.outcome.responses += 1;
         self.outcome.removed += push.removed.len();
-        let items = push.items.into_iter().map(|item| (item.name, item.resource.version));
+        let items = push.items.into_iter().map(|item| (item.name, item.resource.version.clone()));
         self.waiting.push(items.collect());
         assert!(self.dialect.respond(&mut self.session).is_none(), "a response was incomplete");
     }

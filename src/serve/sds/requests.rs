@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes};
@@ -10,8 +11,9 @@ use prost::Message;
 use tokio_stream::Stream;
 use tonic::Status;
 
-use super::turns::{Turn, Turns};
-use crate::base::budget::{Charge, Share};
+use super::Peer;
+use super::turns::Turn;
+use crate::base::budget::Charge;
 use crate::base::limits;
 
 /// Bytes before each message of gRPC: whether it is compressed, and its length.
@@ -26,7 +28,7 @@ pub struct Requests<B, T> {
     received: Bytes,
     /// The beginning of a request whose end was not received yet.
     begun: Option<Box<Begun>>,
-    share: Share,
+    peer: Arc<Peer>,
     turn: Turn,
     request: PhantomData<fn() -> T>,
 }
@@ -41,10 +43,10 @@ struct Begun {
 }
 
 impl<B, T: Message + Default> Requests<B, T> {
-    /// Reads `body`. The memory of a request that is not complete is a part of `share`.
-    pub fn new(body: B, share: Share, turns: Turns) -> Self {
-        let turn = Turn::new(turns);
-        Self { body, received: Bytes::new(), begun: None, share, turn, request: PhantomData }
+    /// Reads `body`. The memory of a request that is not complete is charged to `peer`.
+    pub(super) fn new(body: B, peer: Arc<Peer>) -> Self {
+        let turn = Turn::new(peer.service.turns.clone());
+        Self { body, received: Bytes::new(), begun: None, peer, turn, request: PhantomData }
     }
 
     /// The next request in what was received, if it is complete.
@@ -52,7 +54,7 @@ impl<B, T: Message + Default> Requests<B, T> {
         if let Some(begun) = &mut self.begun {
             while let Some(missing) = begun.missing()?.filter(|_| !self.received.is_empty()) {
                 let more = self.received.split_to(missing.min(self.received.len()));
-                begun.charge.grow(more.len()).map_err(|full| Status::resource_exhausted(full.to_string()))?;
+                begun.charge.grow(more.len()).map_err(|full| self.peer.refuse(full))?;
                 begun.bytes.extend_from_slice(&more);
             }
             if begun.missing()?.is_some() {
@@ -77,8 +79,7 @@ impl<B, T: Message + Default> Requests<B, T> {
             return Poll::Ready(Ok(Some(request)));
         }
         if !self.received.is_empty() {
-            let charge = self.share.charge(size_of::<Begun>());
-            let charge = charge.map_err(|full| Status::resource_exhausted(full.to_string()))?;
+            let charge = self.peer.charge(size_of::<Begun>())?;
             self.begun = Some(Box::new(Begun { bytes: Vec::new(), charge }));
             return self.poll_received(cx);
         }
@@ -155,11 +156,16 @@ mod tests {
     use http_body_util::StreamBody;
     use hyper::body::Frame;
     use tokio_stream::StreamExt as _;
+    use tokio_util::sync::CancellationToken;
     use tonic::Code;
 
     use super::*;
     use crate::base::budget::Budget;
+    use crate::base::clock::Clock;
+    use crate::metrics::{ByReason, Metrics};
     use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
+    use crate::serve::sds::{Capacity, SecretDiscovery};
+    use crate::store::Cache;
 
     fn framed(request: &[u8]) -> Vec<u8> {
         [&[0], u32::try_from(request.len()).unwrap().to_be_bytes().as_slice(), request].concat()
@@ -170,13 +176,22 @@ mod tests {
         DiscoveryRequest { resource_names, ..DiscoveryRequest::default() }
     }
 
+    /// A connection of an agent with `budget`.
+    fn peer(budget: &Budget, metrics: &Metrics) -> Arc<Peer> {
+        let (cache, workload) = Cache::with_workload("");
+        let capacity = Capacity { budget: budget.clone(), ..Capacity::default() };
+        let (clock, draining) = (Clock::system(), CancellationToken::new());
+        SecretDiscovery::new(cache, workload, metrics.clone(), clock, draining, capacity)
+            .connection()
+            .unwrap()
+            .0
+    }
+
     async fn read(parts: Vec<Vec<u8>>, budget: &Budget) -> Vec<Result<DiscoveryRequest, Status>> {
         let frames = parts.into_iter().map(|part| Ok::<_, Status>(Frame::data(part.into())));
         let body = StreamBody::new(tokio_stream::iter(frames));
-        Requests::<_, DiscoveryRequest>::new(body, budget.share(), Turns::default())
-            .take(1_000)
-            .collect()
-            .await
+        let peer = peer(budget, &Metrics::default());
+        Requests::<_, DiscoveryRequest>::new(body, peer).take(1_000).collect().await
     }
 
     #[tokio::test]
@@ -223,11 +238,11 @@ mod tests {
             );
             StreamBody::new(endless)
         };
-        let share = budget.share();
+        let metrics = Metrics::default();
+        let peer = peer(&budget, &metrics);
         let mut open = Vec::new();
         let refused = loop {
-            let mut requests =
-                Box::pin(Requests::<_, DiscoveryRequest>::new(begun(), share.clone(), Turns::default()));
+            let mut requests = Box::pin(Requests::<_, DiscoveryRequest>::new(begun(), Arc::clone(&peer)));
             match std::future::poll_fn(|cx| Poll::Ready(requests.as_mut().poll_next(cx))).await {
                 Poll::Ready(outcome) => break outcome.unwrap().unwrap_err(),
                 Poll::Pending => open.push(requests),
@@ -235,7 +250,9 @@ mod tests {
         };
         assert_eq!(refused.code(), Code::ResourceExhausted);
         assert!(!open.is_empty() && open.len() < 4);
-        drop(open);
+        let refusals = metrics.refusals.get_or_create(&ByReason { reason: "no_memory" }).get();
+        assert_eq!(refusals, 1);
+        drop((open, peer));
         assert_eq!(budget.used(), 0);
     }
 }

@@ -77,8 +77,8 @@ struct Subscribed {
     /// The version that the client was sent last, or said it holds. A NACK does not change it: Envoy keeps using the previous
     /// version, but keeps the rejected one for its next listener. To replace it, the previous version must be sent again.
     sent: Option<Version>,
-    /// Versions that the client rejected, the newest last.
-    rejected: Vec<Version>,
+    /// Versions that the client rejected, the newest last. Boxed: few names have any.
+    rejected: Option<Box<Vec<Version>>>,
 }
 
 /// Whether a name can ever be served.
@@ -95,8 +95,7 @@ enum Fate {
 impl Subscribed {
     /// The version to send now, if any.
     fn due(&self) -> Option<&Resource> {
-        let is_new =
-            |offered: &Version| self.sent.as_ref() != Some(offered) && !self.rejected.contains(offered);
+        let is_new = |offered: &Version| self.sent.as_ref() != Some(offered) && !self.has_rejected(offered);
         self.offered.as_ref().filter(|offered| self.is_requested || is_new(&offered.version))
     }
 
@@ -108,16 +107,23 @@ impl Subscribed {
         self.sent.clone().filter(|_| is_confirmed)
     }
 
+    fn has_rejected(&self, version: &Version) -> bool {
+        self.rejected.as_ref().is_some_and(|rejected| rejected.contains(version))
+    }
+
     fn accept(&mut self, version: &Version) {
-        self.rejected.retain(|rejected| rejected != version);
+        if let Some(rejected) = &mut self.rejected {
+            rejected.retain(|rejected| rejected != version);
+        }
     }
 
     fn reject(&mut self, version: &Version) {
-        self.rejected.retain(|rejected| rejected != version);
-        if self.rejected.len() == REJECTED {
-            self.rejected.remove(0);
+        self.accept(version);
+        let rejected = self.rejected.get_or_insert_default();
+        if rejected.len() == REJECTED {
+            rejected.remove(0);
         }
-        self.rejected.push(version.clone());
+        rejected.push(version.clone());
     }
 }
 
@@ -141,6 +147,13 @@ pub struct PushItem {
 }
 
 impl Session {
+    /// Gives back the memory that is left over once `added` names were subscribed: with 10,000 names nearly half.
+    pub fn trim(&mut self, added: usize) {
+        if added > self.names.len() / 8 {
+            self.names.shrink_to_fit();
+        }
+    }
+
     /// Subscribes to `name`. Returns its id if it was not subscribed. If it was, it is sent again.
     pub fn subscribe(&mut self, name: &str) -> Option<NameId> {
         if let Some(id) = self.ids.get(name).copied() {
@@ -169,7 +182,7 @@ impl Session {
             fate: Fate::Servable,
             offered: None,
             sent: None,
-            rejected: Vec::new(),
+            rejected: None,
         });
         self.name_bytes += name.len();
         self.ids.insert(name, id);

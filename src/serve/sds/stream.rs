@@ -24,7 +24,7 @@ use crate::secret::SecretName;
 use crate::store::{NotServed, Subscriber, Subscription, Unserved, Waiting};
 
 /// The responses of one stream.
-pub struct SecretStream<D, I> {
+pub struct SecretStream<D: Dialect, I> {
     peer: Arc<Peer>,
     requests: I,
     dialect: D,
@@ -32,6 +32,8 @@ pub struct SecretStream<D, I> {
     subscriber: Subscriber,
     /// By [`NameId`]; none where nothing is served.
     names: Vec<Option<Subscribed>>,
+    /// A request with many names, until it is this stream's turn.
+    large: Option<D::Request>,
     /// Names of the last request that are not subscribed to yet.
     added: VecDeque<NameId>,
     /// Names whose entries changed.
@@ -83,6 +85,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
             dialect: D::default(),
             session: Session::default(),
             names: Vec::new(),
+            large: None,
             added: VecDeque::new(),
             changed: VecDeque::new(),
             refusals: Refusals::default(),
@@ -106,10 +109,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
         self.apply(received);
         let after = self.memory_of_names();
         self.charge.shrink(before.saturating_sub(after));
-        self.charge.grow(after.saturating_sub(before)).map_err(|full| {
-            self.peer.service.refuse("no_memory", &full);
-            Status::resource_exhausted(full.to_string())
-        })
+        self.charge.grow(after.saturating_sub(before)).map_err(|full| self.peer.refuse(full))
     }
 
     fn memory_of_names(&self) -> usize {
@@ -120,16 +120,29 @@ impl<D: Dialect, I> SecretStream<D, I> {
         if let Some(verdict) = received.verdict {
             self.record(verdict);
         }
-        for (id, _) in received.removed {
-            if let Some(name) = self.names.get_mut(id.index()) {
-                *name = None;
-            }
-        }
         if self.session.len() == received.added.len() {
             // A stream that had many names needs no memory for them any longer.
-            self.names = Vec::new();
+            let names = std::mem::take(&mut self.names);
+            self.release(names);
+        } else {
+            let names = &mut self.names;
+            let removed = received.removed.iter();
+            let removed = removed.filter_map(|(id, _)| names.get_mut(id.index()).map(Option::take)).collect();
+            self.release(removed);
+        }
+        if received.added.len() > self.names.len() / 8 {
+            // Many at once: no more memory than they need.
+            let most = received.added.iter().map(|id| id.index() + 1).max();
+            self.names.reserve_exact(most.unwrap_or_default().saturating_sub(self.names.len()));
         }
         self.added = received.added.into();
+    }
+
+    /// Unsubscribes: from many names in turns.
+    fn release(&self, names: Vec<Option<Subscribed>>) {
+        if names.len() > AT_ONCE {
+            self.peer.service.turns.drop_slowly(names, AT_ONCE, ());
+        }
     }
 
     /// Subscribes to some of the names that were added.
@@ -151,7 +164,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
 
     fn subscribe(&mut self, id: NameId) {
         let Some(name) = self.session.name(id).cloned() else { return };
-        let (label, reason, is_final) = match name.parse::<SecretName>() {
+        let (label, reason, is_final) = match SecretName::from_shared(&name) {
             Ok(parsed) => {
                 let service = &self.peer.service;
                 let (key, number) = (service.key(parsed), number(id));
@@ -185,10 +198,6 @@ impl<D: Dialect, I> SecretStream<D, I> {
     fn subscribed(&mut self, id: NameId, subscribed: Subscribed) {
         let is_new = matches!(subscribed, Subscribed::To(_));
         if self.names.len() <= id.index() {
-            if self.names.is_empty() {
-                // Most streams have one name.
-                self.names.reserve_exact(id.index() + 1);
-            }
             self.names.resize_with(id.index() + 1, || None);
         }
         if let Some(name) = self.names.get_mut(id.index()) {
@@ -299,6 +308,17 @@ impl<D: Dialect, I> SecretStream<D, I> {
     }
 }
 
+impl<D: Dialect, I> Drop for SecretStream<D, I> {
+    fn drop(&mut self) {
+        let names = std::mem::take(&mut self.names);
+        if names.len() > AT_ONCE {
+            // Their memory is in use until then.
+            let charge = self.charge.take();
+            self.peer.service.turns.drop_slowly(names, AT_ONCE, charge);
+        }
+    }
+}
+
 /// The number by which the store calls a name.
 fn number(id: NameId) -> u32 {
     u32::try_from(id.index()).unwrap_or(u32::MAX)
@@ -325,9 +345,24 @@ where
             if !this.added.is_empty() {
                 ready!(this.poll_names(cx));
             }
-            match Pin::new(&mut this.requests).poll_next(cx) {
+            let next = match this.large.is_some() {
+                true => {
+                    ready!(this.turn.poll_take(cx));
+                    Poll::Ready(this.large.take().map(Ok))
+                }
+                false => Pin::new(&mut this.requests).poll_next(cx),
+            };
+            match next {
                 Poll::Ready(Some(Ok(request))) => {
-                    if let Err(status) = this.receive(request) {
+                    let has_turn = this.turn.is_taken();
+                    if D::names(&request) > AT_ONCE && !has_turn {
+                        // Decoding it took a turn already.
+                        this.large = Some(request);
+                        continue;
+                    }
+                    let received = this.receive(request);
+                    this.turn.end();
+                    if let Err(status) = received {
                         this.phase = Phase::Ended;
                         return Poll::Ready(Some(Err(status)));
                     }

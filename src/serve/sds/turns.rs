@@ -57,6 +57,10 @@ impl Turn {
         }
     }
 
+    pub fn is_taken(&self) -> bool {
+        matches!(self.state, State::Taken(_))
+    }
+
     pub async fn take(&mut self) {
         std::future::poll_fn(|cx| self.poll_take(cx)).await;
     }
@@ -69,6 +73,28 @@ impl Turn {
                 drop(permit);
             });
         }
+    }
+}
+
+impl Turns {
+    /// Drops `all`, a few in each turn, and then `last`.
+    pub fn drop_slowly<T: Send + 'static, L: Send + 'static>(
+        &self,
+        mut all: Vec<T>,
+        at_once: usize,
+        last: L,
+    ) {
+        // Without a runtime nobody waits.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let mut turn = Turn::new(self.clone());
+        runtime.spawn(async move {
+            while !all.is_empty() {
+                turn.take().await;
+                all.truncate(all.len().saturating_sub(at_once));
+                turn.end();
+            }
+            drop(last);
+        });
     }
 }
 

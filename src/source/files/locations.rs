@@ -3,8 +3,8 @@
 use std::path::{Component, Path, PathBuf};
 
 use super::FileSettings;
-use crate::fs::file;
-use crate::fs::generation::{NAMES, Place, Places};
+use crate::fs::find::OUTSIDE;
+use crate::fs::generation::{NAMES, Place, Places, TLS_NAMES};
 use crate::secret::SecretName;
 
 /// The file names of GKE's workload certificates.
@@ -23,22 +23,42 @@ const SYSTEM_ROOTS: [&str; 6] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// The same text as for a file to which a link leads out.
-const OUTSIDE: &str = "outside the directories that --file-prefix allows";
+/// File names that the user chose, instead of those that a set has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileNames {
+    pub chain: Option<String>,
+    pub key: Option<String>,
+    pub roots: Option<String>,
+}
 
-/// The places of `default` and `ROOTCA` in `directory`. GKE's file names count where its certificates are mounted.
-pub fn places(directory: &Path) -> Vec<Place> {
-    let mut places = vec![Place::in_directory(directory, NAMES)];
-    if directory == Path::new(PLATFORM_DIRECTORY) {
-        places.push(Place::in_directory(directory, GKE_NAMES));
+impl FileNames {
+    fn over<'a>(&'a self, [chain, key, roots]: [&'a str; 3]) -> [&'a str; 3] {
+        [
+            self.chain.as_deref().unwrap_or(chain),
+            self.key.as_deref().unwrap_or(key),
+            self.roots.as_deref().unwrap_or(roots),
+        ]
     }
-    places
+}
+
+/// The places of `default` and `ROOTCA` in `directory`, for each set of file names that counts there: Istio's, those of TLS
+/// Secrets, and GKE's where its certificates are mounted.
+pub fn places(directory: &Path, names: &FileNames) -> Vec<Place> {
+    let mut sets = vec![names.over(NAMES), names.over(TLS_NAMES)];
+    if directory == Path::new(PLATFORM_DIRECTORY) {
+        sets.push(names.over(GKE_NAMES));
+    }
+    sets.dedup();
+    let place = |(index, set)| Place { is_alternative: index > 0, ..Place::in_directory(directory, set) };
+    sets.into_iter().enumerate().map(place).collect()
 }
 
 /// `path` from the root directory, without `.` and empty names. A `..` stays where it may follow a link; a relative path
 /// starts at `working_directory`, which has none.
 pub(super) fn normalized(path: &Path, working_directory: &Path) -> PathBuf {
-    let mut normal = if path.is_absolute() { PathBuf::from("/") } else { working_directory.to_owned() };
+    let start = if path.is_absolute() { Path::new("/") } else { working_directory };
+    let mut normal = PathBuf::with_capacity(start.as_os_str().len() + path.as_os_str().len());
+    normal.push(start);
     let mut is_free_of_links = true;
     for component in path.components() {
         match component {
@@ -56,15 +76,15 @@ pub(super) fn normalized(path: &Path, working_directory: &Path) -> PathBuf {
 /// The files of a name that a stream asked for. Different spellings of a path are the same files.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Files {
-    KeyPair { chain: PathBuf, key: PathBuf },
-    Roots(PathBuf),
+    KeyPair { chain: Box<Path>, key: Box<Path> },
+    Roots(Box<Path>),
     SystemRoots,
 }
 
 impl Files {
     /// Not for names that are served without demand.
     pub(super) fn of(name: &SecretName, working_directory: &Path) -> Option<Self> {
-        let normalized = |path| normalized(path, working_directory);
+        let normalized = |path| normalized(path, working_directory).into_boxed_path();
         match name {
             SecretName::FileKeyPair(name) => {
                 Some(Self::KeyPair { chain: normalized(name.chain()), key: normalized(name.key()) })
@@ -81,14 +101,15 @@ impl Files {
             Self::Roots(path) => (Some(path), None),
             Self::SystemRoots => (None, None),
         };
-        first.into_iter().chain(second).map(PathBuf::as_path)
+        first.into_iter().chain(second).map(|path| &**path)
     }
 
     pub(super) fn places(&self, settings: &FileSettings) -> Places {
-        let roots = |path: &Path| Place { roots: Some(path.to_owned()), key_pair: None };
+        let roots = |path: &Path| Place { roots: Some(path.to_owned()), ..Place::default() };
         match self {
             Self::KeyPair { chain, key } => {
-                Places::new(vec![Place { key_pair: Some((chain.clone(), key.clone())), roots: None }])
+                let key_pair = Some((chain.to_path_buf(), key.to_path_buf()));
+                Places::new(vec![Place { key_pair, ..Place::default() }])
             }
             Self::Roots(path) => Places::new(vec![roots(path)]),
             Self::SystemRoots => {
@@ -100,7 +121,7 @@ impl Files {
     }
 }
 
-/// The directories in which files must lie that streams name; anywhere if there are none.
+/// The directories in which files must lie that streams name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Prefixes(Vec<PathBuf>);
 
@@ -112,7 +133,7 @@ impl Prefixes {
 
     /// Whether these files may be looked at, decided from their paths alone.
     pub(super) fn admit(&self, files: &Files) -> Result<(), &'static str> {
-        let is_admitted = |path: &Path| self.0.is_empty() || self.length(path).is_some();
+        let is_admitted = |path: &Path| self.length(path).is_some();
         match files.paths().all(is_admitted) {
             true => Ok(()),
             false => Err(OUTSIDE),
@@ -120,17 +141,24 @@ impl Prefixes {
     }
 
     /// How many names of `path` are the directory that it must not lead out of. A path that goes up may leave any
-    /// directory.
+    /// directory but the root.
     pub(super) fn length(&self, path: &Path) -> Option<usize> {
         let goes_up = path.components().any(|component| component == Component::ParentDir);
-        let holder = self.0.iter().filter(|prefix| !goes_up && path.starts_with(prefix));
+        let may_hold = |prefix: &&PathBuf| !goes_up || prefix.parent().is_none();
+        let holder = self.0.iter().filter(may_hold).filter(|prefix| path.starts_with(prefix));
         holder.map(|prefix| prefix.components().count() - 1).max()
     }
 }
 
 /// Warns of the agent's own files, which count as missing although they exist and are good.
 pub(super) fn warn_of_own(places: &Places) {
-    for path in places.paths().iter().filter(|path| file::is_within(path, &places.own)) {
+    // Usually there are none, and nothing to look up.
+    if places.own.is_empty() {
+        return;
+    }
+    let refusal = places.refusal();
+    let is_own = |path: &PathBuf| path.canonicalize().is_ok_and(|real| refusal(&real).is_some());
+    for path in places.paths().into_iter().filter(is_own) {
         tracing::warn!(path = %path.display(), "file ignored: its path leads to where the agent itself writes");
     }
 }
@@ -158,12 +186,13 @@ mod tests {
             ("/a/../b", "/a/../b"),
             ("c/../b", "/work/here/c/../b"),
         ] {
-            assert_eq!(files(&format!("file-root:{spelled}")), Files::Roots(normal.into()), "{spelled}");
+            let normal = || Path::new(normal).into();
+            assert_eq!(files(&format!("file-root:{spelled}")), Files::Roots(normal()), "{spelled}");
             let pair = files(&format!("file-cert:{spelled}~/key"));
-            assert_eq!(pair, Files::KeyPair { chain: normal.into(), key: "/key".into() }, "{spelled}");
+            assert_eq!(pair, Files::KeyPair { chain: normal(), key: Path::new("/key").into() }, "{spelled}");
         }
         assert_eq!(files("file-root:system"), Files::SystemRoots);
-        assert_eq!(files("file-root:./system"), Files::Roots("/work/here/system".into()));
+        assert_eq!(files("file-root:./system"), Files::Roots(Path::new("/work/here/system").into()));
     }
 
     #[test]
@@ -188,7 +217,10 @@ mod tests {
             ("file-root:/etc/../tls/b", false),
         ] {
             assert_eq!(prefixes.admit(&files(name)).is_ok(), is_admitted, "{name}");
-            assert_eq!(Prefixes::default().admit(&files(name)), Ok(()));
+            let everywhere = Prefixes::new(&["/".into()], Path::new("/work/here"));
+            assert_eq!(everywhere.admit(&files(name)), Ok(()));
+            let is_system = name == "file-root:system";
+            assert_eq!(Prefixes::default().admit(&files(name)).is_ok(), is_system, "{name}");
         }
         let length = |path: &str| prefixes.length(Path::new(path));
         assert_eq!([length("/tls/a"), length("/tls/deep/a"), length("/a")], [Some(1), Some(2), None]);

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use smallvec::{SmallVec, smallvec};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
@@ -18,9 +19,9 @@ use tokio::time::Instant;
 use self::look::Contents;
 use self::missing::{Absence, Group, GroupEvent, Search, SearchResult, Sought};
 use self::set::{NameChange, NamedSet};
-use super::FileSettings;
 use super::locations::{Files, Prefixes, normalized};
 use super::publisher::SecretPublisher;
+use super::{FilePrefixes, FileSettings};
 use crate::base::clock::Clock;
 use crate::fs::find::{self, Private};
 use crate::fs::generation::FileError;
@@ -61,8 +62,8 @@ struct Shared {
 /// Files, as their names lead to them.
 #[derive(Debug)]
 struct Known {
-    /// Sorted.
-    names: Vec<Key>,
+    /// Sorted; mostly one.
+    names: SmallVec<[Key; 1]>,
     state: State,
 }
 
@@ -140,7 +141,7 @@ impl NamedFiles {
         let at = Arc::clone(&working_directory);
         let admission =
             move |name: &SecretName| Files::of(name, &at).map_or(Ok(()), |files| prefixes.admit(&files));
-        let demand = cache.demand_for(NameKind::File, Scope::Workload(workload), admission);
+        let demand = cache.demand(NameKind::File, Scope::Workload(workload), admission);
         let demand =
             demand.inspect_err(|error| tracing::error!(%error, "requested files are not served")).ok();
         Self { settings, working_directory, demand, shared: Arc::new(shared) }
@@ -176,7 +177,7 @@ impl NamedFiles {
                 }
             };
             tokio::select! {
-                event = demand.next_event() => match event {
+                event = demand.next() => match event {
                     Some(Event::Wanted(key)) => {
                         if std::mem::take(&mut is_first) {
                             running.resolve_private();
@@ -199,7 +200,11 @@ impl NamedFiles {
 }
 
 /// The directories as they are spelled, and with their links resolved as far as their file systems answer.
-async fn resolve_prefixes(pool: &Pool, given: &[PathBuf], working_directory: &Path) -> Prefixes {
+async fn resolve_prefixes(pool: &Pool, prefixes: &FilePrefixes, working_directory: &Path) -> Prefixes {
+    let given = match prefixes {
+        FilePrefixes::Usual(usual) => return Prefixes::new(usual, working_directory),
+        FilePrefixes::Given(given) => given,
+    };
     let mut all: Vec<_> = given.iter().map(|prefix| normalized(prefix, working_directory)).collect();
     let (reply, mut resolved) = mpsc::unbounded_channel();
     for prefix in all.clone() {
@@ -247,7 +252,7 @@ impl Running {
         let files = Arc::new(files);
         let Some(known) = self.files.get_mut(&files) else {
             let state = State::Sought { is_unanswered: false };
-            self.files.insert(Arc::clone(&files), Known { names: vec![key], state });
+            self.files.insert(Arc::clone(&files), Known { names: smallvec![key], state });
             return self.search(&files);
         };
         if let State::Followed { changes, .. } = &known.state {
@@ -316,7 +321,7 @@ impl Running {
             Sought::Present => {
                 let (changes, changed) = mpsc::unbounded_channel();
                 let places = files.places(&self.settings);
-                let set = NamedSet::new(Arc::clone(&self.shared), places, known.names.clone(), changed);
+                let set = NamedSet::new(Arc::clone(&self.shared), places, known.names.to_vec(), changed);
                 let task = self.tasks.spawn(async { match set.run().await {} });
                 known.state = State::Followed { changes, task };
                 self.leave_groups(&files, &before);

@@ -2,8 +2,6 @@
 
 use std::time::SystemTime;
 
-use tokio::time::Instant;
-
 use crate::base::clock::rfc3339;
 use crate::base::failure_log::FailureLog;
 use crate::base::text;
@@ -25,15 +23,13 @@ pub(super) struct SecretPublisher {
     failures: FailureLog,
     /// The place from which it was served last, if that still has it.
     rank: Option<usize>,
-    /// When its value changed last.
-    pub(super) published: Option<Instant>,
 }
 
 impl SecretPublisher {
     pub(super) fn new(cache: &Cache, key: Key, is_alone: bool) -> Self {
         let name = key.name.clone();
         let publisher = cache.publisher(key, Origin::FILES);
-        Self { name, publisher, is_alone, failures: FailureLog::default(), rank: None, published: None }
+        Self { name, publisher, is_alone, failures: FailureLog::default(), rank: None }
     }
 
     pub(super) fn cache(&self) -> &Cache {
@@ -49,10 +45,15 @@ impl SecretPublisher {
         }
     }
 
+    /// What is served from files.
+    pub(super) fn served(&self) -> Option<Secret> {
+        let good = self.publisher.entry().good.filter(|good| good.origin == Origin::FILES)?;
+        Some(good.secret.clone())
+    }
+
     /// When the secret expires that is served from files.
     pub(super) fn not_after(&self) -> Option<SystemTime> {
-        let good = self.publisher.entry().good.filter(|good| good.origin == Origin::FILES)?;
-        Some(good.secret.not_after())
+        Some(self.served()?.not_after())
     }
 
     /// Announces the key pair whose roots are published first.
@@ -86,7 +87,6 @@ impl SecretPublisher {
         self.rank = Some(rank);
         let is_new = self.publisher.publish(secret, now, None) == Published::Changed;
         if is_new {
-            self.published = Some(Instant::now());
             let from = places.shown(rank);
             let other = before.filter(|origin| *origin != Origin::FILES);
             let instead_of = other.map(tracing::field::display);

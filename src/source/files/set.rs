@@ -1,9 +1,11 @@
 //! Files that are read together: when they are whole, and when they are read again.
 
-use std::time::{Duration, SystemTime};
+use std::convert::Infallible;
+use std::time::SystemTime;
 
 use tokio::time::Instant;
 
+use super::change::PendingChange;
 use super::publisher::SecretPublisher;
 use super::{Context, locations};
 use crate::base::failure_log::FailureLog;
@@ -11,24 +13,23 @@ use crate::base::limits;
 use crate::fs::generation::{Contents, Digest, FileError, Generation, Places};
 use crate::fs::walk::Lookups;
 use crate::fs::watch::{Activity, Wake, Watch};
-use crate::secret::{Secret, Unchained};
-use crate::store::Cache;
-
-/// How long to wait for a file that was written to and is kept open, while nothing more is written.
-pub(super) const OPEN_PATIENCE: Duration = Duration::from_secs(5);
-/// The pause after a look that published nothing; it doubles up to a tenth of the debounce window.
-pub(super) const PAUSE: Duration = Duration::from_millis(1);
+use crate::secret::{Secret, TrustBundle, Unchained};
 
 /// Files that are read together, and the secrets that they hold.
 #[derive(Debug)]
 pub(super) struct FileSet {
     places: Places,
     watch: Watch,
-    key_pair: Option<SecretPublisher>,
-    roots: Option<SecretPublisher>,
+    key_pair: SecretPublisher,
+    roots: SecretPublisher,
     /// Whether the leaf chains to the roots.
     chained: FailureLog,
     taken: Option<Taken>,
+    /// Where the first look has led, until it is followed.
+    first: Option<Lookups>,
+    /// The roots that were parsed last, without CRLs.
+    bundle: Option<TrustBundle>,
+    change: PendingChange,
     context: Context,
 }
 
@@ -47,85 +48,67 @@ impl Taken {
     }
 }
 
-/// What came of a look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    /// The files are published or reported.
-    Taken { is_new: bool },
-    /// They may be half of a change.
-    Incomplete,
-}
-
-/// A change that may not be complete yet.
-#[derive(Debug, Default)]
-pub(super) struct PendingChange {
-    pub(super) since: Option<Instant>,
-    /// Nothing has happened since.
-    pub(super) quiet_since: Option<Instant>,
-    /// Nothing has happened for a whole window.
-    pub(super) is_settled: bool,
-    /// The failure was published that the files don't come to rest.
-    pub(super) is_reported: bool,
-}
-
-impl PendingChange {
-    /// Whether the change had begun more than `patience` before `now`.
-    pub(super) fn lasts(&self, now: Instant, patience: Duration) -> bool {
-        self.since.is_some_and(|since| now - since > patience)
-    }
-
-    pub(super) fn is_quiet(&self, now: Instant, patience: Duration) -> bool {
-        self.quiet_since.is_some_and(|since| now - since > patience)
-    }
-}
-
 impl FileSet {
     pub(super) fn new(
         places: Places,
-        key_pair: Option<SecretPublisher>,
-        roots: Option<SecretPublisher>,
+        key_pair: SecretPublisher,
+        roots: SecretPublisher,
         context: Context,
     ) -> Self {
-        let watch = context.watcher.watch(places.paths());
-        Self { places, watch, key_pair, roots, chained: FailureLog::default(), taken: None, context }
+        // The first place decides if it has all files.
+        let watch = context.watcher.watch_with_fallbacks(places.paths(), places.files_of_first());
+        let (chained, change) = (FailureLog::default(), PendingChange::new(context.debounce));
+        Self {
+            places,
+            watch,
+            key_pair,
+            roots,
+            chained,
+            taken: None,
+            first: None,
+            bundle: None,
+            change,
+            context,
+        }
     }
 
     /// Publishes what the files hold now, good or not.
     pub(super) fn publish_once(&mut self) {
         locations::warn_of_own(&self.places);
-        let (contents, _) = self.look();
+        let (contents, lookups) = self.look();
+        self.first = Some(lookups);
         let (now, digest) = (self.context.clock.now(), contents.digest());
-        self.publish(contents.parse(&self.places, now), digest, now);
+        let generation = self.parse(contents, now);
+        let is_new = self.publish(generation, digest, now);
+        self.change.end(is_new);
     }
 
-    /// Follows every change. Does not return. If `is_settled`, what the first look finds is reported at once.
-    pub(super) async fn run(mut self, is_settled: bool) {
-        let debounce = self.context.debounce;
-        let mut pending = PendingChange { is_settled, ..PendingChange::default() };
-        let mut pause = PAUSE;
+    /// Follows every change since [`FileSet::publish_once`], which need not have been called. Does not return.
+    pub(super) async fn run(mut self) -> Infallible {
+        if self.first.is_none() {
+            self.publish_once();
+        }
+        if let Some(lookups) = self.first.take() {
+            self.watch.follow(lookups);
+        }
+        self.wait_for_change().await;
         loop {
             let (contents, lookups) = self.look();
             let looked = Instant::now();
-            // A file that is read while it is written may be half of what it will be.
             let activity = self.watch.activity(&lookups);
-            let outcome = self.consider(contents, activity, &pending, looked);
+            let taken = self.consider(contents, activity, looked);
             self.watch.follow(lookups);
-            if let Outcome::Taken { is_new } = outcome {
-                pending = PendingChange::default();
-                if is_new {
-                    pause = PAUSE;
-                }
-                self.next_change().await;
-                self.wait_for_window().await;
+            if let Some(is_new) = taken {
+                self.change.end(is_new);
+                self.wait_for_change().await;
             } else {
-                self.wait_for_rest(&mut pending, looked).await;
+                if self.change.is_restless(looked) {
+                    self.report_restless();
+                }
+                let changed = async { while self.watch.changed().await == Wake::Poll {} };
+                self.change.wait_for_rest(looked, changed).await;
             }
-            // A file that changes all the time, and never to a good one, must not keep the agent busy.
-            let rest = pause.saturating_sub(looked.elapsed());
-            if !rest.is_zero() {
-                tokio::time::sleep(rest).await;
-            }
-            pause = (2 * pause).min(debounce / 10);
+            self.change.pause(looked).await;
         }
     }
 
@@ -135,49 +118,44 @@ impl FileSet {
         (self.places.contents(look.files, look.is_restless), look.lookups)
     }
 
-    /// Takes `contents`, unless they may be half of a change.
-    fn consider(
-        &mut self,
-        contents: Contents,
-        activity: Activity,
-        pending: &PendingChange,
-        looked: Instant,
-    ) -> Outcome {
-        let is_due = match activity {
-            Activity::Change => return Outcome::Incomplete,
-            Activity::Open => pending.is_quiet(looked, OPEN_PATIENCE),
-            Activity::None => pending.is_settled || pending.lasts(looked, 10 * self.context.debounce),
-        };
+    /// Publishes or reports `contents`, unless they may be half of a change. Returns whether a new secret was published.
+    fn consider(&mut self, contents: Contents, activity: Activity, looked: Instant) -> Option<bool> {
+        if activity == Activity::Change {
+            return None;
+        }
         let now = self.context.clock.now();
         let digest = contents.digest();
         if self.taken.as_ref().is_some_and(|taken| taken.digest == digest && taken.holds_at(now)) {
-            return Outcome::Taken { is_new: false };
+            return Some(false);
         }
-        let generation = contents.parse(&self.places, now);
-        if !is_due && (activity == Activity::Open || !self.is_whole(&generation)) {
-            return Outcome::Incomplete;
+        let generation = self.parse(contents, now);
+        if !self.change.is_complete(activity, looked, || self.is_whole(&generation)) {
+            return None;
         }
         // Only here: a write that has begun since the look must not be forgotten.
         if activity == Activity::Open {
             self.watch.forget_writers();
         }
-        Outcome::Taken { is_new: self.publish(generation, digest, now) }
+        Some(self.publish(generation, digest, now))
     }
 
-    fn publishers(&self) -> impl Iterator<Item = &SecretPublisher> {
-        self.roots.iter().chain(&self.key_pair)
+    fn parse(&mut self, contents: Contents, now: SystemTime) -> Generation {
+        let generation = contents.parse(&self.places, self.bundle.as_ref(), now);
+        if let Some(bundle) = generation.roots.good() {
+            self.bundle = Some(bundle.clone());
+        }
+        generation
     }
 
     /// Whether this can be taken for a whole generation, and not for half of a change.
     fn is_whole(&self, generation: &Generation) -> bool {
         let Generation { key_pair, roots, chained } = generation;
-        self.key_pair.as_ref().is_none_or(|publisher| publisher.expects(key_pair))
-            && self.roots.as_ref().is_none_or(|publisher| publisher.expects(roots))
-            && !matches!(chained, Some(Err(_)))
+        self.key_pair.expects(key_pair) && self.roots.expects(roots) && !matches!(chained, Some(Err(_)))
     }
 
-    /// Returns when a file changes, or when a certificate becomes valid or expires.
-    async fn next_change(&self) {
+    /// Returns when a file changes, or when a certificate becomes valid or expires, and the window of the last publish is
+    /// over.
+    async fn wait_for_change(&self) {
         let due = async {
             match self.taken.as_ref().and_then(|taken| taken.until) {
                 Some(moment) => self.context.clock.sleep_until(moment).await,
@@ -188,63 +166,48 @@ impl FileSet {
             _ = self.watch.changed() => {}
             () = due => {}
         }
-    }
-
-    /// Waits until the window of the last publish is over: later changes are folded into the next one.
-    async fn wait_for_window(&self) {
-        let published = self.publishers().filter_map(|publisher| publisher.published).max();
-        let window = published.map(|at| self.context.debounce.saturating_sub(at.elapsed()));
-        if let Some(window) = window.filter(|window| !window.is_zero()) {
-            tokio::time::sleep(window).await;
-        }
-    }
-
-    /// Waits for the rest of a change, one window at most: if nothing completes it by then, it is reported. So is a
-    /// change that goes on and gets no better.
-    async fn wait_for_rest(&mut self, pending: &mut PendingChange, looked: Instant) {
-        if pending.lasts(looked, OPEN_PATIENCE) && !std::mem::replace(&mut pending.is_reported, true) {
-            self.report_restless();
-        }
-        pending.since.get_or_insert(looked);
-        let changed = async { while self.watch.changed().await == Wake::Poll {} };
-        pending.is_settled = tokio::time::timeout(self.context.debounce, changed).await.is_err();
-        pending.quiet_since = match pending.is_settled {
-            true => pending.quiet_since.or_else(|| Some(Instant::now())),
-            false => None,
-        };
+        self.change.wait_for_window(std::future::pending()).await;
     }
 
     /// Publishes what is good and reports what is not. True if a new secret was published.
-    fn publish(&mut self, generation: Generation, digest: Digest, now: SystemTime) -> bool {
+    fn publish(&mut self, mut generation: Generation, digest: Digest, now: SystemTime) -> bool {
+        self.hold_back(&mut generation, now);
         let starts = generation.key_pair.starts();
         let Generation { key_pair, roots, chained } = generation;
         self.report_mixture(chained);
         let metrics = &self.context.metrics;
-        let mut is_new = false;
-        let cache = self.publishers().next().map(|publisher| publisher.cache().clone());
-        let _together = cache.as_ref().map(Cache::together);
+        let cache = self.roots.cache().clone();
+        let _together = cache.together();
         // Roots first, as from a CA.
-        if let (Some(publisher), Some(pair)) = (&self.key_pair, key_pair.good()) {
-            publisher.announce(pair, now);
+        if let Some(pair) = key_pair.good() {
+            self.key_pair.announce(pair, now);
         }
-        if let Some(publisher) = &mut self.roots {
-            is_new |= publisher.take(roots.map(Secret::TrustBundle), now, &self.places, metrics);
-        }
-        if let Some(publisher) = &mut self.key_pair {
-            is_new |= publisher.take(key_pair.map(Secret::KeyPair), now, &self.places, metrics);
-        }
-        let expiries =
-            self.publishers().filter_map(SecretPublisher::not_after).filter(|moment| *moment > now);
+        let mut is_new = self.roots.take(roots.map(Secret::TrustBundle), now, &self.places, metrics);
+        is_new |= self.key_pair.take(key_pair.map(Secret::KeyPair), now, &self.places, metrics);
+        let expiries = [&self.roots, &self.key_pair].into_iter().filter_map(SecretPublisher::not_after);
+        let expiries = expiries.filter(|moment| *moment > now);
         let until = starts.into_iter().chain(expiries).min();
         self.taken = Some(Taken { digest, at: now, until });
         is_new
     }
 
+    /// One half of a generation is not published without the other where the served secrets would no longer fit together.
+    fn hold_back(&self, generation: &mut Generation, now: SystemTime) {
+        if generation.key_pair.secret.is_ok() && generation.roots.secret.is_ok() {
+            return;
+        }
+        if let (Some(Secret::KeyPair(pair)), Some(Secret::TrustBundle(bundle))) =
+            (self.key_pair.served(), self.roots.served())
+        {
+            generation.hold_back((&pair, &bundle), &self.places, now);
+        }
+    }
+
     /// Files that go on changing may be half of a generation at every look.
     fn report_restless(&mut self) {
         self.taken = None;
-        let error = FileError::Restless { paths: self.places.paths() };
-        for publisher in self.roots.iter_mut().chain(&mut self.key_pair) {
+        let error = FileError::Restless { paths: self.places.homes() };
+        for publisher in [&mut self.roots, &mut self.key_pair] {
             publisher.fail(&error, &self.context.metrics);
         }
     }

@@ -21,14 +21,14 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::rotations::{ROTATIONS, Rotation, swap};
+use super::change::OPEN_PATIENCE;
 use super::locations::GKE_NAMES;
 use super::named::NamedFiles;
 use super::publisher::REMOVED;
-use super::set::OPEN_PATIENCE;
 use super::*;
 use crate::base::spiffe_id::SpiffeId;
 use crate::ca::embedded::DevelopmentCa;
-use crate::fs::generation::NAMES;
+use crate::fs::generation::{NAMES, TLS_NAMES};
 use crate::fs::pending::PendingOperations;
 use crate::fs::pool::Pool;
 use crate::fs::watch::testing::{self, Kernel};
@@ -89,7 +89,7 @@ impl Files {
         let (first, ca, last) = (ca("first"), ca("ca"), ca("last"));
         let identity: SpiffeId = "spiffe://cluster.local/ns/default/sa/web".parse().unwrap();
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-        let csr = csr::request(&key, Some(&identity)).unwrap();
+        let csr = csr::request(&key, Some(&identity), &csr::Names::default()).unwrap();
         let leaf = ca.issue(&csr, &identity, DAY).unwrap();
         let [intermediate, root] = ca.chain();
         let chain = pem::of_certificates([&leaf, intermediate]);
@@ -122,12 +122,12 @@ impl Files {
 fn pair_version(name: &SecretName, chain: &[u8], key: &[u8]) -> Version {
     let key = PrivateKey::from_pem(key).unwrap();
     let pair = KeyPair::new(pem::certificates(chain).unwrap(), key).unwrap();
-    Resource::encode(name, &Secret::KeyPair(pair)).version
+    Resource::encode(name, &Secret::KeyPair(pair)).version.clone()
 }
 
 fn roots_version(name: &SecretName, roots: &[u8]) -> Version {
     let bundle = TrustBundle::new(pem::certificates(roots).unwrap()).unwrap();
-    Resource::encode(name, &Secret::TrustBundle(bundle)).version
+    Resource::encode(name, &Secret::TrustBundle(bundle)).version.clone()
 }
 
 fn key_of(name: &str) -> Key {
@@ -148,12 +148,12 @@ async fn change(how: impl FnOnce() + Send + 'static) {
 /// The settings of a source beside a CA.
 fn settings(directory: &Path) -> FileSettings {
     FileSettings {
-        mounted: places(directory),
+        mounted: places(directory, &FileNames::default()),
         own: Vec::new(),
         private: Vec::new(),
         is_alone: false,
         debounce: DEBOUNCE,
-        prefixes: Vec::new(),
+        prefixes: FilePrefixes::Usual(vec!["/".into()]),
         system_roots: None,
     }
 }

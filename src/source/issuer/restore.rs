@@ -60,8 +60,8 @@ impl Issuer {
         let now = self.clock.now();
         let roots = anchors.iter().map(|anchor| anchor.root.clone()).collect();
         let key = key.in_format(self.settings.key_format).map_err(|error| error.to_string())?;
-        let (pair, _) =
-            IssuedChain { chain, roots }.check(key, identity, now).map_err(|error| error.to_string())?;
+        let checked = IssuedChain { chain, roots }.check(key, identity, &self.settings.names, now);
+        let (pair, _) = checked.map_err(|error| error.to_string())?;
         self.trust.restore(anchors, &names, now);
         let received = received.min(now);
         let mut renews = self.renewal(&pair, received);

@@ -9,6 +9,7 @@ use super::queue::Permit;
 use super::retry::call_timeout;
 use super::{Issuer, Validity};
 use crate::base::clock::{millis, rfc3339};
+use crate::base::offload;
 use crate::base::spiffe_id::SpiffeId;
 use crate::ca::failover::Member;
 use crate::ca::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, Pending, SigningRequest};
@@ -154,8 +155,9 @@ impl Issuer {
         let moment = self.moment_of_check(&answer);
         let key = key.to_private_key().in_format(self.settings.key_format);
         let key = key.map_err(|error| CaError::Local(error.to_string()))?;
-        let checked = answer.check(key, request.identity.as_ref(), moment);
-        checked.map_err(|response| match ca.client.remedy(&response) {
+        let (size, SigningRequest { identity, names, .. }) = (answer.bytes(), request);
+        let checked = offload::large(size, move || answer.check(key, identity.as_ref(), &names, moment));
+        checked.await.map_err(|response| match ca.client.remedy(&response) {
             Some(remedy) => CaError::InvalidResponseWithRemedy { response, remedy },
             None => response.into(),
         })
@@ -163,11 +165,11 @@ impl Issuer {
 
     /// A new request, with a key of its own.
     async fn request(&self, identity: Option<SpiffeId>) -> Result<Unfinished, CaError> {
-        let (key_type, ttl) = (self.settings.key_type, self.settings.ttl);
+        let (key_type, ttl, names) = (self.settings.key_type, self.settings.ttl, self.settings.names.clone());
         let make = move || {
             let key = SigningKey::generate(key_type)?;
-            let csr = csr::request(&key, identity.as_ref())?;
-            Ok(Unfinished { key, request: SigningRequest { csr, identity, ttl } })
+            let csr = csr::request(&key, identity.as_ref(), &names)?;
+            Ok(Unfinished { key, request: SigningRequest { csr, identity, names, ttl } })
         };
         let made: Result<_, rcgen::Error> = if key_type.is_slow() {
             let made = tokio::task::spawn_blocking(make).await;

@@ -56,6 +56,7 @@ fn web() -> SpiffeId {
 fn settings() -> IssuerSettings {
     IssuerSettings {
         identity: IdentitySource::Fixed(web()),
+        names: Names::default(),
         key_type: KeyType::EcdsaP256,
         key_format: KeyFormat::Pkcs8,
         ttl: TTL,
@@ -231,10 +232,11 @@ impl Office {
     /// Secrets as files would contain them.
     fn generation(&self) -> (Secret, Secret) {
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-        let csr = csr::request(&key, Some(&web())).unwrap();
-        let request = SigningRequest { csr, identity: Some(web()), ttl: TTL };
+        let csr = csr::request(&key, Some(&web()), &csr::Names::default()).unwrap();
+        let request = SigningRequest { csr, identity: Some(web()), names: csr::Names::default(), ttl: TTL };
         let answer = self.answer(&request);
-        let (pair, bundle) = answer.check(key.to_private_key(), Some(&web()), self.clock.now()).unwrap();
+        let (pair, bundle) =
+            answer.check(key.to_private_key(), Some(&web()), &Names::default(), self.clock.now()).unwrap();
         (Secret::KeyPair(pair), Secret::TrustBundle(bundle))
     }
 }
@@ -405,7 +407,7 @@ const WRONG: [Wrong; 9] = [
         "another key's certificate",
         |office, request| {
             let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-            let csr = csr::request(&key, Some(&web())).unwrap();
+            let csr = csr::request(&key, Some(&web()), &csr::Names::default()).unwrap();
             office.answer(&SigningRequest { csr, ..request.clone() })
         },
         "for another key",
@@ -713,7 +715,7 @@ async fn configured_parts_of_the_identity_take_precedence_over_the_tokens() {
     // With a client certificate the CA is called with that instead.
     let ca = DevelopmentCa::open(&dir.path().join("ca"), Clock::system()).unwrap();
     let key = SigningKey::generate(KeyType::default()).unwrap();
-    let csr = csr::request(&key, None).unwrap();
+    let csr = csr::request(&key, None, &csr::Names::default()).unwrap();
     let leaf = ca.issue(&csr, &"spiffe://other/ns/shop/sa/till".parse().unwrap(), MINUTE).unwrap();
     std::fs::write(dir.path().join("cert-chain.pem"), pem::of_certificates([&leaf])).unwrap();
     std::fs::write(dir.path().join("key.pem"), key.to_private_key().to_pem()).unwrap();

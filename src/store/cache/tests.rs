@@ -105,11 +105,11 @@ fn verdicts_count_streams_by_the_version_they_acknowledged() {
     assert!(a.rejected(two.clone(), "bad root"));
     assert!(!b.rejected(two.clone(), "bad root"), "the second stream adds nothing new");
     let observed = &cache.snapshot()[0].observed;
-    assert_eq!(observed.acknowledged(), HashMap::from([(one.clone(), 1), (two, 1)]));
-    assert_eq!(observed.rejection.as_ref().unwrap().reason, "bad root");
+    assert_eq!(observed.verdicts().acknowledged(), HashMap::from([(one.clone(), 1), (two, 1)]));
+    assert_eq!(observed.verdicts().rejection.as_ref().unwrap().reason, "bad root");
     drop(b);
     let observed = &cache.snapshot()[0].observed;
-    assert_eq!((observed.streams, observed.acknowledged()), (1, HashMap::from([(one, 1)])));
+    assert_eq!((observed.streams, observed.verdicts().acknowledged()), (1, HashMap::from([(one, 1)])));
 }
 
 #[test]
@@ -129,7 +129,7 @@ async fn a_removed_workload_takes_its_secrets_along_and_no_other_ones() {
     let subscription = cache.subscribe(&roots(gone)).unwrap();
     let mut reader = cache.watch(&roots(gone)).unwrap();
     let value = std::sync::Arc::downgrade(reader.borrow_and_update().good.as_ref().unwrap());
-    let _demand = cache.demand(NameKind::File, Scope::Every).unwrap();
+    let _demand = cache.demand(NameKind::File, Scope::Every, |_: &SecretName| Ok(())).unwrap();
     let on_demand = Key { workload: gone, name: "file-root:/x".parse().unwrap() };
     let _stream = cache.subscribe(&on_demand).unwrap();
 

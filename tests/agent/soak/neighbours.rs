@@ -29,8 +29,8 @@ const REQUESTS: Duration = Duration::from_millis(50);
 const PROBES: Duration = Duration::from_millis(200);
 /// Between two fetches, each on a new connection.
 const FETCHES: Duration = Duration::from_millis(500);
-/// The longest that a probe or a fetch may take, on a busy machine and with a debug build.
-const ANSWER: Duration = Duration::from_secs(2);
+/// The longest that a probe or a fetch may take, on a machine that is busy with other work.
+const ANSWER: Duration = Duration::from_secs(5);
 /// A request between the Envoys may take longer: they and this test share the machine with the hostile clients.
 const REQUEST: Duration = Duration::from_secs(10);
 /// A renewal is due with half of a certificate's life left, give or take a tenth, and late with less than this.

@@ -58,10 +58,14 @@ impl Record {
     }
 
     /// From now on these turns are played.
-    #[expect(clippy::print_stdout, reason = "a long run shows where it is")]
     pub fn begin(&self, turns: Vec<&'static str>) {
-        println!("soak: {:>7.1} s: {}", self.elapsed().as_secs_f64(), turns.join(", "));
+        self.note(&turns.join(", "));
         self.0.seen.lock().unwrap().turns = turns;
+    }
+
+    #[expect(clippy::print_stdout, reason = "a long run shows where it is")]
+    pub fn note(&self, what: &str) {
+        println!("soak: {:>7.1} s: {what}", self.elapsed().as_secs_f64());
     }
 
     /// Records what must not happen; the run fails when the turn ends.

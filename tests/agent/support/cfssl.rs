@@ -10,13 +10,15 @@ use attache::pki::pem;
 use aws_lc_rs::hmac;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::time::sleep;
 
+use super::fake_vault::names;
 use super::files::spiffe;
 use super::installed::installed;
 use super::issuer::{Issuer, Lie};
@@ -178,8 +180,10 @@ impl State {
             other => panic!("no endpoint {other}"),
         };
         assert_eq!(keys(&request), ["certificate_request", "hosts", "label", "profile"]);
-        assert_eq!(request["hosts"], json!([spiffe("web")]));
         let csr = request["certificate_request"].as_str().unwrap().to_owned();
+        let der = CertificateSigningRequestDer::from_pem_slice(csr.as_bytes()).unwrap();
+        let asked = names(&der).0;
+        assert_eq!((&request["hosts"], &asked[0]), (&json!(asked), &spiffe("web")));
         self.signed.lock().unwrap().push(Signed { endpoint, headers, body: request });
 
         let mood = self.mood.lock().unwrap().clone();

@@ -27,6 +27,9 @@ pub const NEWEST: &str = "1.40.0";
 /// The oldest version that exists as a package.
 pub const OLDEST: &str = "1.36.2";
 
+/// Hot restart couples all Envoys of a machine, through shared memory and a base id.
+const UNCOUPLED: &[&str] = &["--disable-hot-restart"];
+
 /// The path of the newest Envoy's binary.
 pub async fn binary() -> PathBuf {
     binary_of(NEWEST).await
@@ -56,15 +59,28 @@ impl Envoy {
 
     /// The same, with `root` as the working directory.
     pub async fn start_in(root: &Path, bootstrap: Value, dir: &Path, name: &str) -> Self {
-        Self::launch(NEWEST, root, bootstrap, dir, name).await
+        Self::launch(NEWEST, root, UNCOUPLED, bootstrap, dir, name).await
+    }
+
+    /// The same as `start`, with these options for hot restarts.
+    pub async fn start_coupled(options: &[String], bootstrap: Value, dir: &Path, name: &str) -> Self {
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        Self::launch(NEWEST, Path::new("."), &options, bootstrap, dir, name).await
     }
 
     /// The same as `start` with an Envoy of this version.
     pub async fn start_version(version: &str, bootstrap: Value, dir: &Path, name: &str) -> Self {
-        Self::launch(version, Path::new("."), bootstrap, dir, name).await
+        Self::launch(version, Path::new("."), UNCOUPLED, bootstrap, dir, name).await
     }
 
-    async fn launch(version: &str, root: &Path, mut bootstrap: Value, dir: &Path, name: &str) -> Self {
+    async fn launch(
+        version: &str,
+        root: &Path,
+        options: &[&str],
+        mut bootstrap: Value,
+        dir: &Path,
+        name: &str,
+    ) -> Self {
         let file = |suffix: &str| dir.join(format!("{name}.{suffix}"));
         bootstrap["admin"]["address"] =
             json!({ "socket_address": { "address": "127.0.0.1", "port_value": 0 } });
@@ -78,8 +94,8 @@ impl Envoy {
             // Otherwise it keeps the address of an earlier Envoy of this name.
             .arg("--admin-address-path")
             .arg(fresh(file("admin")))
-            // Hot restart couples all Envoys of a machine, through shared memory and a base id.
-            .args(["--disable-hot-restart", "--concurrency", "1", "--log-level", "info"])
+            .args(options)
+            .args(["--concurrency", "1", "--log-level", "info"])
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)

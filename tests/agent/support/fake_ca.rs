@@ -32,6 +32,7 @@ use tonic::body::Body;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
 
+use super::fake_vault::names;
 use super::rough_h2::{Rough, be_rough};
 
 /// How the CA handles the next calls.
@@ -392,6 +393,9 @@ impl IstioCertificateService for Service {
         }
         let ttl = Duration::from_secs(request.validity_duration.try_into().unwrap());
         let asked = CertificateSigningRequestDer::from_pem_slice(request.csr.as_bytes()).unwrap();
+        // What passes every version of istiod: an empty subject, and one URI at most.
+        let (names, common_name) = names(&asked);
+        assert!(names.len() <= 1 && common_name.is_none(), "{names:?}, {common_name:?}");
         let leaf = match mood {
             Mood::Hang => std::future::pending().await,
             Mood::Refuse(code) => {
@@ -408,7 +412,7 @@ impl IstioCertificateService for Service {
             }
             Mood::ForeignKey => {
                 let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-                ca.issue(&csr::request(&key, None).unwrap(), identity, ttl)
+                ca.issue(&csr::request(&key, None, &csr::Names::default()).unwrap(), identity, ttl)
             }
             Mood::Expired => past.issue(&asked, identity, ttl),
             Mood::NotYetValid => future.issue(&asked, identity, ttl),

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
 
+use super::fake_vault::names;
 use super::issuer::{Issuer, Lie};
 use super::tls::{accept, acceptor};
 use super::violations::Violations;
@@ -200,13 +201,26 @@ impl State {
         let asked = CertificateSigningRequestDer::from_pem_slice(csr.as_bytes()).unwrap();
         let caller: SpiffeId = CALLER.parse().unwrap();
         let ttl = Duration::from_secs(certificate.lifetime.unwrap().seconds.try_into().unwrap());
-        let leaf = self.issuer.issue_to(&asked, &caller, ttl, lie);
+        // With the default mode the names come from the CSR, otherwise from the caller.
+        let leaf = match certificate.subject_mode() {
+            api::SubjectRequestMode::Default => self.issuer.issue(csr, ttl, lie),
+            _ => self.issuer.issue_to(&asked, &caller, ttl, lie),
+        };
         api::Certificate {
             name: format!("{POOL}/certificates/{}", request.certificate_id),
             pem_certificate: text(&leaf),
             pem_certificate_chain: self.issuer.chain(lie).map(text).to_vec(),
             ..certificate.clone()
         }
+    }
+}
+
+/// The mode that the names in the CSR need.
+fn subject_mode(csr: Option<&CertificateConfig>) -> api::SubjectRequestMode {
+    let Some(CertificateConfig::PemCsr(csr)) = csr else { return api::SubjectRequestMode::Unspecified };
+    match names(&CertificateSigningRequestDer::from_pem_slice(csr.as_bytes()).unwrap()) {
+        (names, None) if names.len() < 2 => api::SubjectRequestMode::ReflectedSpiffe,
+        _ => api::SubjectRequestMode::Default,
     }
 }
 
@@ -250,7 +264,7 @@ impl CertificateAuthorityService for Service {
                 name: String::new(),
                 certificate_config: csr.clone(),
                 lifetime: Some(protobuf::Duration { seconds: rules.lifetime, nanos: 0 }),
-                subject_mode: api::SubjectRequestMode::ReflectedSpiffe.into(),
+                subject_mode: subject_mode(csr.as_ref()).into(),
                 pem_certificate: String::new(),
                 pem_certificate_chain: Vec::new(),
             }),

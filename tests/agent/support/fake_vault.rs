@@ -332,20 +332,27 @@ impl State {
     fn sign(&self, rules: &Rules, body: &Value) -> Result<Value, String> {
         let csr = body["csr"].as_str().ok_or("no csr")?.to_owned();
         let name = body["uri_sans"].as_str().ok_or("no uri_sans")?;
-        let documented = json!({
+        let asked = CertificateSigningRequestDer::from_pem_slice(csr.as_bytes())
+            .map_err(|error| error.to_string())?;
+        let (asked, common_name) = names(&asked);
+        let Some((identity, dns)) = asked.split_first().filter(|(identity, _)| *identity == name) else {
+            return Err(format!("the CSR asks for {asked:?}, the call for {name}"));
+        };
+        let mut documented = json!({
             "csr": csr,
             "format": "pem",
             "ttl": rules.ttl,
-            "uri_sans": name,
+            "uri_sans": identity,
             "exclude_cn_from_sans": true,
         });
+        if !dns.is_empty() {
+            documented["alt_names"] = dns.join(",").into();
+        }
+        if let Some(name) = common_name {
+            documented["common_name"] = name.into();
+        }
         if *body != documented {
             return Err(format!("body {body}"));
-        }
-        let asked = CertificateSigningRequestDer::from_pem_slice(csr.as_bytes())
-            .map_err(|error| error.to_string())?;
-        if uris(&asked) != [name] {
-            return Err(format!("the CSR asks for {:?}, the call for {name}", uris(&asked)));
         }
         let ttl = Duration::from_secs(rules.ttl.trim_end_matches('s').parse().unwrap());
         let lie = if let Mood::Lie(lie) = rules.sign { lie } else { Lie::None };
@@ -387,17 +394,19 @@ fn auth(rules: &Rules, token: &str, lease: u64) -> Value {
     })
 }
 
-/// The URI names in a CSR.
-fn uris(der: &[u8]) -> Vec<String> {
+/// The alternative names in a CSR, and its common name.
+pub fn names(der: &[u8]) -> (Vec<String>, Option<String>) {
     let (_, csr) = X509CertificationRequest::from_der(der).unwrap();
     let extensions = csr.requested_extensions().into_iter().flatten();
     let names = extensions.filter_map(|extension| match extension {
         ParsedExtension::SubjectAlternativeName(names) => Some(&names.general_names),
         _ => None,
     });
-    let uri = |name: &GeneralName<'_>| match name {
-        GeneralName::URI(uri) => (*uri).to_owned(),
+    let name = |name: &GeneralName<'_>| match name {
+        GeneralName::URI(name) | GeneralName::DNSName(name) => (*name).to_owned(),
         other => panic!("a name that is none of ours: {other:?}"),
     };
-    names.flatten().map(uri).collect()
+    let subject = &csr.certification_request_info.subject;
+    let common_name = subject.iter_common_name().next().map(|name| name.as_str().unwrap().to_owned());
+    (names.flatten().map(name).collect(), common_name)
 }

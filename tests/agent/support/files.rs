@@ -74,7 +74,7 @@ impl Mounted {
 
     fn with_clock(ca_dir: &Path, account: &str, key: &SigningKey, clock: Clock) -> Self {
         let ca = DevelopmentCa::open(ca_dir, clock).unwrap();
-        let request = csr::request(key, None).unwrap();
+        let request = csr::request(key, None, &csr::Names::default()).unwrap();
         let leaf = ca.issue(&request, &spiffe(account).parse().unwrap(), Duration::from_secs(3600)).unwrap();
         let [intermediate, root] = ca.chain();
         Self {

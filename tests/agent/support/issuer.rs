@@ -6,11 +6,12 @@ use std::time::{Duration, SystemTime};
 use attache::base::clock::Clock;
 use attache::base::spiffe_id::SpiffeId;
 use attache::ca::embedded::DevelopmentCa;
+use attache::pki::csr::{CommonName, DnsName, Names};
 use attache::pki::key::{KeyType, SigningKey};
 use attache::pki::{csr, pem};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, IsCa, KeyUsagePurpose,
-    SanType,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, DnValue, IsCa,
+    KeyUsagePurpose, SanType,
 };
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
@@ -29,6 +30,8 @@ pub enum Lie {
     OtherIdentity,
     /// The roots belong to another CA.
     Unchained,
+    /// It has the identity, and none of the other requested names.
+    OtherNamesMissing,
 }
 
 /// Each lie, the agent's message with its remedy, and its label in the metrics.
@@ -61,7 +64,22 @@ pub fn root_alone(directory: &Path) -> PathBuf {
     directory
 }
 
-/// A CA that takes the identity from the CSR.
+fn dns_names(names: &[SanType]) -> Vec<DnsName> {
+    let parsed = |name: &SanType| match name {
+        SanType::DnsName(name) => name.as_str().parse().unwrap(),
+        other => panic!("a name that is none of ours: {other:?}"),
+    };
+    names.iter().map(parsed).collect()
+}
+
+fn common_name(params: &CertificateParams) -> Option<CommonName> {
+    match params.distinguished_name.get(&DnType::CommonName)? {
+        DnValue::Utf8String(name) => Some(name.parse().unwrap()),
+        other => panic!("a common name of another kind: {other:?}"),
+    }
+}
+
+/// A CA that takes the identity and all other names from the CSR.
 pub struct Issuer {
     ca: DevelopmentCa,
     /// The same CA more than an hour ago.
@@ -95,10 +113,15 @@ impl Issuer {
     pub fn issue(&self, request: &str, ttl: Duration, lie: Lie) -> CertificateDer<'static> {
         let asked = CertificateSigningRequestDer::from_pem_slice(request.as_bytes()).unwrap();
         let params = CertificateSigningRequestParams::from_der(&asked).unwrap().params;
-        let [SanType::URI(uri)] = params.subject_alt_names.as_slice() else {
-            panic!("not one URI: {params:?}")
+        let [SanType::URI(uri), others @ ..] = params.subject_alt_names.as_slice() else {
+            panic!("no URI: {params:?}")
         };
-        self.issue_to(&asked, &uri.as_str().parse().unwrap(), ttl, lie)
+        let identity = uri.as_str().parse().unwrap();
+        if lie != Lie::None || (others.is_empty() && common_name(&params).is_none()) {
+            return self.issue_to(&asked, &identity, ttl, lie);
+        }
+        let names = Names { dns: dns_names(others), common_name: common_name(&params) };
+        self.ca.issue_with_names(&asked, &identity, &names, ttl).unwrap()
     }
 
     /// A certificate for `identity`, whatever the CSR asks for.
@@ -112,14 +135,14 @@ impl Issuer {
         let issued = match lie {
             Lie::ForeignKey => {
                 let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-                self.ca.issue(&csr::request(&key, None).unwrap(), identity, ttl)
+                self.ca.issue(&csr::request(&key, None, &csr::Names::default()).unwrap(), identity, ttl)
             }
             Lie::Expired => self.past.issue(asked, identity, ttl),
             Lie::NotYetValid => self.future.issue(asked, identity, ttl),
             Lie::OtherIdentity => {
                 self.ca.issue(asked, &"spiffe://cluster.local/ns/x/sa/thief".parse().unwrap(), ttl)
             }
-            Lie::None | Lie::Unchained => self.ca.issue(asked, identity, ttl),
+            Lie::None | Lie::Unchained | Lie::OtherNamesMissing => self.ca.issue(asked, identity, ttl),
         };
         issued.unwrap()
     }

@@ -6,6 +6,7 @@ pub mod dead_fs;
 pub mod envoy;
 pub mod fake_ca;
 pub mod fake_google_cas;
+pub mod fake_sds;
 pub mod fake_vault;
 pub mod files;
 pub mod installed;

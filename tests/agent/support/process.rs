@@ -16,9 +16,19 @@ use super::envoy::http_get;
 /// Far longer than anything takes on a busy machine: what has not happened by then never will.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A command line of the built binary, without the test's own environment.
+/// The built binary, or the one that `ATTACHE` names.
+pub fn binary() -> PathBuf {
+    named_binary().unwrap_or_else(|| env!("CARGO_BIN_EXE_attache").into())
+}
+
+/// The binary that `ATTACHE` names: a release build.
+pub fn named_binary() -> Option<PathBuf> {
+    std::env::var_os("ATTACHE").filter(|binary| !binary.is_empty()).map(PathBuf::from)
+}
+
+/// A command line of the binary, without the test's own environment.
 pub fn attache(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+    let mut command = Command::new(binary());
     command.args(arguments).env_clear().kill_on_drop(true).stdin(Stdio::null());
     command
 }
@@ -188,6 +198,10 @@ impl Agent {
         if !arguments.contains(&"--cert-dir") {
             all.extend(["--cert-dir", no_files.to_str().unwrap()]);
         }
+        if !arguments.contains(&"--file-prefix") {
+            // The files of tests lie elsewhere than those of Pods.
+            all.extend(["--file-prefix", "/"]);
+        }
         all.extend(arguments);
         all.into_iter().map(str::to_owned).collect()
     }
@@ -217,7 +231,7 @@ impl Agent {
         );
         let arguments = Self::arguments(directory, name, arguments);
         let mut command = unshare(SCRIPT);
-        command.arg(size).arg(disk).arg(env!("CARGO_BIN_EXE_attache")).args(&arguments);
+        command.arg(size).arg(disk).arg(binary()).args(&arguments);
         let socket = directory.join(format!("{name}.sock"));
         Self { process: Process::start(command), socket, arguments }
     }
@@ -227,7 +241,7 @@ impl Agent {
         let arguments = Self::arguments(directory, name, arguments);
         let mut command = tool("sh");
         command.args(["-c", &format!("ulimit -S -n {files} && exec \"$@\""), "sh"]);
-        command.arg(env!("CARGO_BIN_EXE_attache")).args(&arguments);
+        command.arg(binary()).args(&arguments);
         command.kill_on_drop(true).stdin(Stdio::null());
         let socket = directory.join(format!("{name}.sock"));
         Self { process: Process::start(command), socket, arguments }

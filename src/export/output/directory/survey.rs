@@ -2,13 +2,12 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use super::{DATA, OutputDirectory, OutputDirectoryError, OutputFile, is_ours};
+use super::{DATA, OutputDirectory, OutputDirectoryError, OutputFile, Owner, is_ours};
 use crate::base::limits;
 use crate::fs::file;
-use crate::fs::generation::NAMES;
 use crate::secret::Version;
 
 /// The condition of the generation that this process wrote last.
@@ -22,7 +21,7 @@ pub enum Condition {
     Replaced,
 }
 
-/// What one of the three names is.
+/// What one of the names is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     Absent,
@@ -37,22 +36,22 @@ pub(super) enum Entry {
 pub(super) struct Survey {
     /// The target of `..data`.
     pub(super) current: Option<PathBuf>,
-    pub(super) entries: [(&'static str, Entry); 3],
+    pub(super) entries: Vec<(String, Entry)>,
 }
 
 impl Survey {
     /// The names that are `entry`.
-    pub(super) fn names(&self, entry: Entry) -> impl Iterator<Item = &'static str> {
-        self.entries.iter().filter(move |(_, found)| *found == entry).map(|(name, _)| *name)
+    pub(super) fn names(&self, entry: Entry) -> impl Iterator<Item = &str> {
+        self.entries.iter().filter(move |(_, found)| *found == entry).map(|(name, _)| name.as_str())
     }
 
-    /// Whether readers see exactly `files`.
-    pub(super) fn shows(&self, files: &[OutputFile; 3]) -> bool {
+    /// Whether readers see exactly `files`, which are `owner`'s.
+    pub(super) fn shows(&self, files: &[OutputFile], owner: Owner) -> bool {
         let Some(current) = &self.current else { return false };
         let is_current = |file: &OutputFile| {
-            let path = current.join(file.name);
-            let mode = fs::symlink_metadata(&path).map(|found| found.permissions().mode() & 0o777);
-            mode.is_ok_and(|mode| mode == file.mode)
+            let path = current.join(&file.name);
+            fs::symlink_metadata(&path)
+                .is_ok_and(|it| it.mode() & 0o777 == file.mode && owner.is(it.uid(), it.gid()))
                 && file::read(&path, limits::FILE_BYTES).is_ok_and(|found| found == file.content)
         };
         self.entries.iter().all(|(_, entry)| *entry == Entry::Linked) && files.iter().all(is_current)
@@ -63,11 +62,8 @@ impl OutputDirectory {
     /// Finds out what each name is. Anything that the agent must not replace is an error.
     pub(super) fn survey(&self) -> Result<Survey, OutputDirectoryError> {
         let current = self.current()?;
-        let mut entries = NAMES.map(|name| (name, Entry::Absent));
-        for (name, entry) in &mut entries {
-            *entry = self.entry(name)?;
-        }
-        Ok(Survey { current, entries })
+        let entries = self.names.iter().map(|name| Ok((name.clone(), self.entry(name)?)));
+        Ok(Survey { current, entries: entries.collect::<Result<_, _>>()? })
     }
 
     /// The generation that `..data` leads to.
@@ -75,10 +71,12 @@ impl OutputDirectory {
         let data = self.path.join(DATA);
         match fs::read_link(&data) {
             Ok(to) if is_ours(&to) => Ok(Some(self.path.join(to))),
-            Ok(_) => Err(foreign(&data, "a link that this agent did not make")),
+            Ok(_) => Err(self.foreign(&data, "a link that this agent did not make")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Err(foreign(&data, "not a link")),
-            Err(error) => Err(failed(&data, error)),
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                Err(self.foreign(&data, "not a link"))
+            }
+            Err(error) => Err(self.failed("opening", &data, error)),
         }
     }
 
@@ -86,15 +84,15 @@ impl OutputDirectory {
         let path = self.path.join(name);
         match fs::symlink_metadata(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Entry::Absent),
-            Err(error) => return Err(failed(&path, error)),
+            Err(error) => return Err(self.failed("opening", &path, error)),
             Ok(found) if found.is_file() => return Ok(Entry::Plain),
-            Ok(found) if !found.is_symlink() => return Err(foreign(&path, "not a regular file")),
+            Ok(found) if !found.is_symlink() => return Err(self.foreign(&path, "not a regular file")),
             Ok(_) => {}
         }
         match fs::read_link(&path) {
             Ok(to) if to == Path::new(DATA).join(name) => Ok(Entry::Linked),
-            Ok(_) => Err(foreign(&path, "a link that this agent did not make")),
-            Err(error) => Err(failed(&path, error)),
+            Ok(_) => Err(self.foreign(&path, "a link that this agent did not make")),
+            Err(error) => Err(self.failed("opening", &path, error)),
         }
     }
 
@@ -143,12 +141,4 @@ impl OutputDirectory {
             }
         })
     }
-}
-
-fn foreign(path: &Path, what: &'static str) -> OutputDirectoryError {
-    OutputDirectoryError::Foreign { path: path.to_owned(), what }
-}
-
-fn failed(path: &Path, source: io::Error) -> OutputDirectoryError {
-    OutputDirectoryError::Failed { operation: "opening", path: path.to_owned(), source }
 }

@@ -13,10 +13,10 @@ use crate::fs::file;
 
 impl OutputDirectory {
     /// Makes `files` the current generation, and returns its name.
-    pub(super) fn swap(&self, files: &[OutputFile; 3]) -> Result<(Written, OsString), OutputDirectoryError> {
+    pub(super) fn swap(&self, files: &[OutputFile]) -> Result<(Written, OsString), OutputDirectoryError> {
         let found = self.survey()?;
         if let Some(current) = found.current.as_deref().and_then(Path::file_name)
-            && found.shows(files)
+            && found.shows(files, self.owner)
         {
             return Ok((Written::Unchanged, current.to_owned()));
         }
@@ -26,6 +26,7 @@ impl OutputDirectory {
         let made = self.install(|generation| {
             for file in files {
                 self.put(generation, file)?;
+                self.give(&generation.join(&file.name))?;
             }
             // These links dangle until `..data` exists: the first generation appears at once, as later ones do.
             for name in found.names(Entry::Absent) {
@@ -60,20 +61,14 @@ impl OutputDirectory {
     }
 
     /// Hard-links the file at `path` into `generation`, or copies it where that is not possible.
-    fn take_over(
-        &self,
-        path: &Path,
-        generation: &Path,
-        name: &'static str,
-    ) -> Result<(), OutputDirectoryError> {
+    fn take_over(&self, path: &Path, generation: &Path, name: &str) -> Result<(), OutputDirectoryError> {
         if self.change("linking", path, || fs::hard_link(path, generation.join(name))).is_ok() {
             return Ok(());
         }
-        let failed =
-            |source| OutputDirectoryError::Failed { operation: "reading", path: path.to_owned(), source };
+        let failed = |source| self.failed("reading", path, source);
         let mode = fs::metadata(path).map_err(failed)?.permissions().mode() & 0o777;
         let content = file::read(path, limits::FILE_BYTES).map_err(failed)?;
-        self.put(generation, &OutputFile { name, mode, content })
+        self.put(generation, &OutputFile { name: name.to_owned(), mode, content })
     }
 
     /// Creates a generation, fills it, makes it the current one, and returns its name. If any step fails, it is removed.
@@ -115,8 +110,8 @@ impl OutputDirectory {
     }
 
     fn put(&self, generation: &Path, file: &OutputFile) -> Result<(), OutputDirectoryError> {
-        self.change("writing", &self.path.join(file.name), || {
-            let path = generation.join(file.name);
+        self.change("writing", &self.path.join(&file.name), || {
+            let path = generation.join(&file.name);
             let mut new = fs::File::options().write(true).create_new(true).mode(0o600).open(path)?;
             new.set_permissions(Permissions::from_mode(file.mode))?;
             new.write_all(&file.content)?;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tempfile::TempDir;
 
 use super::*;
-use crate::fs::generation::{CHAIN_FILE, KEY_FILE, ROOT_FILE};
+use crate::fs::generation::{CHAIN_FILE, KEY_FILE, NAMES, ROOT_FILE};
 
 /// Makes a write fail before one of its steps.
 #[derive(Debug, Default)]
@@ -42,6 +42,11 @@ impl Fault {
 /// The content of a set's files, in the order of `NAMES`.
 type Seen = [String; 3];
 
+fn directory_at(path: PathBuf) -> OutputDirectory {
+    let names = NAMES.map(str::to_owned).to_vec();
+    OutputDirectory::new(Layout { option: "--output-dir", path, names, owner: Owner::default() })
+}
+
 fn content(set: usize) -> Seen {
     NAMES.map(|name| format!("{name} of set {set}"))
 }
@@ -49,8 +54,13 @@ fn content(set: usize) -> Seen {
 fn files(set: usize) -> [OutputFile; 3] {
     // No umask lets 0666 through.
     let [chain, key, root] = content(set);
-    [(KEY_FILE, 0o600, key), (CHAIN_FILE, 0o666, chain), (ROOT_FILE, 0o644, root)]
-        .map(|(name, mode, content)| OutputFile { name, mode, content: Zeroizing::new(content.into_bytes()) })
+    [(KEY_FILE, 0o600, key), (CHAIN_FILE, 0o666, chain), (ROOT_FILE, 0o644, root)].map(
+        |(name, mode, content)| OutputFile {
+            name: name.to_owned(),
+            mode,
+            content: Zeroizing::new(content.into_bytes()),
+        },
+    )
 }
 
 /// The content of the three files in `directory`; none if one is missing.
@@ -104,11 +114,11 @@ impl Before {
         }
         match self {
             Self::Absent => {}
-            Self::Written => drop(OutputDirectory::new(directory.to_owned()).write(&files(1)).unwrap()),
+            Self::Written => drop(directory_at(directory.to_owned()).write(&files(1)).unwrap()),
             Self::Plain => plain(&NAMES),
             Self::PlainPair => plain(&[KEY_FILE, CHAIN_FILE]),
             Self::Mixed => {
-                OutputDirectory::new(directory.to_owned()).write(&files(1)).unwrap();
+                directory_at(directory.to_owned()).write(&files(1)).unwrap();
                 plain(&[CHAIN_FILE]);
             }
         }
@@ -136,7 +146,7 @@ fn a_generation_is_swapped_in_with_its_modes_and_foreign_files_stay() {
         before.make(&path);
         let mut theirs = if path.exists() { entries(&path) } else { BTreeSet::new() };
         theirs.retain(|name| !is_ours(Path::new(name)));
-        let mut directory = OutputDirectory::new(path.clone());
+        let mut directory = directory_at(path.clone());
         for set in 2..4 {
             assert_eq!(directory.write(&files(set)).unwrap(), Written::Swapped, "{before:?}");
             assert_eq!(seen(&path).unwrap(), content(set), "{before:?}");
@@ -155,30 +165,26 @@ fn a_generation_is_swapped_in_with_its_modes_and_foreign_files_stay() {
 #[test]
 fn an_unchanged_set_is_not_swapped() {
     let (_temporary, path) = place();
-    OutputDirectory::new(path.clone()).write(&files(1)).unwrap();
+    directory_at(path.clone()).write(&files(1)).unwrap();
     let generation = fs::read_link(path.join(DATA)).unwrap();
     // Also after a restart.
-    assert_eq!(OutputDirectory::new(path.clone()).write(&files(1)).unwrap(), Written::Unchanged);
+    assert_eq!(directory_at(path.clone()).write(&files(1)).unwrap(), Written::Unchanged);
     assert_eq!(fs::read_link(path.join(DATA)).unwrap(), generation);
     let mut shared = files(1);
     shared[0].mode = 0o640;
-    assert_eq!(OutputDirectory::new(path.clone()).write(&shared).unwrap(), Written::Swapped, "another mode");
+    assert_eq!(directory_at(path.clone()).write(&shared).unwrap(), Written::Swapped, "another mode");
     fs::remove_file(path.join(ROOT_FILE)).unwrap();
-    assert_eq!(
-        OutputDirectory::new(path.clone()).write(&shared).unwrap(),
-        Written::Swapped,
-        "a link was lost"
-    );
+    assert_eq!(directory_at(path.clone()).write(&shared).unwrap(), Written::Swapped, "a link was lost");
     assert_eq!(seen(&path).unwrap(), content(1));
     fs::remove_dir_all(path.join(DATA).canonicalize().unwrap()).unwrap();
-    assert_eq!(OutputDirectory::new(path.clone()).write(&shared).unwrap(), Written::Swapped, "all was lost");
+    assert_eq!(directory_at(path.clone()).write(&shared).unwrap(), Written::Swapped, "all was lost");
     assert_eq!(seen(&path).unwrap(), content(1));
 }
 
 #[test]
 fn a_recorded_hook_run_survives_the_process_and_is_invisible_to_readers() {
     let (_temporary, path) = place();
-    let mut directory = OutputDirectory::new(path.clone());
+    let mut directory = directory_at(path.clone());
     assert!(!directory.hook_is_done());
     directory.write(&files(1)).unwrap();
     assert!(!directory.hook_is_done());
@@ -187,7 +193,7 @@ fn a_recorded_hook_run_survives_the_process_and_is_invisible_to_readers() {
     symlink("..attache-0", path.join(LOCK).join(HOOK_DONE).with_extension("new")).unwrap();
     directory.record_hook_done().unwrap();
     assert!(directory.hook_is_done());
-    let mut next = OutputDirectory::new(path.clone());
+    let mut next = directory_at(path.clone());
     assert!(!next.hook_is_done(), "the new process does not know the current generation yet");
     assert_eq!(next.write(&files(1)).unwrap(), Written::Unchanged);
     assert!(next.hook_is_done());
@@ -223,7 +229,7 @@ fn an_inspection_names_the_damage_or_finds_another_writer() {
     ];
     for (harm, words) in cases {
         let (_temporary, path) = place();
-        let mut directory = OutputDirectory::new(path.clone());
+        let mut directory = directory_at(path.clone());
         assert_eq!(directory.inspect(), Condition::Intact, "nothing was written yet");
         directory.write(&files(1)).unwrap();
         fs::set_permissions(path.join(KEY_FILE), Permissions::from_mode(0o640)).unwrap();
@@ -235,7 +241,7 @@ fn an_inspection_names_the_damage_or_finds_another_writer() {
         assert!(found.contains(words), "{words}: {found}");
     }
     let (_temporary, path) = place();
-    let [mut one, mut other] = [OutputDirectory::new(path.clone()), OutputDirectory::new(path)];
+    let [mut one, mut other] = [directory_at(path.clone()), directory_at(path)];
     one.write(&files(1)).unwrap();
     assert!(!other.is_replaced() && other.write(&files(1)).unwrap() == Written::Unchanged);
     assert_eq!(
@@ -266,7 +272,7 @@ fn at_every_step(
         loop {
             let (_temporary, path) = place();
             before.make(&path);
-            let mut directory = OutputDirectory::new(path);
+            let mut directory = directory_at(path);
             directory.fault.at.set(Some((reached, how)));
             let outcome = catch_unwind(AssertUnwindSafe(|| directory.write(&files(2))));
             let was_reached = directory.fault.steps.get() > reached;
@@ -304,7 +310,7 @@ fn a_crash_at_any_step_leaves_one_whole_set_and_the_next_write_cleans_up() {
         assert_whole(at, before, &path, &[1, 2]);
         // Also with another crash at each step of the repair.
         for step in 0..40 {
-            let mut next = OutputDirectory::new(path.clone());
+            let mut next = directory_at(path.clone());
             next.fault.at.set(Some((step, How::Crash)));
             let ended = catch_unwind(AssertUnwindSafe(|| next.write(&files(2)).unwrap()));
             assert_whole(at, before, &path, &[1, 2]);
@@ -313,7 +319,7 @@ fn a_crash_at_any_step_leaves_one_whole_set_and_the_next_write_cleans_up() {
             }
         }
         assert_eq!(seen(&path).unwrap(), content(2), "{at}");
-        let mut next = OutputDirectory::new(path.clone());
+        let mut next = directory_at(path.clone());
         assert_eq!(next.write(&files(2)).unwrap(), Written::Unchanged, "{at}");
         sweep(&mut next);
         assert_eq!(unused(&path), 0, "{at}: {:?}", entries(&path));
@@ -396,10 +402,9 @@ fn foreign_entries_are_named_in_the_error_and_left_alone() {
         let (_temporary, path) = place();
         fs::create_dir(&path).unwrap();
         make(&path);
-        for outcome in [
-            OutputDirectory::new(path.clone()).check(),
-            OutputDirectory::new(path.clone()).write(&files(1)).map(drop),
-        ] {
+        for outcome in
+            [directory_at(path.clone()).check(), directory_at(path.clone()).write(&files(1)).map(drop)]
+        {
             let error = outcome.unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("another --output-dir"), "{error}");
         }
@@ -409,7 +414,7 @@ fn foreign_entries_are_named_in_the_error_and_left_alone() {
 
 #[test]
 fn a_path_that_cannot_be_created_is_an_error_with_a_remedy() {
-    let error = |path: &str| OutputDirectory::new(path.into()).check().unwrap_err().to_string();
+    let error = |path: &str| directory_at(path.into()).check().unwrap_err().to_string();
     let error = error("/proc/nothing-is-made-here");
     assert!(error.starts_with("creating /proc/nothing-is-made-here failed: "), "{error}");
     assert!(error.ends_with("; choose another --output-dir"), "{error}");
@@ -418,16 +423,16 @@ fn a_path_that_cannot_be_created_is_an_error_with_a_remedy() {
 #[test]
 fn a_directory_locked_by_another_agent_is_an_error_with_a_remedy() {
     let (_temporary, path) = place();
-    OutputDirectory::new(path.clone()).write(&files(1)).unwrap();
+    directory_at(path.clone()).write(&files(1)).unwrap();
     let _theirs = file::lock_directory(&path.join(LOCK)).unwrap();
-    let error = OutputDirectory::new(path).write(&files(2)).unwrap_err().to_string();
+    let error = directory_at(path).write(&files(2)).unwrap_err().to_string();
     assert!(error.starts_with("locking ") && error.contains("an --output-dir of its own"), "{error}");
 }
 
 #[test]
 fn old_generations_stay_for_their_readers_but_never_too_many() {
     let (_temporary, path) = place();
-    let mut directory = OutputDirectory::new(path.clone());
+    let mut directory = directory_at(path.clone());
     directory.write(&files(1)).unwrap();
     let old = path.join(fs::read_link(path.join(DATA)).unwrap());
     let swapped = Instant::now();
@@ -446,7 +451,7 @@ fn old_generations_stay_for_their_readers_but_never_too_many() {
 #[test]
 fn a_failed_removal_is_reported_and_retried() {
     let (_temporary, path) = place();
-    let mut directory = OutputDirectory::new(path.clone());
+    let mut directory = directory_at(path.clone());
     directory.write(&files(1)).unwrap();
     directory.write(&files(2)).unwrap();
     directory.old.values_mut().for_each(|since| *since -= GRACE);
@@ -460,7 +465,7 @@ fn a_failed_removal_is_reported_and_retried() {
 #[test]
 fn a_removed_directory_does_not_come_back_empty() {
     let (_temporary, path) = place();
-    let mut directory = OutputDirectory::new(path.clone());
+    let mut directory = directory_at(path.clone());
     directory.write(&files(1)).unwrap();
     fs::remove_dir_all(&path).unwrap();
     assert!(!directory.sweep().unwrap());
@@ -486,7 +491,7 @@ fn readers_never_miss_a_name_or_see_a_mixed_set() {
                 }
             };
             let readers = looks.each_ref().map(|looks| scope.spawn(move || look(looks)));
-            let mut directory = OutputDirectory::new(path.clone());
+            let mut directory = directory_at(path.clone());
             for set in 2..302 {
                 // Now and then another program writes a plain file over a link, as Istio's agent does.
                 if set % 10 == 0 {
@@ -509,5 +514,42 @@ fn readers_never_miss_a_name_or_see_a_mixed_set() {
             }
             stop.store(true, Ordering::Relaxed);
         });
+    }
+}
+
+#[test]
+fn files_are_given_to_their_owner_and_an_owner_that_cannot_be_set_is_an_error_with_a_remedy() {
+    use std::os::unix::fs::MetadataExt as _;
+    let own = |path: &Path| fs::metadata(path).map(|found| (found.uid(), found.gid())).unwrap();
+    let (temporary, path) = place();
+    let (user, group) = own(temporary.path());
+    let with_owner = |path: &Path, owner| {
+        OutputDirectory::new(Layout {
+            option: "--output",
+            path: path.to_owned(),
+            names: NAMES.map(str::to_owned).to_vec(),
+            owner,
+        })
+    };
+    // What every user may do: keep its own.
+    let mut directory = with_owner(&path, Owner { user: Some(user), group: Some(group) });
+    directory.check().unwrap();
+    assert_eq!(directory.write(&files(1)).unwrap(), Written::Swapped);
+    assert_eq!(own(&path.join(KEY_FILE)), (user, group));
+    assert_eq!(directory.write(&files(1)).unwrap(), Written::Unchanged);
+    let other = Owner { user: None, group: Some(group + 1) };
+    let mut directory = with_owner(&path, other);
+    if user == 0 {
+        assert_eq!(directory.write(&files(1)).unwrap(), Written::Swapped, "another group");
+        assert_eq!(NAMES.map(|name| own(&path.join(name))), [(0, group + 1); 3]);
+        assert_eq!(directory.write(&files(1)).unwrap(), Written::Unchanged);
+    } else {
+        for outcome in [directory.check(), directory.write(&files(1)).map(drop)] {
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains(&format!("to group {} failed: ", group + 1)), "{error}");
+            assert!(error.contains("CAP_CHOWN"), "{error}");
+        }
+        assert_eq!(seen(&path).unwrap(), content(1));
+        assert_eq!(unused(&path), 0, "{:?}", entries(&path));
     }
 }

@@ -76,7 +76,7 @@ fn decoded<R: prost::Message + Default>(mut message: Message) -> R {
 /// The payload of a secret that holds `text`.
 pub(crate) fn payload(text: &str) -> Payload {
     let trusted_ca = Some(DataSource { specifier: Some(Specifier::InlineString(text.to_owned())) });
-    let context = CertificateValidationContext { trusted_ca, crl: None };
+    let context = CertificateValidationContext { trusted_ca, ..Default::default() };
     let secret = Secret { name: String::new(), r#type: Some(Type::ValidationContext(context)) };
     Payload::from_bytes(secret.encode_to_vec().into())
 }

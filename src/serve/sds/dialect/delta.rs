@@ -25,6 +25,12 @@ impl Dialect for Delta {
         self.node_id.clone().unwrap_or_default()
     }
 
+    fn names(request: &DeltaDiscoveryRequest) -> usize {
+        request.resource_names_subscribe.len()
+            + request.resource_names_unsubscribe.len()
+            + request.initial_resource_versions.len()
+    }
+
     fn receive(
         &mut self,
         session: &mut Session,
@@ -44,6 +50,7 @@ impl Dialect for Delta {
             received.added.extend(session.subscribe(&name));
             check_names(session.len(), session.name_bytes())?;
         }
+        session.trim(received.added.len());
         if is_first {
             // Versions that the client holds from an earlier stream; only newer ones need to be sent.
             for (name, version) in request.initial_resource_versions {

@@ -1,10 +1,10 @@
 //! State of the world: each request lists all names, one `version_info` covers all, and a client acknowledges only the last
 //! response.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{Dialect, Received, Refusal, check_names, check_node, check_type, response, verdict};
+use crate::base::limits;
 use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use crate::serve::sds::message::Message;
 use crate::serve::sds::session::{NameId, Push, Session};
@@ -24,6 +24,10 @@ impl Dialect for StateOfTheWorld {
 
     fn node_id(&self) -> Arc<str> {
         self.node_id.clone().unwrap_or_default()
+    }
+
+    fn names(request: &DiscoveryRequest) -> usize {
+        request.resource_names.len()
     }
 
     fn receive(&mut self, session: &mut Session, request: DiscoveryRequest) -> Result<Received, Refusal> {
@@ -47,7 +51,8 @@ impl Dialect for StateOfTheWorld {
             let unlisted = session.unlisted();
             received.removed = unlisted.iter().filter_map(|name| session.unsubscribe(name)).collect();
         }
-        received.added = added.iter().filter_map(|name| session.subscribe(name)).collect();
+        received.added = added.into_iter().filter_map(|name| session.subscribe(&name)).collect();
+        session.trim(received.added.len());
         Ok(received)
     }
 
@@ -64,30 +69,34 @@ impl Dialect for StateOfTheWorld {
 
 /// The names of a request.
 struct List {
-    /// Those that are not subscribed.
-    added: BTreeSet<String>,
+    /// Those that are not subscribed, sorted.
+    added: Vec<String>,
     /// How many are subscribed.
     kept: usize,
 }
 
 impl List {
     /// Begins a list of the session's names. What it costs depends on the request alone.
-    fn new(session: &mut Session, names: Vec<String>) -> Result<Self, Refusal> {
-        session.begin_list();
-        let (mut added, mut kept, mut bytes) = (BTreeSet::new(), 0, 0);
-        for name in names {
-            let length = name.len();
-            let is_new = match session.list(&name) {
-                Some(is_new) => {
-                    kept += usize::from(is_new);
-                    is_new
-                }
-                None => added.insert(name),
-            };
-            bytes += if is_new { length } else { 0 };
-            check_names(kept + added.len(), bytes)?;
+    fn new(session: &mut Session, mut names: Vec<String>) -> Result<Self, Refusal> {
+        // However often each is repeated.
+        if names.len() > 2 * limits::NAMES_PER_STREAM {
+            return Err(Refusal::TooManyNames(names.len()));
         }
-        Ok(Self { added, kept })
+        session.begin_list();
+        let (mut kept, mut bytes) = (0, 0);
+        names.retain(|name| match session.list(name) {
+            Some(is_new) => {
+                kept += usize::from(is_new);
+                bytes += if is_new { name.len() } else { 0 };
+                false
+            }
+            None => true,
+        });
+        names.sort_unstable();
+        names.dedup();
+        bytes += names.iter().map(String::len).sum::<usize>();
+        check_names(kept + names.len(), bytes)?;
+        Ok(Self { added: names, kept })
     }
 }
 

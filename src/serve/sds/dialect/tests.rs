@@ -187,7 +187,7 @@ impl<D: ClientDialect> Talk<D> {
     /// Like the store for a subscription: offers the newest value, now and at each change.
     fn offer(&mut self, name: &str) {
         if let Some(value) = self.published.get(name).filter(|_| self.subscribed.contains(name)) {
-            let resource = Resource { version: version(name, value), payload: payload(value) };
+            let resource = Resource::new(version(name, value), payload(value));
             self.session.offer(self.session.id(name).unwrap(), resource);
         }
     }

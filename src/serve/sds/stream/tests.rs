@@ -15,7 +15,7 @@ use crate::pki::key::{KeyType, SigningKey};
 use crate::secret::{Secret, TrustBundle, Version};
 use crate::serve::sds::dialect::client::{ClientDialect, RequestFields, ResponseFields};
 use crate::serve::sds::{Capacity, SecretDiscovery};
-use crate::store::{Cache, Key, Observed, Origin, Published, Publisher, Workload};
+use crate::store::{Cache, Key, Observed, Origin, Published, Publisher, Verdicts, Workload};
 
 const ROOTS: Key = Key { workload: Workload::FIRST, name: SecretName::Roots };
 const KEY_PAIR: Key = Key { workload: Workload::FIRST, name: SecretName::Workload };
@@ -76,8 +76,12 @@ impl Agent {
         all.find(|one| one.key == ROOTS).unwrap().observed
     }
 
+    fn verdicts(&self) -> Verdicts {
+        self.observed().verdicts().clone()
+    }
+
     fn counts(&self) -> (u64, u64, u64) {
-        let Observed { pushes, acks, nacks, .. } = self.observed();
+        let Verdicts { pushes, acks, nacks, .. } = self.verdicts();
         (pushes, acks, nacks)
     }
 }
@@ -264,13 +268,13 @@ async fn verdicts_are_counted_and_reach_the_store<D: ClientDialect>() {
     let response = client.next().await;
     client.answer(&response, None).await;
     assert!(client.is_silent().await);
-    assert_eq!(agent.observed().acknowledged(), HashMap::from([(good.clone(), 1)]));
+    assert_eq!(agent.verdicts().acknowledged(), HashMap::from([(good.clone(), 1)]));
 
     let bad = agent.renew();
     let response = client.next().await;
     client.answer(&response, Some("not a root")).await;
     assert!(client.is_silent().await, "a rejected version is not sent again");
-    let observed = agent.observed();
+    let observed = agent.verdicts();
     assert_eq!(observed.acknowledged(), HashMap::from([(good, 1)]), "the client keeps what it had");
     let rejection = observed.rejection.unwrap();
     assert_eq!((rejection.version, rejection.reason.as_str()), (bad, "not a root"));
@@ -279,7 +283,7 @@ async fn verdicts_are_counted_and_reach_the_store<D: ClientDialect>() {
     let response = client.next().await;
     client.answer(&response, None).await;
     assert!(client.is_silent().await);
-    let observed = agent.observed();
+    let observed = agent.verdicts();
     assert_eq!((observed.acknowledged(), observed.rejection), (HashMap::from([(repaired, 1)]), None));
     assert_eq!(agent.counts(), (3, 2, 1));
 }
@@ -305,7 +309,7 @@ async fn an_ended_stream_is_no_longer_counted<D: ClientDialect>() {
     assert_eq!(agent.observed().streams, 1);
     drop(clients);
     let observed = agent.observed();
-    assert_eq!((observed.streams, observed.acknowledged()), (0, HashMap::new()));
+    assert_eq!((observed.streams, observed.verdicts().acknowledged()), (0, HashMap::new()));
 }
 
 async fn new_streams_get_the_last_good_value_after_a_failed_renewal<D: ClientDialect>() {
@@ -339,7 +343,7 @@ async fn a_restarted_client_is_sent_only_what_is_newer<D: ClientDialect>() {
         .await;
     assert!(client.is_silent().await);
     // The root switch need not wait for this client.
-    assert_eq!(agent.observed().acknowledged(), HashMap::from([(held, 1)]));
+    assert_eq!(agent.verdicts().acknowledged(), HashMap::from([(held, 1)]));
     agent.roots.settled().await;
     let (response, newer) = tokio::join!(client.next(), async { agent.renew() });
     assert_eq!(response.version, newer.to_string());
@@ -388,7 +392,7 @@ async fn a_name_that_is_requested_again_is_sent_again() {
         assert_eq!(answer.version, version.to_string());
         client.answer(&answer, None).await;
         assert!(client.is_silent().await);
-        assert_eq!(agent.observed().acknowledged(), HashMap::from([(version.clone(), 1)]));
+        assert_eq!(agent.verdicts().acknowledged(), HashMap::from([(version.clone(), 1)]));
     }
     assert_eq!(agent.counts(), (3, 2, 0));
     assert_eq!(agent.observed().streams, 1);

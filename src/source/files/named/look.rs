@@ -26,7 +26,7 @@ const READS: usize = 5;
 
 /// The files of a name, as a thread that looks at them needs them.
 #[derive(Debug)]
-pub(super) struct Disk {
+pub(super) struct WatchedFiles {
     pub(super) places: Arc<Places>,
     pub(super) watch: Watch,
 }
@@ -71,9 +71,9 @@ impl Contents {
 pub(super) struct Look {
     pub(super) shared: Arc<Shared>,
     /// Present until the look is made.
-    pub(super) disk: Option<Disk>,
+    pub(super) files: Option<WatchedFiles>,
     /// Taken when the look is made.
-    pub(super) reply: Option<oneshot::Sender<(Disk, Seen)>>,
+    pub(super) reply: Option<oneshot::Sender<(WatchedFiles, Seen)>>,
 }
 
 impl Work for Look {
@@ -82,24 +82,24 @@ impl Work for Look {
     }
 
     fn run(&mut self, entrance: &Entrance) -> Result<(), Blocked> {
-        let Some(mut disk) = self.disk.take() else { return Ok(()) };
-        let seen = disk.look(&self.shared, entrance);
+        let Some(mut files) = self.files.take() else { return Ok(()) };
+        let seen = files.look(&self.shared, entrance);
         match (seen, self.reply.take()) {
             (Ok(seen), Some(reply)) => {
                 // The name may have been given up meanwhile: then this drops the watch.
-                let _ = reply.send((disk, seen));
+                let _ = reply.send((files, seen));
                 Ok(())
             }
             (Ok(_), None) => Ok(()),
             (Err(blocked), reply) => {
-                (self.disk, self.reply) = (Some(disk), reply);
+                (self.files, self.reply) = (Some(files), reply);
                 Err(blocked)
             }
         }
     }
 }
 
-impl Disk {
+impl WatchedFiles {
     fn look(&mut self, shared: &Shared, entrance: &Entrance) -> Result<Seen, Blocked> {
         let paths = self.places.paths();
         let bounds: Vec<_> = paths.iter().map(|path| shared.bounds(path)).collect();
@@ -148,7 +148,7 @@ fn read(
             Err(Failed::Missing(_)) => return Ok(Err(io::ErrorKind::NotFound.into())),
             Err(Failed::Io(error)) => return Ok(Err(error)),
         };
-        content = opened.and_then(|file| file::content(file, limits::FILE_BYTES));
+        content = opened.and_then(|file| file::content(&file, limits::FILE_BYTES));
         if !matches!(&content, Err(error) if error.kind() == io::ErrorKind::NotFound) {
             break;
         }
@@ -176,7 +176,7 @@ impl Shared {
             let found = Found { secret: Ok(Some(content.secret.clone())), rank: content.rank };
             return (found, Some(content));
         }
-        let Generation { key_pair, roots, .. } = contents.parse(places, now);
+        let Generation { key_pair, roots, .. } = contents.parse(places, None, now);
         let is_pair = places.ranked.iter().any(|place| place.key_pair.is_some());
         let found = if is_pair { key_pair.map(Secret::KeyPair) } else { roots.map(Secret::TrustBundle) };
         let content = found.good().map(|secret| {

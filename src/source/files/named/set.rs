@@ -8,13 +8,13 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::Shared;
-use super::look::{Content, Disk, Look, Seen};
+use super::look::{Content, Look, Seen, WatchedFiles};
 use crate::fs::generation::{FileError, Found, Places};
 use crate::fs::pending::HANGING;
 use crate::fs::watch::Activity;
 use crate::secret::Secret;
+use crate::source::files::change::PendingChange;
 use crate::source::files::publisher::SecretPublisher;
-use crate::source::files::set::{OPEN_PATIENCE, PAUSE, PendingChange};
 use crate::store::Key;
 
 /// So many names are served in one turn; others of the agent's tasks get theirs in between.
@@ -32,10 +32,9 @@ pub(super) struct NamedSet {
     shared: Arc<Shared>,
     places: Arc<Places>,
     /// Here between two looks; during a look, with the thread that makes it.
-    disk: Option<Disk>,
+    files: Option<WatchedFiles>,
     names: Names,
     content: Option<Arc<Content>>,
-    published: Option<Instant>,
 }
 
 /// The names as which files are served.
@@ -57,41 +56,37 @@ impl NamedSet {
     ) -> Self {
         let watch = shared.watcher.watch(places.paths());
         let places = Arc::new(places);
-        let disk = Some(Disk { places: Arc::clone(&places), watch });
+        let files = Some(WatchedFiles { places: Arc::clone(&places), watch });
         let publisher = |key: Key| (key.clone(), SecretPublisher::new(&shared.cache, key, true));
         let served = names.into_iter().map(publisher).collect();
         let (at, of) = (Arc::clone(&shared), Arc::clone(&places));
         let names = Names { shared: at, places: of, served, changes, taken: None };
-        Self { shared, places, disk, names, content: None, published: None }
+        Self { shared, places, files, names, content: None }
     }
 
     /// Follows every change. Does not return.
     pub(super) async fn run(mut self) -> Infallible {
-        let debounce = self.shared.debounce;
-        let mut pending = PendingChange::default();
-        let mut pause = PAUSE;
+        let mut change = PendingChange::new(self.shared.debounce);
         loop {
             let seen = self.look().await;
-            let looked = Instant::now();
-            if self.is_complete(&seen, &pending, looked) {
-                if let (Activity::Open, Some(disk)) = (seen.activity, &self.disk) {
-                    disk.watch.forget_writers();
+            let (looked, activity) = (Instant::now(), seen.activity);
+            let is_whole = || self.names.served.values().all(|publisher| publisher.expects(&seen.found));
+            if change.is_complete(activity, looked, is_whole) {
+                if let (Activity::Open, Some(files)) = (activity, &self.files) {
+                    files.watch.forget_writers();
                 }
-                pending = PendingChange::default();
-                if self.take(seen).await {
-                    pause = PAUSE;
-                }
+                change.end(self.take(seen).await);
                 self.next_change().await;
-                self.wait_for_window().await;
+                // Names may come and go meanwhile.
+                change.wait_for_window(self.names.follow()).await;
             } else {
-                self.wait_for_rest(&mut pending, looked).await;
+                if change.is_restless(looked) {
+                    let error = FileError::Restless { paths: self.places.paths() };
+                    self.names.serve(Found { secret: Err(error), rank: 0 }).await;
+                }
+                change.wait_for_rest(looked, self.changed()).await;
             }
-            // A file that changes all the time, and never to a good one, must not keep the agent busy.
-            let rest = pause.saturating_sub(looked.elapsed());
-            if !rest.is_zero() {
-                tokio::time::sleep(rest).await;
-            }
-            pause = (2 * pause).min(debounce / 10);
+            change.pause(looked).await;
         }
     }
 
@@ -99,7 +94,7 @@ impl NamedSet {
     async fn look(&mut self) -> Seen {
         let (reply, mut looked) = oneshot::channel();
         let path = self.places.paths().into_iter().next().unwrap_or_default();
-        let look = Look { shared: Arc::clone(&self.shared), disk: self.disk.take(), reply: Some(reply) };
+        let look = Look { shared: Arc::clone(&self.shared), files: self.files.take(), reply: Some(reply) };
         self.shared.pool.submit(path.as_path().into(), look);
         let mut unanswered = std::pin::pin!(tokio::time::sleep(HANGING));
         let mut is_reported = false;
@@ -108,8 +103,8 @@ impl NamedSet {
                 biased;
                 looked = &mut looked => {
                     // A panic of the thread is one of the agent.
-                    let Ok((disk, seen)) = looked else { return std::future::pending().await };
-                    self.disk = Some(disk);
+                    let Ok((files, seen)) = looked else { return std::future::pending().await };
+                    self.files = Some(files);
                     return seen;
                 }
                 never = self.names.follow() => match never {},
@@ -122,27 +117,10 @@ impl NamedSet {
         }
     }
 
-    /// Whether to take what was seen, or to wait for the rest of a change.
-    fn is_complete(&self, seen: &Seen, pending: &PendingChange, looked: Instant) -> bool {
-        match seen.activity {
-            Activity::None => {
-                pending.is_settled
-                    || pending.lasts(looked, 10 * self.shared.debounce)
-                    || self.names.served.values().all(|publisher| publisher.expects(&seen.found))
-            }
-            Activity::Open => pending.is_quiet(looked, OPEN_PATIENCE),
-            Activity::Change => false,
-        }
-    }
-
     /// Publishes what was seen, or reports what is wrong with it. True if it is a new secret for some name.
     async fn take(&mut self, seen: Seen) -> bool {
         self.content = seen.content.or(self.content.take());
-        let is_new = self.names.serve(seen.found).await;
-        if is_new {
-            self.published = Some(Instant::now());
-        }
-        is_new
+        self.names.serve(seen.found).await
     }
 
     /// Returns when a file changes, or when a certificate becomes valid or expires.
@@ -165,37 +143,11 @@ impl NamedSet {
         }
     }
 
-    /// Waits until the window of the last publish is over: later changes are folded into the next one.
-    async fn wait_for_window(&mut self) {
-        let Some(published) = self.published else { return };
-        let window = self.shared.debounce.saturating_sub(published.elapsed());
-        if !window.is_zero() {
-            // Names may come and go meanwhile.
-            let _ = tokio::time::timeout(window, self.names.follow()).await;
-        }
-    }
-
-    /// Waits for the rest of a change, one window at most: if nothing completes it by then, it is reported. So is a
-    /// change that goes on and gets no better.
-    async fn wait_for_rest(&mut self, pending: &mut PendingChange, looked: Instant) {
-        if pending.lasts(looked, OPEN_PATIENCE) && !std::mem::replace(&mut pending.is_reported, true) {
-            let error = FileError::Restless { paths: self.places.paths() };
-            self.names.serve(Found { secret: Err(error), rank: 0 }).await;
-        }
-        pending.since.get_or_insert(looked);
-        let changed = tokio::time::timeout(self.shared.debounce, self.changed()).await;
-        pending.is_settled = changed.is_err();
-        pending.quiet_since = match pending.is_settled {
-            true => pending.quiet_since.or_else(|| Some(Instant::now())),
-            false => None,
-        };
-    }
-
     /// Returns when a file may have changed.
     async fn changed(&mut self) {
-        let Some(disk) = &self.disk else { return };
+        let Some(files) = &self.files else { return };
         tokio::select! {
-            _ = disk.watch.changed() => {}
+            _ = files.watch.changed() => {}
             never = self.names.follow() => match never {},
         }
     }

@@ -49,7 +49,9 @@ fn keys_and_chains_are_accepted_in_every_usual_form() {
     let identity: SpiffeId = "spiffe://cluster.local/ns/default/sa/web".parse().unwrap();
     for key_type in [KeyType::Rsa2048, KeyType::EcdsaP256, KeyType::EcdsaP384, KeyType::Ed25519] {
         let key = SigningKey::generate(key_type).unwrap();
-        let leaf = ca.issue(&csr::request(&key, Some(&identity)).unwrap(), &identity, DAY).unwrap();
+        let leaf = ca
+            .issue(&csr::request(&key, Some(&identity), &csr::Names::default()).unwrap(), &identity, DAY)
+            .unwrap();
         let chain = pem::of_certificates([&leaf, ca.chain()[0]]);
         let pkcs8 = key.to_private_key().to_pem().to_vec();
         let mut keys = vec![("PKCS#8", pkcs8.clone())];
@@ -83,6 +85,101 @@ fn keys_and_chains_are_accepted_in_every_usual_form() {
             }
             versions.dedup();
             assert_eq!(versions.len(), 1, "{key_type:?} as {form}: the served bytes differ");
+        }
+    }
+}
+
+/// Two sets of files in one directory, from two CAs: `istio` and `tls` are the names of each that exist.
+fn two_sets(istio: &str, tls: &str) -> (Mount, [Files; 2]) {
+    let (mount, files) = (Mount::new(), [Files::nth(0), Files::nth(1)]);
+    let sets = [(istio, NAMES), (tls, TLS_NAMES)];
+    for ((present, names), files) in sets.into_iter().zip(&files) {
+        for (name, (kind, (_, content))) in
+            names.into_iter().zip(["chain", "key", "roots"].into_iter().zip(files.each()))
+        {
+            if present.split(' ').any(|it| it == kind) {
+                put(&mount.directory(), name, content);
+            }
+        }
+    }
+    mount.source().publish_once();
+    (mount, files)
+}
+
+#[test]
+fn one_set_of_file_names_is_served_at_a_time() {
+    let all = "chain key roots";
+    // Whether the key pair is from Istio's names (0) or from a TLS Secret's (1), and the roots.
+    for (istio, tls, pair, roots) in [
+        (all, "", Some(0), Some(0)),
+        ("", all, Some(1), Some(1)),
+        (all, all, Some(0), Some(0)),
+        ("chain key", all, Some(1), Some(1)),
+        ("roots", all, Some(1), Some(1)),
+        ("chain", all, Some(1), Some(1)),
+        (all, "chain key", Some(0), Some(0)),
+        ("", "chain key", Some(1), None),
+        ("roots", "chain key", Some(1), None),
+        ("", "roots", None, Some(1)),
+    ] {
+        let (mount, files) = two_sets(istio, tls);
+        let served = |key: Key, version: fn(&Files) -> &Version| {
+            let good = mount.entry(key).good?;
+            files.iter().position(|files| *version(files) == good.resource.version)
+        };
+        let what = format!("{istio:?} beside {tls:?}");
+        assert_eq!(served(KEY_PAIR, |files| &files.pair_version), pair, "{what}");
+        assert_eq!(served(ROOTS, |files| &files.root_version), roots, "{what}");
+    }
+    let (mount, _) = two_sets("roots", "chain key");
+    let reason = mount.entry(ROOTS).failure().unwrap();
+    assert!(
+        reason.contains("root-cert.pem is not used beside") && reason.contains("--root-file"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn file_names_can_be_chosen_and_one_file_can_hold_the_whole_pair() {
+    type Present<'a> = &'a [(&'a str, &'a [u8])];
+    let files = Files::nth(0);
+    let bundle = [files.key.as_slice(), &files.chain].concat();
+    let names = |chain: Option<&str>, key: Option<&str>, roots: Option<&str>| FileNames {
+        chain: chain.map(str::to_owned),
+        key: key.map(str::to_owned),
+        roots: roots.map(str::to_owned),
+    };
+    let cases: [(FileNames, Present<'_>); 4] = [
+        (
+            names(Some("web.pem"), Some("web.key"), Some("mesh/roots.pem")),
+            &[("web.pem", &files.chain), ("web.key", &files.key), ("mesh/roots.pem", &files.root)],
+        ),
+        (
+            names(None, None, Some("roots.pem")),
+            &[("tls.crt", &files.chain), ("tls.key", &files.key), ("roots.pem", &files.root)],
+        ),
+        (
+            names(Some("credentials.pem"), None, None),
+            &[("credentials.pem", &bundle), ("ca.crt", &files.root)],
+        ),
+        (
+            names(Some("both.pem"), Some("both.pem"), Some("roots.pem")),
+            &[("both.pem", &bundle), ("roots.pem", &files.root)],
+        ),
+    ];
+    for (names, present) in cases {
+        let mount = Mount::new();
+        fs::create_dir(mount.path("mesh")).unwrap();
+        for (name, content) in present {
+            put(&mount.directory(), name, content);
+        }
+        let mounted = places(&mount.directory(), &names);
+        assert!(mounted.iter().any(Place::holds_key_pair), "{names:?}");
+        mount.source_with(FileSettings { mounted, ..settings(&mount.directory()) }).publish_once();
+        for (key, version) in [(KEY_PAIR, &files.pair_version), (ROOTS, &files.root_version)] {
+            let entry = mount.entry(key);
+            assert_eq!(entry.failure(), None, "{names:?}");
+            assert_eq!(entry.good.unwrap().resource.version, *version, "{names:?}");
         }
     }
 }

@@ -411,6 +411,9 @@ impl Model {
         }
         for number in 0..self.names.len() {
             let seen = self.see(number);
+            // A secret may be held back where the other half of its generation is unusable.
+            let other = [1, 0].get(number).map(|other| self.see(*other));
+            let may_be_held_back = matches!(other, Some(Seen::Bad | Seen::Half));
             let name = &self.names[number];
             if name.stream.is_none() && name.is_alone {
                 continue;
@@ -420,6 +423,7 @@ impl Model {
                 let reason = entry.failure();
                 let says = |words: &str| reason.as_ref().is_some_and(|reason| reason.contains(words));
                 match &seen {
+                    Seen::Good(_) if may_be_held_back && says("held back until") => true,
                     Seen::Good(expected) => version == Some(expected) && reason.is_none(),
                     Seen::Absent if version.is_some() => says(REMOVED),
                     Seen::Absent if name.is_alone => says("does not exist") || says("none of"),

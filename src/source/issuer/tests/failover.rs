@@ -86,7 +86,7 @@ async fn one_call_at_a_time_even_where_the_first_ca_hangs_or_answers_wrongly() {
 
     let wrong = two.first().await;
     let stranger = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-    let csr = csr::request(&stranger, Some(&web())).unwrap();
+    let csr = csr::request(&stranger, Some(&web()), &csr::Names::default()).unwrap();
     let answer = two.office.answer(&SigningRequest { csr, ..wrong.request.clone() });
     wrong.answer.send(Ok(answer)).unwrap();
     let second = two.second().await;

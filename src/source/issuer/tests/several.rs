@@ -41,7 +41,7 @@ impl House {
     fn sign(&self, call: Call, ahead: Duration) {
         let clock = Clock::starting_at(self.office.clock.now() + ahead);
         let ca = DevelopmentCa::open(self.office.dir.path(), clock).unwrap();
-        let SigningRequest { csr, identity, ttl } = &call.request;
+        let SigningRequest { csr, identity, ttl, .. } = &call.request;
         let leaf = ca.issue(csr, identity.as_ref().unwrap(), *ttl).unwrap();
         let [intermediate, root] = ca.chain();
         let answer = IssuedChain { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] };

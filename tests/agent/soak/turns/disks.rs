@@ -80,23 +80,28 @@ pub async fn dead_token(stage: &Stage, random: &mut Rng) {
 /// State and output are on a dead file system: the certificate is renewed all the same.
 pub async fn dead_output(stage: &Stage, random: &mut Rng) {
     let mut renewed = stage.renewed.subscribe();
-    let mut mounts = stage.mounts.lock().await;
-    let [state, output] = ["state", "output"].map(|name| stage.directory.join(name));
-    mounts.die(&[&state, &output]).await;
-    for _ in 0..2 {
+    let mut renew = async || {
         let before = *renewed.borrow_and_update();
         assert_eq!(stage.call_admin("POST", "/v1/renew").await.unwrap(), 200);
         let pushed = timeout(ARRIVAL, renewed.wait_for(|count| *count > before)).await;
-        assert!(pushed.is_ok(), "no renewal within {ARRIVAL:?} while state and output do not answer");
-        sleep(a_while(random)).await;
-    }
-    mounts.revive().await;
-    // The newest output files are written in the end.
-    let newest = async || {
+        assert!(pushed.is_ok(), "no renewal within {ARRIVAL:?}");
+    };
+    let [state, output] = ["state", "output"].map(|name| stage.directory.join(name));
+    let is_newest = async || {
         let written = std::fs::read_to_string(output.join("cert-chain.pem")).ok()?;
         (written == stage.newest.borrow().0).then_some(())
     };
-    wait_for("the newest certificate is in the output directory", newest).await;
+    let mut mounts = stage.mounts.lock().await;
+    // An output that expires meanwhile rightly makes the agent not ready: it begins with a new one.
+    renew().await;
+    wait_for("the new certificate is in the output directory", is_newest).await;
+    mounts.die(&[&state, &output]).await;
+    for _ in 0..2 {
+        renew().await;
+        sleep(a_while(random)).await;
+    }
+    mounts.revive().await;
+    wait_for("the newest certificate is in the output directory", is_newest).await;
 }
 
 /// A client that asks for names on a file system that does not answer from now on.

@@ -36,6 +36,7 @@ impl Provider for FakeCa {
             Behaviour::Lies(Lie::NotYetValid) => Mood::NotYetValid,
             Behaviour::Lies(Lie::OtherIdentity) => Mood::OtherIdentity,
             Behaviour::Lies(Lie::Unchained) => Mood::Unchained,
+            // It names the caller alone, and ignores other names.
             _ => Mood::Good,
         });
     }

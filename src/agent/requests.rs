@@ -1,0 +1,144 @@
+//! What SIGHUP and SIGUSR1 request: reading again what can be read again, and the status in the log.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use super::signals::RequestSignals;
+use super::workloads::{Shared, Workloads};
+use crate::config::{Config, ConfigErrors};
+use crate::ops::report::Reporter;
+use crate::ops::telemetry::Log;
+use crate::options::OptionsFile;
+use crate::secret::SecretName;
+use crate::store::{Cache, Key, Workload};
+
+/// The only option that a reload applies.
+const LOG_LEVEL: &str = "log-level";
+
+/// What the command provides for requests by signals.
+pub struct Requests {
+    pub signals: RequestSignals,
+    /// Reads all options again. Touches the disk.
+    pub load: Arc<dyn Fn() -> Result<Config, ConfigErrors> + Send + Sync>,
+    /// A report at this moment, as `attache status` shows it.
+    pub table: fn(&Value, SystemTime) -> String,
+}
+
+impl fmt::Debug for Requests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Requests").field("signals", &self.signals).finish_non_exhaustive()
+    }
+}
+
+impl Requests {
+    /// Handles requests until the agent stops. `file` is the options file that it was started with.
+    pub(super) fn serve(
+        self,
+        workloads: &mut Workloads,
+        shared: &Shared,
+        file: Option<OptionsFile>,
+        reporter: &Reporter,
+        log: &Log,
+    ) {
+        let Self { signals: RequestSignals { mut reload, mut status }, load, table } = self;
+        let (reporter, workload) = (reporter.clone(), reporter.workload);
+        let mut reloader =
+            Reloader { load, in_force: file, log: log.clone(), workload, shared: shared.clone() };
+        workloads.spawn(&shared.stop, async move {
+            while reload.recv().await.is_some() {
+                reloader.reload().await;
+            }
+        });
+        workloads.spawn(&shared.stop, async move {
+            while status.recv().await.is_some() {
+                let table = table(&reporter.report(), reporter.clock.now());
+                tracing::info!("status requested by SIGUSR1\n{}", table.trim_end());
+            }
+        });
+    }
+}
+
+/// Reads again what can be read again.
+struct Reloader {
+    load: Arc<dyn Fn() -> Result<Config, ConfigErrors> + Send + Sync>,
+    /// The options file as far as it is applied: a reload applies the log level alone.
+    in_force: Option<OptionsFile>,
+    log: Log,
+    workload: Workload,
+    shared: Shared,
+}
+
+impl Reloader {
+    async fn reload(&mut self) {
+        tracing::info!(signal = "SIGHUP", "reload requested, reading mounted files and CRLs again");
+        self.shared.watcher.look_again();
+        retry_renewal(&self.shared.cache, self.workload).await;
+        if let Some(in_force) = self.in_force.take() {
+            self.in_force = Some(self.reload_options(in_force).await);
+        }
+    }
+
+    /// Reads the options file again, applies the log level, and names what has to wait for a restart. Returns what is in
+    /// force now.
+    async fn reload_options(&self, mut in_force: OptionsFile) -> OptionsFile {
+        let file = in_force.path().display().to_string();
+        let (filter, read) = match load(Arc::clone(&self.load)).await {
+            Ok(Config { log, options_file: Some(read), .. }) => (log.filter, read),
+            Ok(_) => return in_force,
+            Err(ConfigErrors(mistakes)) => {
+                for reason in mistakes {
+                    tracing::warn!(file, reason, "options file not used, the options stay as they are");
+                }
+                return in_force;
+            }
+        };
+        let mut changed = in_force.differences(&read);
+        if changed.is_empty() {
+            tracing::info!(file, "options file unchanged");
+        }
+        if changed.remove(LOG_LEVEL) {
+            match self.log.set_filter(filter) {
+                Ok(()) => tracing::warn!(level = self.log.get(), file, "log level set"),
+                Err(reason) => tracing::warn!(file, reason, "log level not set"),
+            }
+            in_force.adopt(LOG_LEVEL, &read);
+        }
+        if !changed.is_empty() {
+            let options = changed.into_iter().collect::<Vec<_>>().join(", ");
+            tracing::warn!(file, options, "options changed, restart the agent to apply them");
+        }
+        in_force
+    }
+}
+
+/// All options again, read on a thread of its own.
+async fn load(
+    load: Arc<dyn Fn() -> Result<Config, ConfigErrors> + Send + Sync>,
+) -> Result<Config, ConfigErrors> {
+    let failed = |reason: String| ConfigErrors(vec![format!("reading the options failed: {reason}")]);
+    let (done, loaded) = oneshot::channel();
+    let run = move || drop(done.send(load()));
+    let thread = std::thread::Builder::new().name("reload".to_owned()).spawn(run);
+    thread.map_err(|error| failed(error.to_string()))?;
+    loaded.await.unwrap_or_else(|_| Err(failed("the thread ended".to_owned())))
+}
+
+/// Has a CA that failed called at once: what it needs, a token say, is read for each call.
+async fn retry_renewal(cache: &Cache, workload: Workload) {
+    let key = Key { workload, name: SecretName::Workload };
+    let is_failing =
+        cache.snapshot_of(workload).iter().any(|one| one.key == key && one.entry.failure().is_some());
+    if !is_failing {
+        return;
+    }
+    // The request is made by the first poll. Its outcome is logged by the source.
+    tokio::select! {
+        biased;
+        refused = cache.renew(&key) => drop(refused),
+        () = std::future::ready(()) => tracing::info!("renewal requested"),
+    }
+}
