@@ -23,7 +23,7 @@ pub use self::requests::Requests;
 pub use self::signals::{RequestSignals, Signals};
 use self::sockets::{Server, Sockets};
 use self::workloads::{Plan, Running, Shared, Workloads};
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, millis};
 use crate::ca::providers;
 use crate::config::Config;
 use crate::export::output::directory;
@@ -280,7 +280,7 @@ async fn announce_readiness(
         let now = watcher.next().await;
         match (is_ready, now.is_ready()) {
             (false, true) if was_ready => tracing::info!("ready again"),
-            (false, true) => tracing::info!(after = ?started.elapsed(), "ready"),
+            (false, true) => tracing::info!(after_ms = millis(started.elapsed()), "ready"),
             (true, false) => tracing::error!(missing = health::listed(&now.missing), "no longer ready"),
             _ => {}
         }
@@ -301,14 +301,14 @@ async fn drain(calls: &TaskTracker, cache: &Cache, timeout: Duration, signals: &
             let tasks: usize = tasks.sum();
             if tasks > 0 {
                 tracing::warn!(
-                    ?timeout,
+                    timeout_ms = millis(timeout),
                     "drain timeout exceeded, killing the output hook; --drain-timeout gives it longer. The next start \
                      runs it again"
                 );
             }
             let open = calls.len().saturating_sub(tasks);
             if open > 0 {
-                tracing::warn!(open, ?timeout, "drain timeout exceeded, closing connections");
+                tracing::warn!(open, timeout_ms = millis(timeout), "drain timeout exceeded, closing connections");
             }
         }
         name = signals.next() => tracing::warn!(signal = name, open = calls.len(), "stopping at once"),

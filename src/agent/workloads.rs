@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::mounted;
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, millis};
 use crate::ca::failover::Failover;
 use crate::export::output::{OutputSettings, Outputs};
 use crate::fs::disk::Disk;
@@ -172,7 +172,10 @@ impl Workloads {
         };
         self.tasks.spawn_on(until(ended.clone(), follow), &mounted);
         if tokio::time::timeout(FIRST_LOOK, first_look).await.is_err() {
-            tracing::warn!(waited = ?FIRST_LOOK, "mounted files not read yet, starting without them");
+            tracing::warn!(
+                waited_ms = millis(FIRST_LOOK),
+                "mounted files not read yet, starting without them"
+            );
         }
         Ok(())
     }

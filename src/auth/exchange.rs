@@ -14,7 +14,7 @@ use crate::base::retry::Class;
 use crate::fs::disk::Disk;
 use crate::net::address::Address;
 use crate::net::endpoint::Endpoint;
-use crate::net::error::{ConnectionOptions, status_class};
+use crate::net::error::{ConnectionOptions, TransportError, status_class};
 use crate::net::rest::{self, Call, Reply};
 use crate::net::tls::Roots;
 
@@ -82,9 +82,12 @@ impl Exchange {
             headers: HeaderMap::from_iter([(CONTENT_TYPE, kind)]),
             body: Some(self.form(subject)),
         };
-        let reply = rest::call(&endpoint, call, disk)
-            .await
-            .map_err(|error| Failure::of_call(&error, OPTIONS, "is --token-exchange-url right?"))?;
+        let reply = rest::call(&endpoint, call, disk).await.map_err(|error| match error {
+            TransportError::Broken(_) if endpoint.address.plaintext => {
+                Failure::new(error.class(), format!("{error}; {}", OPTIONS.is_it_plaintext()))
+            }
+            error => Failure::of_call(&error, OPTIONS, "is --token-exchange-url right?"),
+        })?;
         if !reply.status.is_success() {
             return Err(self.refused(&reply, subject, now));
         }

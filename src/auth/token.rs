@@ -239,7 +239,8 @@ impl TokenSource {
             return Ok(Bearer { token: Arc::clone(&kept.token), is_kept: true });
         }
         let granted = service.fetch(patience, now, &self.disk).await?;
-        tracing::debug!(%service, lifetime = ?granted.validity.map(|(lifetime, _)| lifetime), "token received");
+        let lifetime_s = granted.validity.map(|(lifetime, _)| lifetime.as_secs());
+        tracing::debug!(%service, lifetime_s, "token received");
         let token = Arc::clone(&granted.token);
         *self.kept() = Some(granted);
         Ok(Bearer { token, is_kept: false })

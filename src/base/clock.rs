@@ -173,6 +173,11 @@ fn clamped(moment: SystemTime) -> SystemTime {
     moment.clamp(SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH + Duration::from_secs(LAST))
 }
 
+/// `duration` in milliseconds, as log fields have it.
+pub fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// `duration` in its two largest units: precise enough to see whether it is a problem.
 pub fn span(duration: Duration) -> String {
     let seconds = duration.as_secs();

@@ -48,6 +48,10 @@ pub const OLD_ROOTS: usize = 32;
 pub const ANSWER_BYTES: usize = 1 << 20;
 /// Bytes that are kept of the messages of a configured command.
 pub const COMMAND_MESSAGE_BYTES: usize = 4 << 10;
+/// Lines at the end of a hook's output that the status shows.
+pub const LAST_LINES: usize = 5;
+/// Characters of such a line.
+pub const LAST_LINE_TEXT: usize = 200;
 /// Generations that are kept in the output directory for processes that still read them.
 pub const OUTPUT_GENERATIONS: usize = 32;
 /// Node IDs that are shown of the clients that hold one version of a secret.

@@ -16,6 +16,15 @@ pub fn listed<T: ToString>(items: impl IntoIterator<Item = T>, separator: &str) 
     }
 }
 
+/// The one of `candidates` that `word` probably was to be.
+pub fn closest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    /// Jaro's similarity: two of ten letters may be wrong.
+    const NEAR: f64 = 0.85;
+    let rated = candidates.into_iter().map(|candidate| (strsim::jaro(word, candidate), candidate));
+    let best = rated.filter(|(rate, _)| *rate > NEAR).max_by(|(one, _), (other, _)| one.total_cmp(other));
+    best.map(|(_, candidate)| candidate)
+}
+
 /// `text` cut to [`FOREIGN_TEXT`] characters, with control characters replaced: safe to log.
 pub fn sanitize_for_log(text: &str) -> String {
     text.chars().take(FOREIGN_TEXT).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()

@@ -46,7 +46,9 @@ pub enum InvalidResponse {
          (pass it with --spiffe-id, or --trust-domain) or the token belongs to another workload"
     )]
     WrongIdentity { asked: SpiffeId, got: String },
-    #[error("the certificate names no SPIFFE ID (it names {names}): the CA must issue a URI name")]
+    #[error(
+        "the certificate names no SPIFFE ID (it names {names}): the CA must copy the URI name of the request into the certificate"
+    )]
     NoIdentity { names: String },
     #[error(
         "the certificate lacks {missing} (it names {names}): the CA must allow what --dns-san and --common-name request"

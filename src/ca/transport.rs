@@ -2,6 +2,8 @@
 
 use std::io;
 
+use http::StatusCode;
+
 use super::{CaError, InvalidResponse};
 use crate::auth::client_cert::ClientCertificate;
 use crate::fs::disk::Disk;
@@ -61,8 +63,18 @@ pub async fn connect(
 
 /// Makes one call over HTTP/1.1, without a client certificate. The caller sets the deadline.
 pub(super) async fn call(endpoint: &Endpoint, call: Call<'_>, disk: &Disk) -> Result<Reply, CaError> {
-    let reply = rest::call(endpoint, call, disk).await;
+    let reply = rest::call(endpoint, call, disk).await.and_then(|reply| match wants_tls(&reply) {
+        true if endpoint.address.plaintext => Err(TransportError::broken("the server expects TLS")),
+        _ => Ok(reply),
+    });
     reply.map_err(|error| CaError::from_transport(error, endpoint, ClientAuth::Unsupported))
+}
+
+/// Whether a server answers in plaintext that it expects TLS, as those in Go and nginx do.
+fn wants_tls(reply: &Reply) -> bool {
+    let says = |words: &[u8]| reply.body.windows(words.len()).any(|window| window == words);
+    reply.status == StatusCode::BAD_REQUEST
+        && (says(b"HTTP request to an HTTPS server") || says(b"HTTP request was sent to HTTPS port"))
 }
 
 impl CaError {
@@ -72,6 +84,11 @@ impl CaError {
         let address = endpoint.address.to_string();
         match error {
             TransportError::Unreachable(source) => Self::Unreachable { address, source },
+            // A server that expects TLS ends the connection without an answer.
+            TransportError::Broken(source) if endpoint.address.plaintext => {
+                let reason = format!("{source}; {}", options.is_it_plaintext());
+                Self::Broken { address, source: io::Error::new(source.kind(), reason) }
+            }
             TransportError::Broken(source) => Self::Broken { address, source },
             TransportError::Handshake(ref source) => {
                 let remedy = error.remedy(options).unwrap_or_default();
@@ -108,7 +125,37 @@ impl CaError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::address::Address;
     use crate::net::error::TlsError;
+    use crate::net::tls::Roots;
+
+    #[test]
+    fn a_server_that_expects_tls_is_told_from_one_that_is_down() {
+        let endpoint = |address: &str| Endpoint {
+            address: Address::with_ports(address, 443, 80).unwrap(),
+            roots: Roots::System,
+            server_name: None,
+        };
+        let words = |address: &str| {
+            let error = TransportError::broken("the server closed it");
+            CaError::from_transport(error, &endpoint(address), ClientAuth::Unsupported).to_string()
+        };
+        assert!(words("http://ca:1").contains("is this a TLS port? Use https:// in --ca-address"));
+        assert!(!words("https://ca:1").contains("TLS port"));
+        let reply = |status, body: &'static str| Reply {
+            status,
+            headers: http::HeaderMap::new(),
+            body: body.into(),
+            retry_after: None,
+        };
+        let go = "Client sent an HTTP request to an HTTPS server.\n";
+        assert!(wants_tls(&reply(StatusCode::BAD_REQUEST, go)));
+        let nginx = "<center>The plain HTTP request was sent to HTTPS port</center>";
+        assert!(wants_tls(&reply(StatusCode::BAD_REQUEST, nginx)));
+        assert!(
+            !wants_tls(&reply(StatusCode::OK, go)) && !wants_tls(&reply(StatusCode::BAD_REQUEST, "no role"))
+        );
+    }
 
     #[test]
     fn only_a_provider_that_presents_a_client_certificate_names_the_option_for_it() {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use rustix::fs::Access;
-use rustix::process::{Resource, getrlimit, getuid};
+use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 
 use crate::agent::inventory;
@@ -25,6 +25,7 @@ use crate::fs::generation::Place;
 use crate::fs::pending::PendingOperations;
 use crate::fs::watch::Watcher;
 use crate::metrics::Metrics;
+use crate::os::denial::denial;
 use crate::os::permissions;
 use crate::pki::keystore::Password;
 use crate::source::files::FileSource;
@@ -312,6 +313,6 @@ fn check_writable(directory: &Path) -> Result<(), String> {
         Ok(found) if !found.is_dir() => return Err(format!("{shown} is not a directory")),
         Ok(_) => {}
     }
-    let denied = |error| format!("user {} can't write to the directory {shown}: {error}", getuid().as_raw());
+    let denied = |error| format!("can't write to the directory {shown}: {error}; {}", denial(directory));
     rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK).map_err(denied)
 }

@@ -44,7 +44,10 @@ impl Findings {
     async fn place(&mut self, about: &'static str, option: &'static str, path: &Path) -> bool {
         let shown = path.display();
         if let Err(words) = check_writable(file::directory_of(path)) {
-            let remedy = format!("create or mount it, or choose another path with {option}");
+            let remedy = match file::directory_of(path).is_dir() {
+                true => format!("give it write permission, or choose another path with {option}"),
+                false => format!("create or mount it, or choose another path with {option}"),
+            };
             self.note(Severity::Error, about, format!("{shown}: {words}; {remedy}"));
             return false;
         }

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-use super::sds_client::sds_socket;
+use super::sds_client::{connect_remedy, sds_socket};
 use super::variable;
 use crate::config::default_admin_socket;
 use crate::serve::listener::FileId;
@@ -163,11 +163,10 @@ async fn request(path: &Path, method: Method, target: &str, patience: Duration) 
 }
 
 async fn exchange(path: &Path, method: Method, target: &str) -> anyhow::Result<(StatusCode, Bytes)> {
-    let io = UnixStream::connect(path).await.with_context(|| {
-        format!(
-            "connecting to the admin socket {} failed; is `attache run` running as this user, and is --socket the same?",
-            path.display()
-        )
+    let io = UnixStream::connect(path).await.map_err(|error| {
+        let remedy = connect_remedy(path, &error, "is --socket the same?");
+        let failed = format!("connecting to the admin socket {} failed: {error}; {remedy}", path.display());
+        anyhow::Error::from(error).context(failed)
     })?;
     let broken = || format!("{} does not speak HTTP as attache does", path.display());
     let (mut sender, connection) =

@@ -16,15 +16,17 @@ use crate::net::address::Address;
 #[command(after_long_help = "\
 Examples:
   Serve mutual TLS and answer with the caller's identity:
-    attache bootstrap --socket /run/attache/sds.sock >envoy.json && envoy -c envoy.json
+    attache bootstrap --socket /run/attache/sds.sock >envoy.json
   Protect an application, and let one peer in:
     attache bootstrap --listen 0.0.0.0:8443 --upstream 127.0.0.1:8080 \\
         --allow spiffe://cluster.local/ns/default/sa/web
   A second Envoy on the same machine:
-    attache bootstrap --socket /run/attache/sds.sock --node-id second --listen 127.0.0.1:8444 \\
-        --admin 127.0.0.1:9902 >second.json && envoy -c second.json --base-id 1
+    attache bootstrap --socket /run/attache/sds.sock --node-id second \\
+        --listen 127.0.0.1:8444 --admin 127.0.0.1:9902 >second.json \\
+        && envoy -c second.json --base-id 1
   Reach a peer: plain HTTP to 127.0.0.1:9000 leaves as mutual TLS:
-    attache bootstrap --outbound-listen 127.0.0.1:9000 --outbound-to peer.example:8443 \\
+    attache bootstrap --outbound-listen 127.0.0.1:9000 \\
+        --outbound-to peer.example:8443 \\
         --outbound-peer spiffe://cluster.local/ns/default/sa/api")]
 pub(super) struct BootstrapArgs {
     /// Attaché's SDS socket: a path of at most 107 bytes

@@ -9,9 +9,10 @@ use super::{paint, run};
 use crate::check::{self, Finding, Scope, Severity};
 use crate::config::{RunArgs, is_in_pod};
 
-/// Check the prerequisites of an agent with these options, without serving: the options, the socket's directory, mounted
-/// files, CRLs, the token (its audience and expiry), whether the CA is reachable and its TLS certificate valid, the kernel's
-/// limits.
+/// Check the prerequisites of an agent with these options
+///
+/// Nothing is served. Checked are the options, the socket's directory, mounted files, CRLs, the token (its audience and expiry),
+/// whether the CA is reachable and its TLS certificate valid, the kernel's limits.
 ///
 /// The options and variables are those of attache run, so in the agent's container the command needs none. Each line is ok,
 /// warning or error, with the remedy. --output json prints an array of objects with state, about and text instead
@@ -19,6 +20,12 @@ use crate::config::{RunArgs, is_in_pod};
 ///
 /// Exit codes: 0 no errors, 1 errors, 2 invalid options.
 #[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  The options of the agent in this container, without a certificate:
+    attache check
+  The same, and request a certificate:
+    attache check --issue")]
 pub(super) struct CheckArgs {
     /// Also request a certificate from the CA, as the agent does, and discard it
     #[arg(long, help_heading = "Check")]

@@ -18,7 +18,7 @@ use super::sds_client::{ConnectFailed, ConnectionClosed, SdsClient, first_reques
 use super::secret_view::{SecretView, validity};
 use crate::base::clock::{Clock, span};
 use crate::base::spiffe_id::SpiffeId;
-use crate::config::parse_duration;
+use crate::config::{ConfigErrors, parse_duration};
 use crate::pki::certificate::Certificate;
 use crate::proto::envoy::extensions::transport_sockets::tls::v3::Secret;
 use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
@@ -37,6 +37,14 @@ const MAX_CLOSED: u32 = 4;
 /// --show-key. Exits with 1 if a secret is missing, or is not as --expect and --min-life say. Any SDS server will do: one
 /// without FetchSecrets is asked by streams.
 #[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  What this agent serves:
+    attache get --socket /run/attache/sds.sock
+  The roots, for another program:
+    attache get ROOTCA --output pem >roots.pem
+  Wait until both are there, as in an init container:
+    attache get --wait --timeout 60s --output none")]
 pub(super) struct GetArgs {
     /// Resource names
     #[arg(value_name = "NAME", default_values = ["default", "ROOTCA"])]
@@ -47,7 +55,7 @@ pub(super) struct GetArgs {
     /// The format: a table, the certificates as PEM, JSON, or no output
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Output::Table)]
     output: Output,
-    /// Print private keys too (with pem and json)
+    /// Print private keys too (only with --output pem and json)
     #[arg(long)]
     show_key: bool,
     /// The node id in the requests
@@ -80,6 +88,11 @@ enum Output {
 type Answers = Vec<(String, Result<SecretView, Status>)>;
 
 pub(super) fn run(args: &GetArgs) -> anyhow::Result<()> {
+    if args.show_key && !matches!(args.output, Output::Pem | Output::Json) {
+        let mistake =
+            "--show-key prints keys with --output pem or --output json alone: add one of them, or drop it";
+        return Err(ConfigErrors(vec![mistake.to_owned()]).into());
+    }
     let socket = sds_socket(args.socket.as_deref());
     let answers = super::block_on(async {
         match args.wait {

@@ -32,8 +32,8 @@ Examples:
         --ca-address istiod.istio-system.svc:15012 | kubectl apply -f -
   Secrets from Vault, with the root of its TLS certificate in a volume of the Pod:
     attache inject --image attache:1 --mount vault-root=/vault web.yaml -- \\
-        --ca vault --ca-address vault.example:8200 --ca-root /vault/ca.pem --spiffe-id spiffe://td/web \\
-        --vault-role web --vault-auth-role web")]
+        --ca vault --ca-address vault.example:8200 --ca-root /vault/ca.pem \\
+        --spiffe-id spiffe://td/web --vault-role web --vault-auth-role web")]
 pub(super) struct InjectArgs {
     /// Manifests in YAML or JSON; - is standard input
     #[arg(value_name = "FILE", default_value = "-")]

@@ -9,6 +9,12 @@ use super::admin::AdminArgs;
 
 /// Show or set the log level of a running agent, until it restarts.
 #[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  The level of one part of the agent, the others as before:
+    attache log info,attache::source=debug --socket /run/attache/sds.sock
+  The level at present:
+    attache log")]
 pub(super) struct LogArgs {
     /// error, warn, info, debug or trace; TARGET=LEVEL,… for parts of the agent [default: show the present level]
     #[arg(value_name = "LEVEL", value_parser = level)]

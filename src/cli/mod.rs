@@ -6,6 +6,7 @@ mod ca;
 mod check;
 mod completions;
 mod get;
+mod help;
 mod inject;
 mod log;
 mod man;
@@ -15,6 +16,7 @@ mod run;
 mod sds_client;
 mod secret_view;
 mod status;
+mod variables;
 mod watch;
 
 use std::ffi::OsString;
@@ -35,7 +37,7 @@ use crate::os::systemd::StartError;
 
 /// A node-local Secret Discovery Service agent for Envoy.
 #[derive(Debug, Parser)]
-#[command(name = "attache", version, max_term_width = 100)]
+#[command(name = "attache", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -60,7 +62,7 @@ enum Command {
 // `attache run` alone: describing all commands takes time, and memory that the agent would keep. A doc comment here would
 // end up in the help.
 #[derive(Debug, Parser)]
-#[command(name = "run", bin_name = "attache run", max_term_width = 100)]
+#[command(name = "run", bin_name = "attache run")]
 struct RunLine {
     #[command(flatten)]
     args: RunArgs,
@@ -70,6 +72,8 @@ struct RunLine {
 const FAILED: u8 = 1;
 /// The command line or the configuration is wrong.
 const USAGE_ERROR: u8 = 2;
+
+const HINT: &str = "\nSee attache --help, or attache COMMAND --help.";
 
 /// Runs the command line `arguments`, the first of which is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -101,16 +105,13 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok((Command::Completions(args), _)) => completions::run(&args),
         Ok((Command::Man(args), _)) => man::run(&args),
         Ok((Command::Inject(args), _)) => inject::run(&args),
-        Err(error) => {
-            // Help and version are errors too, with exit code 0.
-            let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE_ERROR));
-        }
+        Err(NotParsed { error, .. }) if !error.use_stderr() => help::print(&error),
+        Err(not_parsed) => return not_parsed.report(),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };
     let is_config_error = error.is::<ConfigErrors>();
     let is_usage_error = is_config_error || error.is::<StartError>();
-    let hint = if is_config_error { "\nSee attache --help, or attache COMMAND --help." } else { "" };
+    let hint = if is_config_error { HINT } else { "" };
     last_note(format!("{}{hint}", with_causes(&error)));
     ExitCode::from(if is_usage_error { USAGE_ERROR } else { FAILED })
 }
@@ -126,13 +127,46 @@ fn with_causes(error: &anyhow::Error) -> String {
     text
 }
 
+/// A command line that can't be parsed, or that asks for help or the version.
+struct NotParsed {
+    error: clap::Error,
+    /// Unknown options before the error.
+    unknown: Vec<String>,
+}
+
+impl NotParsed {
+    /// Prints what is wrong.
+    fn report(self) -> ExitCode {
+        let Self { error, mut unknown } = self;
+        if unknown.is_empty() {
+            last_note_as_is(error.render().to_string());
+            return ExitCode::from(USAGE_ERROR);
+        }
+        // Without the unknown options there may be nothing left, which is no mistake of its own.
+        let is_empty = matches!(
+            error.kind(),
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand
+        );
+        let text = error.render().to_string();
+        let first = text.lines().next().unwrap_or_default();
+        unknown.extend((!is_empty).then(|| first.trim_start_matches("error: ").to_owned()));
+        last_note(format!("{}{HINT}", ConfigErrors(unknown)));
+        ExitCode::from(USAGE_ERROR)
+    }
+}
+
 /// Parses the command line, and collects unknown options instead of stopping at the first.
-fn parse<P: Parser>(mut arguments: Vec<OsString>) -> Result<(P, Vec<String>), clap::Error> {
+fn parse<P: Parser>(mut arguments: Vec<OsString>) -> Result<(P, Vec<String>), NotParsed> {
     let mut unknown = Vec::new();
     loop {
-        let error = match P::try_parse_from(&arguments) {
+        let mut command = P::command().term_width(help::width());
+        if help::is_asked_for(&arguments) {
+            command = help::with_short_texts(command);
+        }
+        let parsed = command.try_get_matches_from_mut(&arguments);
+        let error = match parsed.and_then(|matches| P::from_arg_matches(&matches)) {
             Ok(line) => return Ok((line, unknown)),
-            Err(error) => error,
+            Err(error) => error.format(&mut command),
         };
         let text = |kind| match error.get(kind) {
             Some(ContextValue::String(text)) => Some(text.clone()),
@@ -147,7 +181,7 @@ fn parse<P: Parser>(mut arguments: Vec<OsString>) -> Result<(P, Vec<String>), cl
             arguments.iter().position(is_unknown)
         });
         let (ErrorKind::UnknownArgument, Some(name), Some(at)) = (error.kind(), name, at) else {
-            return Err(error);
+            return Err(NotParsed { error, unknown });
         };
         let hint = text(ContextKind::SuggestedArg).map(|known| format!("; did you mean {known}?"));
         unknown.push(format!("unknown option {name}{}", hint.unwrap_or_default()));
@@ -206,9 +240,13 @@ fn note(message: &str) {
 
 /// Prints a message to standard error, unless that is blocked: the command must end nevertheless.
 fn last_note(message: String) {
+    last_note_as_is(format!("attache: {message}\n"));
+}
+
+fn last_note_as_is(text: String) {
     let (done, printed) = std::sync::mpsc::channel::<()>();
     let print = std::thread::Builder::new().spawn(move || {
-        note(&message);
+        let _ = io::stderr().write_all(text.as_bytes());
         drop(done);
     });
     if print.is_ok() {

@@ -9,7 +9,9 @@ use super::admin::AdminArgs;
 use super::report_table;
 use crate::base::clock::Clock;
 
-/// Make a running agent request a new certificate from its CA now, and wait for the outcome.
+/// Make a running agent renew its certificate now
+///
+/// The agent requests it from its CA; the command waits for the outcome.
 ///
 /// Exits with 1 and the CA's reason if the renewal fails; the agent continues to serve the old certificate.
 #[derive(Clone, Debug, clap::Args)]

@@ -108,28 +108,53 @@ fn past(at: SystemTime, now: SystemTime) -> String {
 fn write_output(out: &mut String, output: &Value, now: SystemTime) {
     let until = moment(output, "not_after").map_or("nothing written yet".to_owned(), |at| left(at, now));
     let _ = writeln!(out, "\noutput directory  {until}");
-    let is = |of: &Value, field| of.get(field).and_then(Value::as_bool) == Some(true);
-    let problems = |of: &Value| {
-        let error = of.get("error").and_then(Value::as_str).map(|error| ("last error", error.to_owned()));
-        let disk = is(of, "hanging").then(|| ("disk", "does not respond".to_owned()));
-        [error, disk]
-    };
     let directories: Vec<_> = list(output, "directories").collect();
-    let mut rows = Vec::new();
     if directories.len() > 1 {
         for directory in directories {
             let until = moment(directory, "not_after");
             let until = until.map_or("nothing written yet".to_owned(), |at| left(at, now));
-            rows.push(Some(("directory", format!("{}  {until}", text(directory, "path")))));
-            rows.extend(problems(directory));
+            row(out, "directory", &format!("{}  {until}", text(directory, "path")));
+            write_directory(out, directory, now);
         }
     } else {
-        rows.extend(problems(output));
+        write_directory(out, output, now);
     }
-    rows.push(is(output, "hook_failing").then(|| ("hook", "failing: its output is in the log".to_owned())));
-    for (label, text) in rows.into_iter().flatten() {
-        row(out, label, &text);
+    if let Some(hook) = output.get("hook").filter(|hook| !hook.is_null()) {
+        write_failure(out, "hook", text(hook, "error"), hook, now);
+        for (index, line) in list(output, "hook_last_lines").filter_map(Value::as_str).enumerate() {
+            row(out, if index == 0 { "hook output" } else { "" }, line);
+        }
     }
+}
+
+/// What is wrong with a directory, or with the only one.
+fn write_directory(out: &mut String, directory: &Value, now: SystemTime) {
+    if let Some(error) = directory.get("error").and_then(Value::as_str) {
+        write_failure(out, "last error", error, directory, now);
+    }
+    if directory.get("hanging").and_then(Value::as_bool) == Some(true) {
+        row(out, "disk", "does not respond");
+    }
+}
+
+/// A failure, since when it lasts, and when the next try is.
+fn write_failure(out: &mut String, label: &str, error: &str, failing: &Value, now: SystemTime) {
+    row(out, label, error);
+    if let Some(since) = moment(failing, "failing_since") {
+        row(out, "since", &past(since, now));
+    }
+    if let Some(at) = moment(failing, "next_try") {
+        row(out, "next try", &ahead(at, now));
+    }
+}
+
+/// A moment that is planned, and how far away it is.
+fn ahead(at: SystemTime, now: SystemTime) -> String {
+    let when = match at.duration_since(now) {
+        Ok(ahead) => format!("in {}", span(ahead)),
+        Err(late) => format!("due for {}", span(late.duration())),
+    };
+    format!("{} ({when})", rfc3339(at))
 }
 
 fn write_secret(out: &mut String, secret: &Value, has_crl_file: bool, now: SystemTime, colours: bool) {
@@ -166,11 +191,7 @@ fn write_secret(out: &mut String, secret: &Value, has_crl_file: bool, now: Syste
         row("valid", &left(at, now));
     }
     if let Some(at) = moment(secret, "renews") {
-        let when = match at.duration_since(now) {
-            Ok(ahead) => format!("in {}", span(ahead)),
-            Err(late) => format!("due for {}", span(late.duration())),
-        };
-        row("renewal", &format!("{} ({when})", rfc3339(at)));
+        row("renewal", &ahead(at, now));
     }
     if !text(secret, "version").is_empty() {
         row("version", text(secret, "version"));
@@ -182,7 +203,7 @@ fn write_secret(out: &mut String, secret: &Value, has_crl_file: bool, now: Syste
         row("rejected", &format!("version {version} by {node}: {}", text(rejection, "reason")));
     }
     if let Some(error) = secret.get("error").and_then(Value::as_str) {
-        row("last error", error);
+        write_failure(out, "last error", error, secret, now);
     }
 }
 

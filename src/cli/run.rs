@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::runtime::Runtime;
 
-use super::report_table;
+use super::{report_table, variables};
 use crate::agent::{self, RequestSignals, Requests};
 use crate::config::{Config, ConfigErrors, Environment, RunArgs, is_in_pod};
 use crate::ops::telemetry;
@@ -77,7 +77,7 @@ pub(super) fn load(
     unknown: Vec<String>,
     environment: &Environment,
 ) -> Result<Config, ConfigErrors> {
-    with_unknown(Config::load(args, environment), unknown)
+    with_unknown(Config::load(args, environment), unknown, environment)
 }
 
 /// The same without the options file.
@@ -86,11 +86,16 @@ pub(super) fn config(
     unknown: Vec<String>,
     environment: &Environment,
 ) -> Result<Config, ConfigErrors> {
-    with_unknown(Config::new(args, environment), unknown)
+    with_unknown(Config::new(args, environment), unknown, environment)
 }
 
-/// `config`, or all errors, the unknown options first.
-fn with_unknown(config: Result<Config, ConfigErrors>, unknown: Vec<String>) -> Result<Config, ConfigErrors> {
+/// `config`, or all errors, the unknown options and variables first.
+fn with_unknown(
+    config: Result<Config, ConfigErrors>,
+    unknown: Vec<String>,
+    environment: &Environment,
+) -> Result<Config, ConfigErrors> {
+    let unknown = [unknown, variables::mistakes(environment)].concat();
     match (config, unknown.is_empty()) {
         (Ok(config), true) => Ok(config),
         (Ok(_), false) => Err(ConfigErrors(unknown)),

@@ -9,6 +9,7 @@ use tokio::net::UnixStream;
 use super::variable;
 use crate::config::DEFAULT_SOCKET;
 use crate::net::http2;
+use crate::os::denial::denial;
 use crate::proto::SECRET_TYPE_URL;
 use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
@@ -47,8 +48,21 @@ pub(super) async fn with_client<T>(
     }
 }
 
+/// What to do where connecting to an agent's socket fails.
+pub(super) fn connect_remedy(socket: &Path, error: &io::Error, same: &str) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            format!(
+                "{}: run the command as that user, or in that group if the mode allows it",
+                denial(socket)
+            )
+        }
+        _ => format!("is `attache run` running, and {same}"),
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
-#[error("connecting to {} failed: {source}; is `attache run` running, and is --socket the same?", socket.display())]
+#[error("connecting to {} failed: {source}; {}", socket.display(), connect_remedy(socket, source, "is --socket the same?"))]
 pub(super) struct ConnectFailed {
     socket: PathBuf,
     source: io::Error,

@@ -14,11 +14,19 @@ use crate::base::clock::Clock;
 const PERIOD: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Show each secret of a running agent: its identity, when it expires and renews, which Envoys hold which version, the last
-/// error.
+/// Show the state of a running agent
+///
+/// For each secret: its identity, when it expires and renews, which Envoys hold which version, the last error, since when it
+/// fails, and when the next try is. Of several CAs: which one signed, and which ones fail.
 ///
 /// Exits with 1 if the agent is not ready: a secret is missing or has expired.
 #[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  The agent of one socket, once a second:
+    attache status --socket /run/attache/sds.sock --watch
+  For scripts:
+    attache status --output json | jq .secrets")]
 pub(super) struct StatusArgs {
     /// The format: a table, or JSON (its fields are described in docs/status.md)
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Output::Table)]

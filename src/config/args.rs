@@ -16,6 +16,18 @@ use crate::ca::providers::{self, AllProviderArgs};
 /// variable, and that over the file.
 /// Durations look like 24h, 90s, 100ms, 1h30m, 1.5h.
 #[derive(clap::Args, Clone, Debug, Default)]
+#[command(after_long_help = "\
+Examples:
+  A CA of its own, to try things out:
+    attache run --ca embedded --ca-dir /tmp/ca --socket /tmp/sds.sock
+  Certificates from istiod:
+    attache run --ca-address istiod.istio-system.svc:15012
+  Mounted files, also written for other programs:
+    attache run --ca none --cert-dir /etc/certs --output-dir /run/certs
+  Certificates from Vault:
+    attache run --ca vault --ca-address vault.example:8200 \\
+        --ca-root /etc/vault/ca.pem --spiffe-id spiffe://example.org/web \\
+        --vault-role web --vault-auth-role web")]
 pub struct RunArgs {
     /// A TOML file with options, without secrets: their names as keys, true or false for a flag without a value, a list
     /// for a repeatable option. Read at startup and on SIGHUP [default: none]
@@ -36,7 +48,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "GID", help_heading = "Socket")]
     pub allow_gid: Vec<String>,
 
-    #[arg(long, value_name = "PROVIDER", help_heading = "CA", help = ca_help())]
+    #[arg(long, value_name = "PROVIDER", help_heading = "CA", help = short_ca_help(), long_help = ca_help())]
     pub ca: Option<String>,
     /// The CA's address, like istiod.istio-system.svc:15012; http://HOST:PORT for plain text; repeatable (in the
     /// environment separated by ","): the agent fails over to the next one [CA_ADDR]
@@ -218,6 +230,10 @@ pub struct RunArgs {
     /// text or json [default: text]
     #[arg(long, value_name = "FORMAT", help_heading = "Operation")]
     pub log_format: Option<String>,
+}
+
+fn short_ca_help() -> String {
+    format!("The CA: {} or none", providers::names(|_| true))
 }
 
 fn ca_help() -> String {

@@ -14,7 +14,7 @@ mod writer;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::{RwLock, watch};
 use tokio::time::Instant;
@@ -28,13 +28,13 @@ use self::hook::HookError;
 use self::progress::HookProgress;
 use self::writer::Context;
 pub use self::writer::DirectoryWriter;
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, millis};
 use crate::fs::disk::Disk;
 use crate::fs::watch::Watcher;
 use crate::metrics::{ByResult, Metrics};
 use crate::pki::pem;
 use crate::secret::{Secret, SecretName, Version};
-use crate::store::health::Components;
+use crate::store::health::{Components, Failing, HookFailing};
 use crate::store::{Cache, Entry, Good, Key, Origin, Workload};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -214,7 +214,10 @@ impl Outputs {
         self.components.report_output(|output| output.is_hook_running = true);
         let outcome = hook.run(&self.directories).await;
         self.components.report_output(|output| {
-            (output.is_hook_running, output.is_hook_failing) = (false, outcome.is_err());
+            output.is_hook_running = false;
+            if outcome.is_ok() {
+                output.hook_failure = None;
+            }
         });
         let took = started.elapsed();
         let label = outcome.as_ref().map_or_else(HookError::label, |_| "ok");
@@ -223,20 +226,32 @@ impl Outputs {
             Ok(output) => {
                 self.board.hook_succeeded(&generations);
                 if progress.failures.reset() {
-                    tracing::info!(?took, "output hook working again");
+                    tracing::info!(took_ms = millis(took), "output hook working again");
                 }
-                tracing::debug!(?took, output, "output hook finished");
+                tracing::debug!(took_ms = millis(took), output, "output hook finished");
             }
             Err(error) => {
                 let retry_in = progress.retry();
                 let (reason, output) = (error.to_string(), error.output());
+                self.report_failure(&error, retry_in);
+                let (took_ms, retry_in_ms) = (millis(took), millis(retry_in));
                 if progress.failures.log.is_new(&reason) {
-                    tracing::warn!(reason, output, ?took, ?retry_in, "output hook failed");
+                    tracing::warn!(reason, output, took_ms, retry_in_ms, "output hook failed");
                 } else {
-                    tracing::debug!(reason, output, ?took, ?retry_in, "output hook failed again");
+                    tracing::debug!(reason, output, took_ms, retry_in_ms, "output hook failed again");
                 }
             }
         }
+    }
+
+    fn report_failure(&self, error: &HookError, retry_in: Duration) {
+        let now = self.clock.now();
+        let (reason, last_lines) = (error.to_string(), error.last_lines().to_vec());
+        self.components.report_output(|output| {
+            let before = output.hook_failure.as_ref().map(|before| &before.failing);
+            let failing = Failing::after(before, reason, now, Some(now + retry_in));
+            output.hook_failure = Some(HookFailing { failing, last_lines });
+        });
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
+use rustix::process::{getgid, getuid};
 use zeroize::Zeroizing;
 
 /// The content of the regular file at `path`, of `limit` bytes at most, in memory that is wiped.
@@ -114,16 +115,20 @@ pub fn lock_directory(path: &Path) -> io::Result<File> {
 }
 
 /// The remedy for a failed write, to be followed by another remedy.
-pub fn remedy(error: &io::Error) -> &'static str {
-    match error.kind() {
+pub fn remedy(error: &io::Error) -> String {
+    let remedy = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space there, or ",
-        io::ErrorKind::PermissionDenied => "give the agent's user write permission there, or ",
+        io::ErrorKind::PermissionDenied => {
+            let (user, group) = (getuid().as_raw(), getgid().as_raw());
+            return format!("give the agent (user {user}, group {group}) write permission there, or ");
+        }
         io::ErrorKind::ReadOnlyFilesystem => "mount it writable, or ",
         io::ErrorKind::ResourceBusy => "stop the process that uses it, or ",
         // Nothing can be created there at all: in /proc, for example.
         io::ErrorKind::NotFound => "",
         _ => "check that disk, or ",
-    }
+    };
+    remedy.to_owned()
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use tokio::io::unix::AsyncFd;
 
-use crate::base::clock::{Clock, rfc3339};
+use crate::base::clock::{Clock, millis, rfc3339};
 use crate::base::text;
 
 /// An operation that has been running for this long hangs.
@@ -139,7 +139,11 @@ impl PendingOperations {
             known.retain(|path, begun| {
                 let is_left = hanging.iter().any(|one| one.path == *path);
                 if !is_left {
-                    tracing::info!(path = shown(path), after = ?begun.elapsed(), "file system answers again");
+                    tracing::info!(
+                        path = shown(path),
+                        after_ms = millis(begun.elapsed()),
+                        "file system answers again"
+                    );
                 }
                 is_left
             });

@@ -223,7 +223,7 @@ impl Secrets {
         self.reports(encoder, "output_failing", help, None, |it| {
             let output = it.output.as_ref()?;
             let is_written = output.failure().is_none() && !output.is_hanging();
-            Some(i64::from(!is_written || output.is_hook_failing))
+            Some(i64::from(!is_written || output.hook_failure.is_some()))
         })?;
         let help = "Expiry of the files in the output directory";
         let unit = Some(&Unit::Seconds);

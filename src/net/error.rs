@@ -102,6 +102,11 @@ impl ConnectionOptions {
         format!("is this a TLS port? Plaintext needs http:// in {}", self.address)
     }
 
+    /// The remedy where a server does not answer in plaintext.
+    pub fn is_it_plaintext(&self) -> String {
+        format!("is this a TLS port? Use https:// in {}", self.address)
+    }
+
     fn name_the_root(&self) -> String {
         let Self { roots, .. } = self;
         format!("name the server's root with {roots} FILE, or {roots} system")

@@ -7,6 +7,7 @@
 
 use http::{HeaderValue, Method, Request, StatusCode, header};
 use hyper::body::Incoming;
+use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
@@ -51,6 +52,15 @@ impl Page {
         answer
     }
 
+    /// The state, less what a hook printed: other users may read the page, and only the agent's user its log.
+    fn report(&self) -> Value {
+        let mut report = self.reporter.report();
+        if let Some(output) = report.get_mut("output").and_then(Value::as_object_mut) {
+            output.remove("hook_last_lines");
+        }
+        report
+    }
+
     fn call<B>(&self, request: &Request<B>) -> Answer {
         if self.is_local && !host::is_no_website(request) {
             let message = "this page is for this machine only: open it as localhost, 127.0.0.1 or [::1]; for requests by other \
@@ -65,7 +75,7 @@ impl Page {
             "/" => found("text/html; charset=utf-8", HTML),
             "/page.css" => found("text/css; charset=utf-8", CSS),
             "/page.js" => found("text/javascript; charset=utf-8", JS),
-            "/v1/status" => http1::json(StatusCode::OK, &self.reporter.report()),
+            "/v1/status" => http1::json(StatusCode::OK, &self.report()),
             _ => text(StatusCode::NOT_FOUND, "not found; the paths are / and /v1/status\n"),
         }
     }

@@ -9,7 +9,9 @@ use crate::base::clock::{Clock, rfc3339_millis};
 use crate::base::limits;
 use crate::fs::pending::{Hanging, PendingOperations};
 use crate::secret::{KeyPair, Secret, SecretName, TrustBundle};
-use crate::store::health::{CaHealth, ComponentHealth, DirectoryHealth, OutputHealth, RenewalHealth};
+use crate::store::health::{
+    CaHealth, ComponentHealth, DirectoryHealth, Failing, OutputHealth, RenewalHealth,
+};
 use crate::store::history::{Change, Event, History};
 use crate::store::{Cache, Good, Key, Origin, Snapshot, Workload};
 
@@ -60,7 +62,7 @@ impl Reporter {
             "ca": self.ca(&reports.renewal),
             "ready": missing.is_empty(),
             "missing": missing,
-            "secrets": cache.snapshot_of(*workload).iter().map(|one| secret(one, now)).collect::<Vec<_>>(),
+            "secrets": self.secrets(now, reports.renewal.next_try),
             "hanging": pending.hanging().iter().map(|one| hanging(one, clock)).collect::<Vec<_>>(),
             "refusal": reports.refusal,
             "crls": health(reports.crls),
@@ -73,6 +75,16 @@ impl Reporter {
             fields.insert("workload".to_owned(), json!(&*name));
         }
         report
+    }
+
+    fn secrets(&self, now: SystemTime, next_try: Option<SystemTime>) -> Vec<Value> {
+        let snapshots = self.cache.snapshot_of(self.workload);
+        let of = |one: &Snapshot| {
+            // The issuer renews both of the workload's own.
+            let next_try = next_try.filter(|_| !one.key.name.is_on_demand());
+            secret(one, now, next_try)
+        };
+        snapshots.iter().map(of).collect()
     }
 
     fn ca(&self, renewal: &RenewalHealth) -> Value {
@@ -105,7 +117,7 @@ fn moment(moment: SystemTime) -> String {
     rfc3339_millis(moment).to_string()
 }
 
-fn secret(snapshot: &Snapshot, now: SystemTime) -> Value {
+fn secret(snapshot: &Snapshot, now: SystemTime, next_try: Option<SystemTime>) -> Value {
     let Snapshot { key, entry, observed, .. } = snapshot;
     let good = entry.good.as_deref();
     let verdicts = observed.verdicts();
@@ -132,6 +144,8 @@ fn secret(snapshot: &Snapshot, now: SystemTime) -> Value {
         "key_pair": good.and_then(key_pair),
         "trust_bundle": good.and_then(trust_bundle),
         "error": entry.failure(),
+        "failing_since": entry.failing_since().map(|since| moment(now - since.elapsed())),
+        "next_try": next_try.filter(|_| entry.failing_since().is_some()).map(moment),
         "streams": observed.streams,
         "holding": holding.collect::<Vec<_>>(),
         "rejection": rejection.map(|it| {
@@ -189,21 +203,36 @@ fn health(health: ComponentHealth) -> Option<Value> {
 
 fn output(output: &OutputHealth) -> Value {
     let directory = |directory: &DirectoryHealth| {
-        json!({
+        let report = json!({
             "path": directory.path.display().to_string(),
             "not_after": directory.not_after.map(moment),
-            "error": directory.failure,
             "hanging": directory.is_hanging,
-        })
+        });
+        with_failure(report, directory.failure.as_ref())
     };
-    json!({
+    let hook = output.hook_failure.as_ref();
+    let report = json!({
         "not_after": output.not_after().map(moment),
-        "error": output.failure(),
         "hanging": output.is_hanging(),
         "hook_running": output.is_hook_running,
-        "hook_failing": output.is_hook_failing,
+        "hook_failing": hook.is_some(),
+        "hook": hook.map(|hook| with_failure(json!({}), Some(&hook.failing))),
+        "hook_last_lines": hook.map(|hook| &hook.last_lines),
         "directories": output.directories.iter().map(directory).collect::<Vec<_>>(),
-    })
+    });
+    with_failure(report, output.failure().as_ref())
+}
+
+/// `report` of what fails, if it does.
+fn with_failure(mut report: Value, failing: Option<&Failing>) -> Value {
+    if let Some(report) = report.as_object_mut() {
+        report.extend([
+            ("error".to_owned(), json!(failing.map(|it| &it.reason))),
+            ("failing_since".to_owned(), json!(failing.map(|it| moment(it.since)))),
+            ("next_try".to_owned(), json!(failing.and_then(|it| it.next_try).map(moment))),
+        ]);
+    }
+    report
 }
 
 fn event(event: &Event) -> Value {

@@ -1,5 +1,6 @@
 //! The log: lines on standard error, for people or as JSON.
 
+mod filter;
 mod limit;
 
 use std::io;
@@ -13,6 +14,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 
+pub use self::filter::parse_filter;
 use self::limit::PeerLimits;
 use crate::os::stderr::LogOutput;
 
@@ -35,16 +37,6 @@ pub struct Log {
     reload: Arc<dyn Fn(Targets) -> Result<(), reload::Error> + Send + Sync>,
     limits: PeerLimits,
     output: LogOutput,
-}
-
-/// Levels by target, as `--log-level` takes them.
-pub fn parse_filter(text: &str) -> Result<Targets, String> {
-    let wrong = || format!("{text:?} is not a log level; choose error, warn, info, debug or trace");
-    // `Targets` takes any word for the name of a target.
-    if !text.contains('=') && text.parse::<tracing::level_filters::LevelFilter>().is_err() {
-        return Err(wrong());
-    }
-    text.parse().map_err(|_| wrong())
 }
 
 /// Sends every event from here on to standard error. Only the first call has an effect.

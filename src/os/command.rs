@@ -1,6 +1,7 @@
 //! User commands: run by the shell, in a process group of their own, with bounded output.
 
 mod captured;
+mod last_lines;
 
 use std::fmt;
 use std::io;

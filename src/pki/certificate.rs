@@ -103,7 +103,11 @@ impl Certificate {
             .cloned()
             .chain(self.ip_addresses.iter().map(ToString::to_string))
             .collect();
-        if names.is_empty() { self.subject.clone() } else { one_line(&names.join(", ")) }
+        match names.is_empty() {
+            true if self.subject.is_empty() => "no name at all".to_owned(),
+            true => self.subject.clone(),
+            false => one_line(&names.join(", ")),
+        }
     }
 }
 

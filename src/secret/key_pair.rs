@@ -34,7 +34,10 @@ pub enum NotAKeyPair {
     Certificate(#[from] NotACertificate),
     #[error("private key: {0}")]
     Key(#[from] NotAKey),
-    #[error("the private key does not match the certificate of {leaf} (serial {serial})")]
+    #[error(
+        "the private key does not match the certificate of {leaf} (serial {serial}): the two are of different renewals; replace \
+         both files together"
+    )]
     Foreign {
         /// Names of the first certificate of the chain.
         leaf: String,

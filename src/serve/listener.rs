@@ -12,6 +12,7 @@ use tokio::net::{UnixListener, UnixSocket};
 
 use crate::base::limits::SOCKET_PATH_BYTES;
 use crate::fs::file;
+use crate::os::denial::directory_remedy;
 use crate::os::systemd::PassedSocket;
 
 /// Connections that may wait to be accepted. The kernel limits it to `net.core.somaxconn`.
@@ -68,7 +69,8 @@ pub enum ListenError {
     )]
     PathTooLong { path: PathBuf, length: usize, option: &'static str },
     #[error(
-        "the directory of the socket {path} can't be used: {source}; create or mount {directory}, or choose another path with {option}"
+        "the directory of the socket {path} can't be used: {source}; {}, or choose another path with {option}",
+        directory_remedy(directory, source)
     )]
     Directory { path: PathBuf, directory: PathBuf, source: io::Error, option: &'static str },
     #[error(

@@ -1,10 +1,11 @@
 //! One entry of the cache: the last good value and the current failures.
 
 use std::fmt;
-use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, SystemTime};
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::subscription::Observed;
 use super::workload::Workload;
@@ -80,6 +81,11 @@ impl Entry {
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
+    /// When the oldest of these failures began.
+    pub fn failing_since(&self) -> Option<Instant> {
+        self.failures.0.iter().map(|failure| failure.since).min().map(Moment::instant)
+    }
+
     /// Ends the failure of `origin`, and those of lower ranks: while `origin` holds the entry they don't matter. True
     /// if there was one.
     pub(super) fn clear_failures(&mut self, origin: Origin) -> bool {
@@ -107,13 +113,42 @@ pub struct Good {
 }
 
 /// Why a source can't deliver a value.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct Failure {
-    pub(super) origin: Origin,
+    origin: Origin,
     /// For people.
-    pub(super) reason: Arc<str>,
+    reason: Arc<str>,
     /// The source has nothing to deliver: the failure is over as soon as any source has a value.
-    pub(super) is_absence: bool,
+    is_absence: bool,
+    /// The reason may have changed since.
+    since: Moment,
+}
+
+impl Failure {
+    pub(super) fn new(origin: Origin, reason: String, is_absence: bool) -> Self {
+        Self { origin, reason: reason.into(), is_absence, since: Moment::now() }
+    }
+
+    /// Whether readers see the same.
+    fn is_same(&self, other: &Self) -> bool {
+        (&self.reason, self.is_absence) == (&other.reason, other.is_absence)
+    }
+}
+
+/// Seconds since the first failure of this process: a quarter of an `Instant`, for there is one for each name that is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Moment(u32);
+
+static FIRST: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+impl Moment {
+    fn now() -> Self {
+        Self(u32::try_from(FIRST.elapsed().as_secs()).unwrap_or(u32::MAX))
+    }
+
+    fn instant(self) -> Instant {
+        *FIRST + Duration::from_secs(self.0.into())
+    }
 }
 
 /// The failure of each source that has one, in the order of their ranks. Most entries have one source.
@@ -125,13 +160,17 @@ impl Failures {
     pub(super) fn set(&mut self, origin: Origin, failure: Option<Failure>) -> bool {
         let at = self.0.iter().position(|known| known.origin >= origin).unwrap_or(self.0.len());
         let known = self.0.get(at).filter(|known| known.origin == origin);
-        if known == failure.as_ref() {
-            return false;
+        let since = known.map(|known| known.since);
+        match (known, &failure) {
+            (None, None) => return false,
+            (Some(known), Some(failure)) if known.is_same(failure) => return false,
+            _ => {}
         }
-        if known.is_some() {
+        if since.is_some() {
             self.0.remove(at);
         }
-        if let Some(failure) = failure {
+        if let Some(mut failure) = failure {
+            failure.since = since.unwrap_or(failure.since);
             self.0.insert(at, failure);
         }
         true
@@ -146,4 +185,27 @@ pub struct Snapshot {
     pub workload: Arc<str>,
     pub entry: Entry,
     pub observed: Observed,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_lasts_from_the_first_reason_on_and_takes_little_memory() {
+        let mut failures = Failures::default();
+        let failure = |reason: &str, since| {
+            let failure = Failure::new(Origin::CA, reason.to_owned(), false);
+            Some(Failure { since: Moment(since), ..failure })
+        };
+        assert!(failures.set(Origin::CA, failure("refused", 1)));
+        assert!(!failures.set(Origin::CA, failure("refused", 2)), "readers see the same");
+        assert!(failures.set(Origin::CA, failure("timed out", 3)));
+        let entry = Entry { failures: failures.clone(), ..Entry::default() };
+        assert_eq!(entry.failure().as_deref(), Some("timed out"));
+        assert_eq!(entry.failing_since(), Some(Moment(1).instant()));
+        assert!(failures.set(Origin::CA, None) && !failures.set(Origin::CA, None));
+        // There may be as many as there are names that nothing serves.
+        assert!(size_of::<Failure>() <= 3 * size_of::<usize>());
+    }
 }

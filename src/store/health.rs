@@ -92,8 +92,39 @@ impl Components {
 pub struct OutputHealth {
     pub directories: Vec<DirectoryHealth>,
     /// The hook has not succeeded since it failed.
-    pub is_hook_failing: bool,
+    pub hook_failure: Option<HookFailing>,
     pub is_hook_running: bool,
+}
+
+/// A step that fails and is retried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failing {
+    /// Of the last try, for people.
+    pub reason: String,
+    /// When the first try failed.
+    pub since: SystemTime,
+    /// When the next try is; none where something else must happen before.
+    pub next_try: Option<SystemTime>,
+}
+
+/// A hook that fails.
+#[derive(Clone, Debug)]
+pub struct HookFailing {
+    pub failing: Failing,
+    /// What it printed last.
+    pub last_lines: Vec<String>,
+}
+
+impl Failing {
+    /// A try failed `now`, after those of `before`.
+    pub fn after(
+        before: Option<&Self>,
+        reason: String,
+        now: SystemTime,
+        next_try: Option<SystemTime>,
+    ) -> Self {
+        Self { reason, since: before.map_or(now, |before| before.since), next_try }
+    }
 }
 
 /// Health of one directory of files for other programs.
@@ -103,7 +134,7 @@ pub struct DirectoryHealth {
     /// When its files expire; none as long as none are known to be there.
     pub not_after: Option<SystemTime>,
     /// Why nothing newer can be written.
-    pub failure: Option<String>,
+    pub failure: Option<Failing>,
     /// The disk does not answer.
     pub is_hanging: bool,
 }
@@ -133,10 +164,15 @@ impl OutputHealth {
         all?.into_iter().min()
     }
 
-    /// Why nothing newer can be written: the reasons of all directories that have one.
-    pub fn failure(&self) -> Option<String> {
-        let failures: Vec<_> = self.directories.iter().filter_map(|it| it.failure.as_deref()).collect();
-        (!failures.is_empty()).then(|| failures.join("; "))
+    /// Why nothing newer can be written: the reasons of all directories that have one, since the first of them failed.
+    pub fn failure(&self) -> Option<Failing> {
+        let failing = || self.directories.iter().filter_map(|directory| directory.failure.as_ref());
+        let reasons: Vec<_> = failing().map(|one| one.reason.as_str()).collect();
+        Some(Failing {
+            reason: reasons.join("; "),
+            since: failing().map(|one| one.since).min()?,
+            next_try: failing().filter_map(|one| one.next_try).min(),
+        })
     }
 
     pub fn is_hanging(&self) -> bool {
@@ -158,7 +194,8 @@ impl OutputHealth {
 impl DirectoryHealth {
     fn missing(&self, now: SystemTime) -> Option<String> {
         let hangs = || self.is_hanging.then_some("the disk does not answer");
-        let why = self.failure.as_deref().or_else(hangs).unwrap_or("there was nothing to write");
+        let failure = self.failure.as_ref().map(|failing| failing.reason.as_str());
+        let why = failure.or_else(hangs).unwrap_or("there was nothing to write");
         match self.not_after {
             Some(at) if at > now => None,
             Some(at) => Some(format!("expired at {}; {why}", rfc3339(at))),
@@ -237,7 +274,7 @@ impl Health {
         let Some(output) = output else { return };
         match (output.missing(now), output.failure()) {
             (Some(reason), _) => self.missing.push(problem("output", reason)),
-            (None, Some(reason)) => self.failing.push(problem("output", reason)),
+            (None, Some(failing)) => self.failing.push(problem("output", failing.reason)),
             (None, None) => {}
         }
     }

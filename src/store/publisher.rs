@@ -95,17 +95,13 @@ impl Publisher {
     /// Notes why there is no newer value. The good one stays. Where a source of higher rank holds the entry, the
     /// failure does not matter.
     pub fn fail(&self, reason: String) {
-        self.note(Some(self.failure(reason, false)), false);
+        self.note(Some(Failure::new(self.origin, reason, false)), false);
     }
 
     /// Lets sources of lower rank publish again: this one has nothing more to deliver. The value stays until one of them
     /// publishes, and so does the reason, if there is one.
     pub fn release(&self, reason: Option<String>) {
-        self.note(reason.map(|reason| self.failure(reason, true)), true);
-    }
-
-    fn failure(&self, reason: String, is_absence: bool) -> Failure {
-        Failure { origin: self.origin, reason: reason.into(), is_absence }
+        self.note(reason.map(|reason| Failure::new(self.origin, reason, true)), true);
     }
 
     fn note(&self, failure: Option<Failure>, lets_go: bool) {

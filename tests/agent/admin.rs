@@ -67,6 +67,17 @@ async fn status_renew_and_log_report_and_act() {
     assert!(code == 1 && error.contains("PermissionDenied"), "{code} {error}");
     let third = report().await;
     assert_eq!((serial(&third), &third["secrets"][0]["state"]), (serial(&second), &"failing".into()));
+    for field in ["failing_since", "next_try"] {
+        assert!(
+            third["secrets"][0][field].is_string() && second["secrets"][0][field].is_null(),
+            "{field}: {third}"
+        );
+    }
+    let table = succeeds(&[&["status"], &at[..]].concat()).await;
+    let (_, shown) = table.split_once("    last error   ").unwrap();
+    let rows: Vec<_> = shown.lines().skip(1).take(2).collect();
+    assert!(rows[0].starts_with("    since        20") && rows[0].ends_with(" ago)"), "{table}");
+    assert!(rows[1].starts_with("    next try     20"), "{table}");
     let events = third["events"].as_array().unwrap();
     assert_eq!(events.last().unwrap()["what"], "failing");
     let (code, error) = failure(&[&["renew", "file-root:system"], &at[..]].concat()).await;
@@ -138,16 +149,18 @@ async fn each_command_reaches_the_agent_of_the_socket_that_it_names() {
         let options = ["--ca", "embedded", "--ca-dir", &ca_dir, "--spiffe-id", &id];
         Agent::ready(directory.path(), name, &[&options[..], more].concat()).await
     };
-    let (one, two) = (start("one", &[]).await, start("two", &[]).await);
+    let (one, mut two) = (start("one", &[]).await, start("two", &[]).await);
     let identity = async |arguments: &[&str]| {
         let report = succeeds(&[&["status", "--output", "json"], arguments].concat()).await;
         let report: Value = serde_json::from_str(&report).unwrap();
         report["secrets"][0]["key_pair"]["identity"].as_str().unwrap().to_owned()
     };
-    let (first, second) = (one.socket.to_str().unwrap(), two.socket.to_str().unwrap());
+    let (first, second) = (one.socket.display().to_string(), two.socket.display().to_string());
+    let (first, second) = (first.as_str(), second.as_str());
     assert_eq!(identity(&["--socket", first]).await, spiffe("one"));
     assert_eq!(identity(&["--socket", second]).await, spiffe("two"));
     succeeds(&["renew", "--socket", second]).await;
+    two.process.wait_log_times("certificate issued", 2).await;
     assert_eq!((one.serials().len(), two.serials().len()), (1, 2));
 
     // The same socket by another path.

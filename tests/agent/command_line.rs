@@ -1,11 +1,12 @@
-//! Completions and manual pages.
+//! Help, completions and manual pages, and command lines with mistakes.
 
 use std::process::Stdio;
 
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
-use crate::support::process::{failure, output};
+use crate::support::files::spiffe;
+use crate::support::process::{Agent, attache, failure, output};
 
 async fn printed(arguments: &[&str]) -> String {
     let output = output(arguments).await;
@@ -48,4 +49,82 @@ async fn each_command_has_a_manual_page() {
     assert!(page.contains("\\-\\-ca\\-address") && page.contains("CA_ADDR"), "{page}");
     let (code, error) = failure(&["man", "walk"]).await;
     assert!(code == 2 && error.contains("walk is not a command") && error.contains("bootstrap"), "{error}");
+}
+
+#[tokio::test]
+async fn help_fits_the_terminal_and_a_full_disk_is_a_failure() {
+    let longest = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap();
+    for command in
+        ["run", "ca", "get", "watch", "status", "renew", "check", "log", "bootstrap", "inject", "man"]
+    {
+        let (short, long) = (printed(&[command, "-h"]).await, printed(&[command, "--help"]).await);
+        assert!(longest(&short) <= 80 && longest(&long) <= 80, "{command}:\n{short}\n{long}");
+        assert!(short.len() <= long.len(), "{command}");
+    }
+    let (short, long) = (printed(&["run", "-h"]).await, printed(&["run", "--help"]).await);
+    assert!(short.lines().count() * 3 < long.lines().count() * 2, "{short}");
+    assert!(long.contains("this agent alone; must not be readable") && !short.contains("this agent alone"));
+    let wide = attache(&["run", "--help"]).env("COLUMNS", "95").output().await.unwrap();
+    let wide = longest(&String::from_utf8(wide.stdout).unwrap());
+    assert!((81..=95).contains(&wide), "{wide}");
+    for arguments in [&["run", "--help"][..], &["--version"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let failed = attache(arguments).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+        let failed = failed.wait_with_output().await.unwrap();
+        let error = String::from_utf8(failed.stderr).unwrap();
+        assert!(
+            failed.status.code() == Some(1) && error.contains("writing to standard output failed"),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_mistyped_word_is_named_with_a_suggestion() {
+    let cases: [(&[&str], &str); 6] = [
+        (&["--versoin"], "unknown option --versoin; did you mean --version?"),
+        (&["statsu"], "'status'"),
+        (&["run", "--ca-adress", "a:1"], "unknown option --ca-adress; did you mean --ca-address?"),
+        (
+            &["run", "--ca", "embedded", "--log-level", "info,attache::sourse=debug"],
+            "no part of the agent logs as \"attache::sourse\"; did you mean attache::source?",
+        ),
+        (&["log", "source=debug"], "did you mean attache::source?"),
+        (&["get", "--show-key"], "--show-key prints keys with --output pem or --output json alone"),
+    ];
+    for (arguments, words) in cases {
+        let (code, error) = failure(arguments).await;
+        assert!(code == 2 && error.contains(words), "{arguments:?}: {code} {error}");
+    }
+    let (_, error) = failure(&["--versoin"]).await;
+    assert!(!error.contains("Usage:") && error.contains("See attache --help"), "{error}");
+}
+
+#[tokio::test]
+async fn unknown_variables_are_mistakes_and_those_of_a_kubernetes_service_are_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca_dir = directory.path().join("ca");
+    let options = ["--ca", "embedded", "--ca-dir", ca_dir.to_str().unwrap(), "--spiffe-id", &spiffe("web")];
+    let wrong = [("ATTACHE_CA_ADRESS", "a:1"), ("ATTACHE_OTHER_THING", "1")];
+    let mut agent = Agent::start_as(directory.path(), "wrong", &options, |mut command| {
+        command.envs(wrong);
+        command
+    });
+    agent.process.wait_log("unknown variable ATTACHE_CA_ADRESS; did you mean ATTACHE_CA_ADDRESS?").await;
+    agent.process.wait_log("unknown variable ATTACHE_OTHER_THING").await;
+    assert_eq!(agent.process.ended().await.code(), Some(2));
+    let service = [
+        ("ATTACHE_SERVICE_HOST", "10.0.0.1"),
+        ("ATTACHE_SERVICE_PORT", "15012"),
+        ("ATTACHE_SERVICE_PORT_GRPC", "15012"),
+        ("ATTACHE_PORT", "tcp://10.0.0.1:15012"),
+        ("ATTACHE_PORT_15012_TCP", "tcp://10.0.0.1:15012"),
+        ("ATTACHE_PORT_15012_TCP_ADDR", "10.0.0.1"),
+        ("ATTACHE_LOG", "debug"),
+    ];
+    let mut agent = Agent::start_as(directory.path(), "right", &options, |mut command| {
+        command.envs(service);
+        command
+    });
+    agent.process.wait_log(" ready ").await;
 }

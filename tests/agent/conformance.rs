@@ -87,7 +87,7 @@ async fn outlives<P: Provider>(site: &mut Site<P>, open: &mut Open, behaviour: B
     site.set(behaviour);
     let line = site.wait_failure(expected.words[0], known).await;
     let address = site.proxy.as_ref().filter(|_| expected.has_address).map(|proxy| proxy.address.to_string());
-    let common = ["the served certificate is valid until", "retry="];
+    let common = ["the served certificate is valid until", "retry_in_ms="];
     let words = common.into_iter().chain(expected.words.iter().copied()).chain(address.as_deref());
     for word in words {
         assert!(line.contains(word), "{case}: {word:?} is not in {line}");

@@ -45,6 +45,7 @@ async fn a_mismatched_pair_is_not_published_until_it_is_repaired() {
     std::fs::write(dir.join("cert-chain.pem"), &next.chain).unwrap();
     let (_, line) = agent.process.wait_log("mounted files are not used").await;
     assert!(line.contains("the private key does not match the certificate of spiffe://"), "{line}");
+    assert!(line.contains("the two are of different renewals; replace both files together"), "{line}");
     assert!(agent.metric("attache_source_failures_total{source=\"files\",reason=\"mismatch\"}").await >= 1.0);
     assert_eq!(agent.status("/readyz").await.0, 200, "the served certificate is still good");
     on_connection(&agent.socket, async |client| {
@@ -56,6 +57,30 @@ async fn a_mismatched_pair_is_not_published_until_it_is_repaired() {
         assert_eq!(certificates(&pairs.next().await.unwrap()).as_bytes(), next.chain);
     })
     .await;
+}
+
+#[tokio::test]
+async fn files_that_become_what_is_served_already_are_logged_as_usable_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("certs");
+    let good = Mounted::new(&directory.path().join("ca"), "web");
+    good.write(&dir);
+    let mut agent = Agent::ready(directory.path(), "agent", &["--cert-dir", dir.to_str().unwrap()]).await;
+    let socket = agent.socket.to_str().unwrap().to_owned();
+    std::fs::write(dir.join("cert-chain.pem"), "damaged").unwrap();
+    agent.process.wait_log("mounted files are not used").await;
+    good.write(&dir);
+    let (_, line) = agent.process.wait_log("files usable again").await;
+    assert!(line.contains(" INFO ") && line.contains("name=\"default\""), "{line}");
+    let status = String::from_utf8(output(&["status", "--socket", &socket]).await.stdout).unwrap();
+    assert!(status.contains("default: ok") && !status.contains("last error"), "{status}");
+    // The same after they were removed.
+    std::fs::remove_file(dir.join("root-cert.pem")).unwrap();
+    agent.process.wait_log("the files were removed").await;
+    good.write(&dir);
+    let (_, line) = agent.process.wait_log_times("files usable again", 2).await;
+    assert!(line.contains("name=\"ROOTCA\""), "{line}");
+    assert_eq!(agent.process.count("secret served from files"), 2, "{}", agent.process.log());
 }
 
 #[tokio::test]

@@ -124,3 +124,33 @@ async fn a_blocked_standard_error_stops_nothing() {
     log.read_to_end(&mut rest).await.unwrap();
     assert!(rest.len() < 3 << 20, "{} bytes", rest.len());
 }
+
+#[tokio::test]
+async fn durations_in_json_are_numbers_with_their_unit_in_the_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (ca_dir, out) = (at("ca"), at("out"));
+    let options = ["--ca", "embedded", "--ca-dir", &ca_dir, "--log-format", "json", "--log-level", "debug"];
+    let more = ["--output-dir", &out, "--output-hook", "exit 3"];
+    let mut agent = Agent::start(directory.path(), "agent", &[&options[..], &more].concat());
+    agent.process.wait_log("output hook failed again").await;
+    agent.process.wait_log("\"ready\"").await;
+    let log = agent.process.log();
+    let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let (mut keys, mut count) = (std::collections::BTreeSet::new(), 0);
+    for line in lines {
+        for (key, value) in line.as_object().unwrap() {
+            let is_text = value.as_str().is_some_and(|text| humantime::parse_duration(text).is_ok());
+            assert!(!is_text, "{key} is a duration in words: {line}");
+            if key.ends_with("_ms") || key.ends_with("_s") {
+                assert!(value.is_u64(), "{key}: {line}");
+                keys.insert(key.clone());
+            }
+        }
+        count += 1;
+    }
+    assert!(count > 5, "{log}");
+    for key in ["took_ms", "after_ms", "retry_in_ms"] {
+        assert!(keys.contains(key), "{key} is not among {keys:?}");
+    }
+}

@@ -16,8 +16,8 @@ const SOON: Duration = Duration::from_secs(2);
 /// The delay that the agent announced after each logged failure.
 fn delays(log: &str) -> Vec<Duration> {
     let failures = log.lines().filter(|line| line.contains("no new certificate"));
-    let delays = failures.map(|line| line.rsplit_once(" retry=").unwrap().1);
-    delays.map(|text| humantime::parse_duration(text).unwrap()).collect()
+    let delays = failures.map(|line| line.rsplit_once(" retry_in_ms=").unwrap().1);
+    delays.map(|text| Duration::from_millis(text.parse().unwrap())).collect()
 }
 
 /// The status message for `default`.

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use tokio::time::{sleep, timeout};
 
 use crate::support::files::{Mounted, swap};
-use crate::support::process::{Agent, PATIENCE};
+use crate::support::process::{Agent, PATIENCE, output};
 use crate::support::wait::wait_until;
 
 const NAMES: [&str; 3] = ["key.pem", "cert-chain.pem", "root-cert.pem"];
@@ -265,7 +265,7 @@ async fn files_of_another_agent_are_taken_over() {
 #[tokio::test]
 async fn a_failed_hook_is_logged_without_secrets() {
     let (_place, directory, _) = place();
-    let hook = "echo output; cat \"$ATTACHE_OUTPUT_DIR/key.pem\"; exit 5 # s3cret";
+    let hook = "echo output; cat \"$ATTACHE_OUTPUT_DIR/key.pem\"; echo last words; exit 5 # s3cret";
     let options = ["--output-hook", hook, "--log-level", "trace"];
     let mut agent = start(&directory, &mounted(&directory), &options);
     let (_, line) = agent.process.wait_log("output hook failed").await;
@@ -280,6 +280,17 @@ async fn a_failed_hook_is_logged_without_secrets() {
     let log = agent.process.log();
     assert!(!log.contains("s3cret"), "{log}");
     assert!(!key.lines().any(|line| log.contains(line) && !line.starts_with("-----")), "{log}");
+
+    // The status has its last lines, since when it fails, and when it runs again.
+    let socket = agent.socket.to_str().unwrap();
+    let table = output(&["status", "--socket", socket]).await.stdout;
+    let table = String::from_utf8(table).unwrap();
+    let (_, shown) = table.split_once("output directory").unwrap();
+    let rows: Vec<_> = shown.lines().skip(1).map(str::trim).collect();
+    assert_eq!(rows[0], "hook         the hook failed with exit status: 5");
+    assert!(rows[1].starts_with("since ") && rows[2].starts_with("next try "), "{table}");
+    assert_eq!(rows[3..6], ["hook output  output", "(a private key is not shown)", "last words"], "{table}");
+    assert!(!key.lines().any(|line| table.contains(line) && !line.starts_with("-----")), "{table}");
 }
 
 #[tokio::test]

@@ -196,12 +196,20 @@ async fn a_failing_output_is_named_and_the_others_are_written() {
     assert_eq!(directories[0]["path"], one.as_str());
     assert!(directories[0]["error"].is_string() && directories[0]["not_after"].is_null(), "{shown}");
     assert!(directories[1]["error"].is_null() && directories[1]["not_after"].is_string(), "{shown}");
+    for field in ["failing_since", "next_try"] {
+        assert!(directories[0][field].is_string() && directories[1][field].is_null(), "{shown}");
+        assert_eq!(shown[field], directories[0][field]);
+    }
     assert!(shown["not_after"].is_null() && shown["error"] == directories[0]["error"], "{shown}");
     let table = String::from_utf8(output(&["status", "--socket", &socket]).await.stdout).unwrap();
     let row = |words: &str| {
         table.lines().any(|line| line.trim_start().starts_with("directory") && line.contains(words))
     };
     assert!(row(&format!("{one}  nothing written yet")) && row("/two  "), "{table}");
+    let (_, shown) = table.split_once("output directory").unwrap();
+    let labels = shown.lines().skip(1).filter_map(|line| line.trim_start().split("  ").next());
+    let labels: Vec<_> = labels.collect();
+    assert_eq!(labels, ["directory", "last error", "since", "next try", "directory"], "{table}");
 
     std::fs::remove_file(directory.join("one")).unwrap();
     agent.process.wait_log(" ready ").await;

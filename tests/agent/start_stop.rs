@@ -4,10 +4,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use tokio::process::Command;
 use tonic::Code;
 
 use crate::support::files::{Mounted, silent_server};
-use crate::support::process::{Agent, failure, output};
+use crate::support::process::{Agent, Ca, failure, output, strs};
 use crate::support::sds::{Stream, on_connection};
 
 async fn embedded(directory: &std::path::Path, name: &str) -> Agent {
@@ -150,6 +151,10 @@ async fn probes_name_what_is_missing_and_metrics_when_it_expires() {
     let mut agent = Agent::start(directory.path(), "agent", &options);
     assert_eq!(agent.status("/livez").await, (200, "alive\n".to_owned()));
     assert_eq!(agent.status("/elsewhere").await.0, 404);
+    // The first look may take a moment.
+    for name in ["default", "ROOTCA"] {
+        agent.wait_metric(&format!("attache_secret_failing{{name=\"{name}\"}}"), 1).await;
+    }
     let (status, body) = agent.status("/readyz").await;
     let dir_name = dir.display();
     let absent = |name: &str, file: &str| format!("{name}: none of {dir_name}/{file}, ");
@@ -243,4 +248,58 @@ async fn idle_connections_to_the_status_address_cost_envoy_nothing() {
     drop(idle);
     agent.process.signal(Signal::TERM);
     assert_eq!(agent.process.ended().await.code(), Some(0));
+}
+
+/// A command line without the rights of an administrator, also where the test has them.
+async fn unprivileged(arguments: &[&str]) -> String {
+    let mut command = Command::new("unshare");
+    command.arg("--user").arg(env!("CARGO_BIN_EXE_attache")).args(arguments).env_clear().kill_on_drop(true);
+    let failed = command.output().await.expect("this test needs unshare, of util-linux");
+    assert!(!failed.status.success());
+    String::from_utf8(failed.stderr).unwrap()
+}
+
+#[tokio::test]
+async fn a_denied_permission_is_reported_with_mode_owner_and_the_callers_ids() {
+    let directory = tempfile::tempdir().unwrap();
+    let agent = embedded(directory.path(), "agent").await;
+    let socket = agent.socket.to_str().unwrap();
+    let admin = format!("{socket}.admin");
+    for path in [socket, &admin] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o000)).unwrap();
+    }
+    let cases: [(&[&str], &str); 2] =
+        [(&["get", "--socket", socket], socket), (&["status", "--socket", socket], &admin)];
+    for (arguments, path) in cases {
+        let error = unprivileged(arguments).await;
+        let denied = format!("Permission denied (os error 13); {path} has mode 0000, user ");
+        assert!(error.contains(&denied) && error.contains("and this process is user "), "{error}");
+        assert!(error.contains("run the command as that user"), "{error}");
+    }
+    // A directory that exists and is not writable.
+    let closed = directory.path().join("closed");
+    std::fs::create_dir(&closed).unwrap();
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o555)).unwrap();
+    let (closed, ca_dir) = (closed.to_str().unwrap(), directory.path().join("ca").display().to_string());
+    let run = ["run", "--ca", "embedded", "--ca-dir", &ca_dir, "--status-address", "none", "--socket"];
+    let error = unprivileged(&[&run[..], &[&format!("{closed}/sds.sock")]].concat()).await;
+    assert!(error.contains(&format!("{closed} has mode 0555, user ")), "{error}");
+    assert!(
+        error.contains("give it write permission on the directory, or choose another path with --socket"),
+        "{error}"
+    );
+    assert!(!error.contains("create or mount"), "{error}");
+}
+
+#[tokio::test]
+async fn plaintext_for_a_tls_port_is_recognized() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca = Ca::start(directory.path()).await;
+    let address = format!("http://{}", ca.address);
+    let mut options = ca.client("web");
+    let at = options.iter().position(|option| option == "--ca-address").unwrap();
+    options[at + 1] = address.clone();
+    let mut agent = Agent::start(directory.path(), "web", &strs(&options));
+    let (_, line) = agent.process.wait_log("no new certificate").await;
+    assert!(line.contains("is this a TLS port? Use https:// in --ca-address"), "{line}");
 }

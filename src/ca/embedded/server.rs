@@ -109,6 +109,21 @@ impl CaServerSettings {
     }
 }
 
+/// A TTL that is refused: both times in one unit, the remedy in the units of options.
+fn too_long(ttl: Duration, max: Duration) -> String {
+    let (largest, name) = [(3600, "h"), (60, "m")]
+        .into_iter()
+        .find(|(unit, _)| [ttl, max].iter().all(|time| time.as_secs().is_multiple_of(*unit)))
+        .unwrap_or((1, "s"));
+    let show = |time: Duration| format!("{}{name}", time.as_secs() / largest);
+    format!(
+        "a TTL of {} is over the maximum of {}; request less (attache run --cert-ttl {}), or raise the CA's --max-ttl",
+        show(ttl),
+        show(max),
+        show(max)
+    )
+}
+
 #[tonic::async_trait]
 impl IstioCertificateService for CaServer {
     async fn create_certificate(
@@ -125,16 +140,13 @@ impl IstioCertificateService for CaServer {
             _ => DEFAULT_TTL.min(settings.max_ttl),
         };
         if ttl > settings.max_ttl {
-            let max = humantime::format_duration(settings.max_ttl);
-            let ttl = humantime::format_duration(ttl);
-            return Err(Status::invalid_argument(format!("a TTL of {ttl} is over the maximum of {max}")));
+            return Err(Status::invalid_argument(too_long(ttl, settings.max_ttl)));
         }
         let issued = settings.ca.issue(&csr, &identity, ttl);
         let leaf =
             issued.map_err(|error| Status::invalid_argument(format!("the CSR is not accepted: {error}")))?;
         let [intermediate, root] = settings.ca.chain();
-        let ttl = humantime::format_duration(ttl);
-        tracing::info!(%identity, %ttl, "certificate issued");
+        tracing::info!(%identity, ttl_s = ttl.as_secs(), "certificate issued");
         // Like an istiod with a plugged-in intermediate: strings of one, two and one certificates.
         let text =
             |certificates: &[_]| String::from_utf8_lossy(&pem::of_certificates(certificates)).into_owned();
@@ -144,5 +156,27 @@ impl IstioCertificateService for CaServer {
             text(std::slice::from_ref(root)),
         ];
         Ok(Response::new(IstioCertificateResponse { cert_chain }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_ttl_and_the_maximum_have_one_unit() {
+        let seconds = Duration::from_secs;
+        for (ttl, max, words) in [
+            (
+                48 * 3600,
+                24 * 3600,
+                "a TTL of 48h is over the maximum of 24h; request less (attache run --cert-ttl 24h)",
+            ),
+            (90 * 60, 3600, "a TTL of 90m is over the maximum of 60m;"),
+            (86_401, 86_400, "a TTL of 86401s is over the maximum of 86400s;"),
+        ] {
+            let error = too_long(seconds(ttl), seconds(max));
+            assert!(error.starts_with(words), "{error}");
+        }
     }
 }

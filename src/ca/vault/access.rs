@@ -200,7 +200,12 @@ impl Login {
         }
         let reply = reply?;
         let session = Session::new(reply, self.clock.now())?;
-        tracing::debug!(path, role = self.role, lease = ?session.lease, "Vault login succeeded");
+        tracing::debug!(
+            path,
+            role = self.role,
+            lease_s = session.lease.map(|lease| lease.as_secs()),
+            "Vault login succeeded"
+        );
         Ok(self.store(session))
     }
 

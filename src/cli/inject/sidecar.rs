@@ -72,7 +72,7 @@ pub(super) fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
 fn parse(run_args: &[String]) -> Result<(RunArgs, Vec<String>), ConfigErrors> {
     match cli::parse::<RunLine>(run_args.iter().map(OsString::from).collect()) {
         Ok((line, unknown)) => Ok((line.args, hints::behind_the_dashes(unknown))),
-        Err(error) => {
+        Err(cli::NotParsed { error, .. }) => {
             let text = error.to_string();
             let text = text.trim_start_matches("error: ").lines().next().unwrap_or_default();
             let is_stray = error.kind() == ErrorKind::UnknownArgument;

@@ -22,11 +22,26 @@ pub enum HookError {
     #[error("starting {SHELL} failed: {0}; --output-hook needs a shell where the agent runs")]
     NotStarted(#[from] io::Error),
     #[error("the hook failed with {status}")]
-    Failed { status: ExitStatus, output: String },
+    Failed { status: ExitStatus, printed: Printed },
     #[error(
         "the hook did not exit within {timeout:?} and was killed; --output-hook-timeout allows it more time"
     )]
-    TimedOut { timeout: Duration, output: String },
+    TimedOut { timeout: Duration, printed: Printed },
+}
+
+/// What a hook printed before it failed.
+#[derive(Debug)]
+pub struct Printed {
+    /// The begin, as one line for the log.
+    line: String,
+    /// The end, for the status.
+    last_lines: Vec<String>,
+}
+
+impl From<&mut CapturedOutput> for Printed {
+    fn from(output: &mut CapturedOutput) -> Self {
+        Self { line: output.text(), last_lines: output.last_lines() }
+    }
 }
 
 impl HookError {
@@ -38,12 +53,21 @@ impl HookError {
         }
     }
 
-    /// What the hook printed before it failed.
-    pub fn output(&self) -> &str {
+    fn printed(&self) -> Option<&Printed> {
         match self {
-            Self::NotStarted(_) => "",
-            Self::Failed { output, .. } | Self::TimedOut { output, .. } => output,
+            Self::NotStarted(_) => None,
+            Self::Failed { printed, .. } | Self::TimedOut { printed, .. } => Some(printed),
         }
+    }
+
+    /// What the hook printed first, as one line.
+    pub fn output(&self) -> &str {
+        self.printed().map_or("", |printed| &printed.line)
+    }
+
+    /// What the hook printed last.
+    pub fn last_lines(&self) -> &[String] {
+        self.printed().map_or(&[], |printed| &printed.last_lines)
     }
 }
 
@@ -68,11 +92,11 @@ impl Hook {
         };
         let Ok(status) = exited else {
             running.terminate().await?;
-            return Err(HookError::TimedOut { timeout: self.timeout, output: printed.text() });
+            return Err(HookError::TimedOut { timeout: self.timeout, printed: (&mut printed).into() });
         };
-        let (status, output) = (status?, printed.text());
+        let (status, kept) = (status?, Printed::from(&mut printed));
         printed.discard_rest();
-        if status.success() { Ok(output) } else { Err(HookError::Failed { status, output }) }
+        if status.success() { Ok(kept.line) } else { Err(HookError::Failed { status, printed: kept }) }
     }
 }
 

@@ -143,8 +143,9 @@ async fn roots_that_the_certificate_does_not_chain_to_wait_for_the_next_certific
     let mut stage = Stage::new(None);
     stage.publish_roots();
     let key = stage.publish_pair();
-    stage.wait_key(&key).await;
-    stage.wait("the write is counted", || stage.writes("ok") == 1).await;
+    // The files are there before the swap is counted.
+    stage.wait("the first set is written", || stage.writes("ok") == 1).await;
+    assert_eq!(stage.read(KEY_FILE), key);
     let root = stage.read(ROOT_FILE);
     stage.ca = DevelopmentCa::open(&stage.place.path().join("ca-2"), stage.clock.clone()).unwrap();
     stage.publish_roots();
@@ -155,7 +156,8 @@ async fn roots_that_the_certificate_does_not_chain_to_wait_for_the_next_certific
     assert_eq!((stage.read(ROOT_FILE), stage.writes("ok")), (root.clone(), 1));
     let key = stage.publish_pair();
     stage.wait_key(&key).await;
-    stage.wait("one swap for both", || stage.writes("ok") == 2).await;
+    stage.wait("the swap is counted", || stage.writes("ok") > 1).await;
+    assert_eq!(stage.writes("ok"), 2, "one swap for both");
     assert_ne!(stage.read(ROOT_FILE), root);
     stage.end().await;
 }
@@ -398,7 +400,9 @@ async fn a_directory_that_fails_does_not_stop_the_others_and_the_hook_runs_again
     stage.wait("the hook has run", || stage.hooks("ok") == 1).await;
     let health = stage.components.output().unwrap();
     let [failed, good] = &health.directories[..] else { panic!("{health:?}") };
-    assert!(failed.failure.as_ref().unwrap().contains("a is not a directory: move it away"), "{failed:?}");
+    let failing = failed.failure.as_ref().unwrap();
+    assert!(failing.reason.contains("a is not a directory: move it away"), "{failed:?}");
+    assert!(failing.next_try.is_some_and(|at| at > failing.since), "{failed:?}");
     assert!(failed.not_after.is_none() && good.failure.is_none() && good.not_after.is_some());
     assert_eq!((health.not_after(), health.failure()), (None, failed.failure.clone()));
     // The next generation does not wait for it either.

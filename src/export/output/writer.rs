@@ -13,13 +13,13 @@ use super::directory::{Condition, GRACE, OutputDirectory, OutputDirectoryError, 
 use super::format::DirectorySettings;
 use super::progress::{Progress, is_due};
 use super::{Set, Target};
-use crate::base::clock::{Clock, rfc3339};
+use crate::base::clock::{Clock, millis, rfc3339};
 use crate::base::limits;
 use crate::fs::disk::{Disk, Unresponsive};
 use crate::fs::watch::{Watch, Watcher};
 use crate::metrics::{ByResult, Metrics};
 use crate::pki::keystore::{KeystoreError, NotAPassword, Password};
-use crate::store::health::{Components, DirectoryHealth};
+use crate::store::health::{Components, DirectoryHealth, Failing};
 
 /// How often the files are inspected where inotify is unavailable.
 const POLL: Duration = Duration::from_secs(60);
@@ -96,7 +96,7 @@ impl DirectoryWriter {
             let reason = error.to_string();
             progress.writes.log.is_new(&reason);
             tracing::warn!(reason, "output directory not writable; retrying when there are files to write");
-            self.update_health(|health| health.failure = Some(reason));
+            self.report_failure(reason, None);
         }
         while !stop.is_cancelled() {
             progress.failed.take_if(|(_, retry_at)| is_due(*retry_at));
@@ -205,11 +205,15 @@ impl DirectoryWriter {
         let retry_in = progress.writes.add();
         let reason = error.to_string();
         if progress.writes.log.is_new(&reason) {
-            tracing::warn!(reason, ?retry_in, "output write failed, existing files unchanged");
+            tracing::warn!(
+                reason,
+                retry_in_ms = millis(retry_in),
+                "output write failed, existing files unchanged"
+            );
         } else {
-            tracing::debug!(reason, ?retry_in, "output write failed again");
+            tracing::debug!(reason, retry_in_ms = millis(retry_in), "output write failed again");
         }
-        self.update_health(|health| health.failure = Some(reason));
+        self.report_failure(reason, Some(retry_in));
         progress.failed = Some((set.versions.clone(), Instant::now() + retry_in));
     }
 
@@ -251,11 +255,15 @@ impl DirectoryWriter {
                 if progress.sweeps.log.is_new(&reason) {
                     tracing::warn!(
                         reason,
-                        ?retry_in,
+                        retry_in_ms = millis(retry_in),
                         "old output generation not removed; its private key stays on the disk"
                     );
                 } else {
-                    tracing::debug!(reason, ?retry_in, "old output generation still not removed");
+                    tracing::debug!(
+                        reason,
+                        retry_in_ms = millis(retry_in),
+                        "old output generation still not removed"
+                    );
                 }
             }
         }
@@ -288,7 +296,8 @@ impl DirectoryWriter {
             Condition::Damaged(damage) => {
                 let directory = self.path().display();
                 tracing::warn!(%directory, damage, "output files damaged, rewriting them");
-                self.update_health(|health| (health.not_after, health.failure) = (None, Some(damage)));
+                self.update_health(|health| health.not_after = None);
+                self.report_failure(damage, None);
                 progress.written = None;
                 progress.inspect_at = None;
                 progress.repairs = progress.repairs.saturating_add(1);
@@ -303,6 +312,15 @@ impl DirectoryWriter {
             let (directory, option) = (self.path().display(), self.settings.option);
             tracing::warn!(%directory, "another agent writes to the output directory; give each agent an {option} of its own");
         }
+    }
+
+    /// Reports that nothing newer can be written.
+    fn report_failure(&self, reason: String, retry_in: Option<Duration>) {
+        let now = self.shared.clock.now();
+        let next_try = retry_in.map(|delay| now + delay);
+        self.update_health(|health| {
+            health.failure = Some(Failing::after(health.failure.as_ref(), reason, now, next_try));
+        });
     }
 
     /// The one place where the directory's health is written, for readiness and status.
@@ -322,8 +340,8 @@ impl DirectoryWriter {
             .disk
             .spawn(self.path(), move || work(&mut directory.lock().unwrap_or_else(PoisonError::into_inner)));
         let report_hang = || {
-            let directory = self.path().display();
-            tracing::warn!(%directory, after = ?PATIENCE, "output directory not responding; is its disk or file server reachable?");
+            let (directory, after_ms) = (self.path().display(), millis(PATIENCE));
+            tracing::warn!(%directory, after_ms, "output directory not responding; is its disk or file server reachable?");
             self.set_hanging(true);
             drop(gate);
         };

@@ -59,6 +59,8 @@ const card = one => {
   return h("article", h("h3", one.name, " ", styled(`word ${kind(one.state)}`, h("span", one.state.toUpperCase())),
     one.origin && h("small", ` from ${one.origin}`)), h("dl", rows([
     ["last error", bad(one.error)],
+    ["failing since", when(one.failing_since, "past")],
+    ["next try", when(one.next_try, "renewal")],
     ["last rejection", rejection && bad(`version ${rejection.version} by ${rejection.node}: ${rejection.reason}`)],
     ["identity", pair?.identity || pair?.names],
     ["valid until", when(one.not_after, "expiry")],
@@ -146,7 +148,6 @@ const show = () => {
     ["signed by", ca.members.length > 1 && ca.signed_by],
     ["failing CAs", ca.members.some(one => one.error) && ca.members.filter(one => one.error).map(one =>
       h("div", one.address, ", since ", when(one.failing_since, "past"), ": ", bad(one.error)))],
-    ["next try", when(ca.next_try, "renewal")],
     ["socket", report.socket],
     ["no answer from", report.hanging.length && report.hanging.map(one =>
       h("div", bad(`the file system of ${one.path}`), ", since ", when(one.since, "past")))],
@@ -158,9 +159,12 @@ const show = () => {
   $("output").hidden = !output;
   put($("files"), output && rows([
     ["last error", bad(output.error)],
+    ["failing since", when(output.failing_since, "past")],
+    ["next try", when(output.next_try, "renewal")],
     ["valid until", when(output.not_after, "expiry") || "nothing written yet"],
     ["disk", output.hanging && bad("does not respond")],
-    ["hook", output.hook_failing ? bad("failing") : output.hook_running && "running"],
+    ["hook", output.hook ? [bad(output.hook.error), ", since ", when(output.hook.failing_since, "past"), ", next try ",
+      when(output.hook.next_try, "renewal")] : output.hook_running && "running"],
   ]));
   put($("rows"), report.events.toReversed().map(event => h("tr", h("td", when(event.at, "past")), h("td", event.name),
     h("td", h("b", event.what), event.text && `: ${event.text}`), h("td", event.not_after && day(event.not_after)))));

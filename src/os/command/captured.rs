@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::net::unix::pipe;
 
+use super::last_lines::LastLines;
 use crate::base::limits;
 use crate::base::text;
 
@@ -19,6 +20,7 @@ pub struct CapturedOutput {
     kept: Vec<u8>,
     limit: usize,
     is_truncated: bool,
+    last: LastLines,
 }
 
 impl CapturedOutput {
@@ -26,7 +28,8 @@ impl CapturedOutput {
     pub fn with_limit(limit: usize) -> io::Result<(Self, PipeWriter)> {
         let (reader, writer) = io::pipe()?;
         let pipe = Some(Arc::new(pipe::Receiver::from_owned_fd(reader.into())?));
-        Ok((Self { pipe, kept: Vec::new(), limit, is_truncated: false }, writer))
+        let (kept, last) = (Vec::new(), LastLines::default());
+        Ok((Self { pipe, kept, limit, is_truncated: false, last }, writer))
     }
 
     /// A pipe for messages, of which a line for the log is kept.
@@ -74,6 +77,7 @@ impl CapturedOutput {
                     let room = self.limit - self.kept.len();
                     self.kept.extend(buffer.iter().take(count.min(room)));
                     self.is_truncated |= count > room;
+                    self.last.add(buffer.get(..count).unwrap_or_default());
                 }
             }
         }
@@ -98,6 +102,12 @@ impl CapturedOutput {
                 tokio::time::sleep(PAUSE).await;
             }
         });
+    }
+
+    /// The last lines of the output so far.
+    pub fn last_lines(&mut self) -> Vec<String> {
+        self.read_available();
+        self.last.shown()
     }
 
     /// The output so far, as one line for the log. Does not wait for end of file either.

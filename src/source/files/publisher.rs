@@ -80,7 +80,9 @@ impl SecretPublisher {
     fn publish(&mut self, secret: Secret, rank: usize, now: SystemTime, places: &Places) -> bool {
         let what = secret.to_string();
         let not_after = rfc3339(secret.not_after());
-        let before = self.publisher.entry().good.map(|good| good.origin);
+        let entry = self.publisher.entry();
+        let was_failing = entry.failure().is_some();
+        let before = entry.good.map(|good| good.origin);
         self.failures.recovered();
         self.rank = Some(rank);
         let is_new = self.publisher.publish(secret, now, None) == Published::Changed;
@@ -89,6 +91,9 @@ impl SecretPublisher {
             let other = before.filter(|origin| *origin != Origin::FILES);
             let instead_of = other.map(tracing::field::display);
             tracing::info!(name = self.log_name(), from, instead_of, what, %not_after, "secret served from files");
+        } else if was_failing && self.publisher.entry().failure().is_none() {
+            let from = places.shown(rank);
+            tracing::info!(name = self.log_name(), from, what, %not_after, "files usable again; they hold what is served already");
         }
         is_new
     }

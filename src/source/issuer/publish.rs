@@ -6,7 +6,7 @@ use rustls::pki_types::CertificateDer;
 
 use super::state;
 use super::{Issued, Issuer, Validity};
-use crate::base::clock::rfc3339;
+use crate::base::clock::{millis, rfc3339};
 use crate::base::text;
 use crate::pki::certificate::Certificate;
 use crate::secret::{Secret, TrustBundle};
@@ -26,7 +26,7 @@ impl Issuer {
             renews = %rfc3339(renews),
             provider = ca.client.name(),
             ca = self.cas.has_several().then_some(&*ca.name),
-            took = ?took,
+            took_ms = millis(took),
             "certificate issued"
         );
         let lifetime = not_after.duration_since(not_before.max(now)).unwrap_or_default();
@@ -80,7 +80,7 @@ impl Issuer {
             let streams = self.roots.observed().streams;
             tracing::warn!(
                 streams,
-                waited = ?longest,
+                waited_ms = millis(longest),
                 "new trust roots not accepted by every stream in time; the new certificate is served nevertheless"
             );
         }

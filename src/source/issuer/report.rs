@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Issuer;
 use super::retry::{asked_delay, retry_delay};
 use super::round::Failed;
-use crate::base::clock::rfc3339;
+use crate::base::clock::{millis, rfc3339};
 use crate::ca::Class;
 use crate::ca::failover::Member;
 
@@ -77,14 +77,12 @@ impl Issuer {
             }
             None => "there is no certificate yet".to_owned(),
         };
-        let retry = humantime::format_duration(Duration::from_millis(
-            u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
-        ));
+        let retry_in_ms = millis(delay);
         let provider = self.cas.provider();
         if self.failures.is_new(&reason) {
-            tracing::warn!(provider, reason, served, %retry, "no new certificate");
+            tracing::warn!(provider, reason, served, retry_in_ms, "no new certificate");
         } else {
-            tracing::debug!(provider, reason, served, %retry, "no new certificate");
+            tracing::debug!(provider, reason, served, retry_in_ms, "no new certificate");
         }
         self.key_pair.fail(reason.clone());
         self.roots.fail(reason);

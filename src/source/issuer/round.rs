@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::queue::Permit;
 use super::retry::call_timeout;
 use super::{Issuer, Validity};
-use crate::base::clock::rfc3339;
+use crate::base::clock::{millis, rfc3339};
 use crate::base::offload;
 use crate::base::spiffe_id::SpiffeId;
 use crate::ca::failover::Member;
@@ -262,7 +262,7 @@ impl Issuer {
         let timeout = call_timeout(self.settings.timeout, self.validity());
         for ca in cas {
             if tokio::time::timeout(timeout, ca.client.tidy()).await.is_err() {
-                tracing::debug!(ca = &*ca.name, ?timeout, "cleanup at the CA timed out");
+                tracing::debug!(ca = &*ca.name, timeout_ms = millis(timeout), "cleanup at the CA timed out");
             }
         }
     }

@@ -33,6 +33,13 @@ pub fn attache(arguments: &[&str]) -> Command {
     command
 }
 
+/// A program of the machine that starts `attache`, without the test's own variables.
+fn tool(name: &str) -> Command {
+    let mut command = Command::new(name);
+    command.env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+    command
+}
+
 /// Options as arguments.
 pub fn strs(options: &[String]) -> Vec<&str> {
     options.iter().map(String::as_str).collect()
@@ -210,7 +217,7 @@ impl Agent {
     ) -> Self {
         const SCRIPT: &str = r#"mount -t tmpfs -o "size=$1" none "$2" && shift 2 && exec "$@""#;
         let unshare = |script: &str| {
-            let mut command = Command::new("unshare");
+            let mut command = tool("unshare");
             command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
             command.kill_on_drop(true).stdin(Stdio::null());
             command
@@ -232,7 +239,7 @@ impl Agent {
     /// Starts it with `files` as its soft limit of open files.
     pub fn with_files(directory: &Path, name: &str, arguments: &[&str], files: u64) -> Self {
         let arguments = Self::arguments(directory, name, arguments);
-        let mut command = Command::new("sh");
+        let mut command = tool("sh");
         command.args(["-c", &format!("ulimit -S -n {files} && exec \"$@\""), "sh"]);
         command.arg(binary()).args(&arguments);
         command.kill_on_drop(true).stdin(Stdio::null());
