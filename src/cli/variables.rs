@@ -7,8 +7,8 @@ use crate::base::text;
 use crate::config::Environment;
 
 const PREFIX: &str = "ATTACHE_";
-/// Variables of the agent that are not named after an option.
-const OTHERS: [&str; 1] = ["ATTACHE_LOG"];
+/// Variables that are not named after an option: the last three are those that the agent sets for commands that it runs.
+const OTHERS: [&str; 4] = ["ATTACHE_LOG", "ATTACHE_TTL_SECONDS", "ATTACHE_DNS_SANS", "ATTACHE_OUTPUT_DIRS"];
 
 /// A mistake for each variable in `environment` that no option reads.
 pub(super) fn mistakes(environment: &Environment) -> Vec<String> {
@@ -60,6 +60,7 @@ mod tests {
             ("ATTACHE_LANDLOCK", "true"),
             ("ATTACHE_CONFIG", "/a"),
             ("ATTACHE_OUTPUT", "/a;/b"),
+            ("ATTACHE_OUTPUT_DIRS", "/a:/b"),
             ("ATTACHE_VAULT_ROLE", "web"),
             ("ATTACHE_NO_SUCH", ""),
             ("OTHER_NO_SUCH", "1"),

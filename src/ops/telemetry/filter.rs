@@ -56,6 +56,10 @@ pub fn parse_filter(text: &str) -> Result<Targets, String> {
 
 /// Whether `target` is a part that logs, above one, or beneath one.
 fn is_known(target: &str) -> bool {
+    // Others may have a meaning in filters.
+    if !target.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':')) {
+        return false;
+    }
     let is_within = |inner: &str, outer: &str| {
         inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
     };
@@ -112,6 +116,8 @@ mod tests {
             ("attache::source::isuer=debug", "no part of the agent logs as"),
             ("atache=debug", "no part of the agent logs as \"atache\""),
             ("envoy=debug", "attache=LEVEL is all of it"),
+            ("h2::{{;[x=debug", "no part of the agent logs as"),
+            ("VmSil=info,VmSize:{{;{[{Tracp", "no part of the agent logs as"),
             ("info,", "no part of the agent logs as"),
         ];
         for (text, words) in cases {
