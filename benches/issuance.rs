@@ -62,7 +62,7 @@ fn steps(ca: &DevelopmentCa, key_type: KeyType) -> Steps {
     for _ in 0..rounds {
         let (key, took) = timed(|| SigningKey::generate(key_type).unwrap());
         steps.key.push(took);
-        let (request, took) = timed(|| csr::request(&key, Some(&identity)).unwrap());
+        let (request, took) = timed(|| csr::request(&key, Some(&identity), &csr::Names::default()).unwrap());
         steps.csr.push(took);
         let leaf = ca.issue(&request, &identity, DAY).unwrap();
         let [intermediate, root] = ca.chain();
