@@ -69,7 +69,8 @@ fn steps(ca: &DevelopmentCa, key_type: KeyType) -> Steps {
         let answer =
             || IssuedChain { chain: vec![leaf.clone(), intermediate.clone()], roots: vec![root.clone()] };
         let now = Clock::system().now();
-        let check = |answer: IssuedChain, key| answer.check(key, Some(&identity), now);
+        let check =
+            |answer: IssuedChain, key| answer.check(key, Some(&identity), &csr::Names::default(), now);
         let ((pair, bundle), took) = timed(|| check(answer(), key.to_private_key()).unwrap());
         steps.check.push(took);
         steps.size = [KeyFormat::Pkcs8, KeyFormat::Traditional].map(|format| {
