@@ -281,7 +281,7 @@ impl Scenario {
     fn source(&self, connection: Connection, clock: Clock, metrics: Metrics) -> Issuer {
         let settings = IssuerSettings {
             identity: IdentitySource::Fixed(identity()),
-            names: Default::default(),
+            names: attache::pki::csr::Names::default(),
             key_type: KeyType::EcdsaP256,
             ttl: self.ttl,
             grace: Grace { ratio: 0.5, jitter: self.jitter },

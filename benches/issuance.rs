@@ -62,14 +62,15 @@ fn steps(ca: &DevelopmentCa, key_type: KeyType) -> Steps {
     for _ in 0..rounds {
         let (key, took) = timed(|| SigningKey::generate(key_type).unwrap());
         steps.key.push(took);
-        let (request, took) = timed(|| csr::request(&key, Some(&identity), &Default::default()).unwrap());
+        let (request, took) = timed(|| csr::request(&key, Some(&identity), &csr::Names::default()).unwrap());
         steps.csr.push(took);
         let leaf = ca.issue(&request, &identity, DAY).unwrap();
         let [intermediate, root] = ca.chain();
         let answer =
             || IssuedChain { chain: vec![leaf.clone(), intermediate.clone()], roots: vec![root.clone()] };
         let now = Clock::system().now();
-        let check = |answer: IssuedChain, key| answer.check(key, Some(&identity), &Default::default(), now);
+        let check =
+            |answer: IssuedChain, key| answer.check(key, Some(&identity), &csr::Names::default(), now);
         let ((pair, bundle), took) = timed(|| check(answer(), key.to_private_key()).unwrap());
         steps.check.push(took);
         steps.size = [KeyFormat::Pkcs8, KeyFormat::Traditional].map(|format| {

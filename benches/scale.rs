@@ -218,7 +218,7 @@ impl Bench {
             let directory = volume.join(generation);
             fs::create_dir_all(&directory).unwrap();
             let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
-            let request = csr::request(&key, None, &Default::default()).unwrap();
+            let request = csr::request(&key, None, &csr::Names::default()).unwrap();
             let leaf = ca.issue(&request, &identity, Duration::from_secs(24 * 3600)).unwrap();
             let [intermediate, root] = ca.chain();
             fs::write(directory.join("cert-chain.pem"), pem::of_certificates([&leaf, intermediate])).unwrap();

@@ -266,12 +266,7 @@ async fn problems_with_crls_output_and_state_can_be_looked_up() {
     agent.process.wait_log("CRL file not used").await;
     let causes = [
         (not_written, "check that disk", "attache_state_failing", "/state/error"),
-        (
-            not_written,
-            "move it away, or choose another --output-dir",
-            "attache_output_failing",
-            "/output/error",
-        ),
+        (not_written, "move it away, or choose another", "attache_output_failing", "/output/error"),
         ("CRLs are left out", "no PEM", "attache_crls_failing", "/crls/error"),
     ];
     for (section, words, metric, state) in causes {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use attache::pki::key::PrivateKey;
 use attache::pki::pem;
 use attache::secret::KeyPair;
+use rustix::process::{Pid, Signal, kill_process_group};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
@@ -219,7 +220,10 @@ async fn a_failing_output_is_named_and_the_others_are_written() {
 }
 
 /// A real HAProxy, a master with workers, as a child process.
-struct HaProxy(Child);
+struct HaProxy {
+    _master: Child,
+    group: Pid,
+}
 
 impl HaProxy {
     async fn start(directory: &Path) -> Self {
@@ -236,21 +240,15 @@ impl HaProxy {
         command.args(["-W", "-f"]).arg(directory.join("haproxy.cfg")).arg("-p").arg(directory.join("pid"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
         command.stderr(std::fs::File::create(directory.join("haproxy.log")).unwrap());
-        Self(command.spawn().unwrap())
+        let master = command.process_group(0).spawn().unwrap();
+        let group = Pid::from_raw(master.id().unwrap().try_into().unwrap()).unwrap();
+        Self { _master: master, group }
     }
 }
 
 impl Drop for HaProxy {
-    #[expect(clippy::disallowed_methods, reason = "drop can't await")]
     fn drop(&mut self) {
-        // The master stops its workers.
-        let pid = self.0.id().and_then(|id| rustix::process::Pid::from_raw(id.try_into().unwrap()));
-        if let Some(pid) = pid {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-            while matches!(self.0.try_wait(), Ok(None)) {
-                std::thread::sleep(std::time::Duration::from_millis(5));
-            }
-        }
+        let _ = kill_process_group(self.group, Signal::KILL);
     }
 }
 
