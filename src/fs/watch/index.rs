@@ -18,6 +18,9 @@ use crate::fs::walk::Lookups;
 /// instead of the directory.
 const STRAYS: u32 = 64;
 
+/// So many files are remembered as open that no watch is for yet.
+const MAX_OPEN: usize = 1024;
+
 /// A name in a directory.
 pub(super) type Name = (Inode, OsString);
 
@@ -76,6 +79,8 @@ pub(super) struct Index {
     strays: HashMap<PathBuf, u32>,
     /// What learns of every name that appears or disappears in a directory, by watch.
     listeners: HashMap<u64, (Inode, Arc<dyn NameListener>)>,
+    /// Files in those directories that were written to and not closed since: a watch for one may come only now.
+    open: HashSet<Name>,
 }
 
 /// A watch, as the index knows it.
@@ -124,6 +129,7 @@ impl Index {
         }
         registered.changed.retain(|name| names.contains(name));
         registered.written.retain(|name| names.contains(name));
+        registered.written.extend(new.intersection(&self.open).cloned());
         registered.names = names;
         new
     }
@@ -131,14 +137,22 @@ impl Index {
     pub(super) fn remove(&mut self, id: u64) {
         self.register(id, &Lookups::default(), std::iter::empty());
         self.watches.remove(&id);
-        self.listeners.remove(&id);
+        self.listen_to_nothing(id);
     }
 
     /// Has `listener` learn of every name that appears or disappears in `directory`, as long as watch `id` exists.
     pub(super) fn listen(&mut self, id: u64, directory: Option<Inode>, listener: Arc<dyn NameListener>) {
         match directory {
             Some(directory) => drop(self.listeners.insert(id, (directory, listener))),
-            None => drop(self.listeners.remove(&id)),
+            None => self.listen_to_nothing(id),
+        }
+    }
+
+    fn listen_to_nothing(&mut self, id: u64) {
+        if self.listeners.remove(&id).is_some() {
+            // It is no longer known when files are closed there.
+            let Self { listeners, open, .. } = self;
+            open.retain(|(directory, _)| listeners.values().any(|(listens_to, _)| listens_to == directory));
         }
     }
 
@@ -201,6 +215,7 @@ impl Index {
             }
             // Events were lost, about any of the directories.
             _ => {
+                self.open.clear();
                 self.flaws.extend(self.inodes.keys().map(|path| (path.clone(), Flaw::Lost)));
                 for registered in self.watches.values_mut() {
                     registered.written.clear();
@@ -227,15 +242,22 @@ impl Index {
         }
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return };
         let Some(directory) = self.inodes.get(parent).copied() else { return };
-        if matches!(
-            kind,
-            EventKind::Create(_) | EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_))
-        ) {
-            let listeners = self.listeners.values().filter(|(listens_to, _)| *listens_to == directory);
-            listeners.for_each(|(_, listener)| listener.changed(name));
-        }
         let is_write = matches!(kind, EventKind::Modify(ModifyKind::Data(_)));
         let is_close = matches!(kind, EventKind::Access(AccessKind::Close(_)));
+        let is_of_name = matches!(
+            kind,
+            EventKind::Create(_) | EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_))
+        );
+        let mut listeners =
+            self.listeners.values().filter(|(listens_to, _)| *listens_to == directory).peekable();
+        if is_write && listeners.peek().is_some() && self.open.len() < MAX_OPEN {
+            self.open.insert((directory, name.to_owned()));
+        } else if (is_close || is_of_name) && !self.open.is_empty() {
+            self.open.remove(&(directory, name.to_owned()));
+        }
+        if is_of_name {
+            listeners.for_each(|(_, listener)| listener.changed(name));
+        }
         let Some(names) = self.watches_of.get(&directory) else { return };
         let Some(ids) = names.get(name) else {
             if is_write || is_close {
@@ -357,6 +379,31 @@ mod tests {
         handle(&mut index, CLOSE, "/b/other");
         index.begin_look(2);
         assert_eq!(activities(&index)[1], Activity::None);
+    }
+
+    #[test]
+    fn a_file_that_was_written_to_before_its_watch_is_open_until_it_is_closed() {
+        #[derive(Debug)]
+        struct Nothing;
+        impl NameListener for Nothing {
+            fn changed(&self, _: &OsStr) {}
+        }
+        for (kind, expected) in [(WRITE, Activity::Open), (CLOSE, Activity::None)] {
+            let mut index = index();
+            index.add(3);
+            index.listen(3, Some((0, 7)), Arc::new(Nothing));
+            handle(&mut index, WRITE, "/a/new");
+            handle(&mut index, kind, "/a/new");
+            let new = lookups(&["/a/new"]);
+            index.add(4);
+            index.register(4, &new, std::iter::empty());
+            index.begin_look(4);
+            assert_eq!(index.activity(4, &new), expected);
+            handle(&mut index, CLOSE, "/a/new");
+            handle(&mut index, WRITE, "/a/newer");
+            index.remove(3);
+            assert!(index.open.is_empty(), "without a listener nothing is remembered");
+        }
     }
 
     #[test]

@@ -322,9 +322,9 @@ impl Running {
                 let (changes, changed) = mpsc::unbounded_channel();
                 let places = files.places(&self.settings);
                 let set = NamedSet::new(Arc::clone(&self.shared), places, known.names.to_vec(), changed);
-                let task = self.tasks.spawn(async { match set.run().await {} });
+                let left = leave_groups(&mut self.groups, &files, &before);
+                let task = self.tasks.spawn(async { match set.run(left).await {} });
                 known.state = State::Followed { changes, task };
-                self.leave_groups(&files, &before);
             }
             Sought::Missing(absences) if absences == before => {}
             Sought::Missing(mut absences) => {
@@ -341,7 +341,7 @@ impl Running {
                     self.reports.extend(known.names.iter().cloned());
                 }
                 known.state = State::Missing(absences.clone());
-                self.leave_groups(&files, &before);
+                drop(leave_groups(&mut self.groups, &files, &before));
                 self.join_groups(&files, &absences, begun);
             }
         }
@@ -359,16 +359,6 @@ impl Running {
         }
         if may_have_appeared {
             self.search(files);
-        }
-    }
-
-    fn leave_groups(&mut self, files: &Arc<Files>, absences: &[Absence]) {
-        for absence in absences {
-            let is_empty =
-                self.groups.get(&absence.directory).is_some_and(|group| group.remove(absence.name, files));
-            if is_empty {
-                self.groups.remove(&absence.directory);
-            }
         }
     }
 
@@ -434,7 +424,7 @@ impl Running {
         let Some((files, known)) = self.files.remove_entry(&files) else { return };
         match known.state {
             State::Sought { .. } => {}
-            State::Missing(absences) => self.leave_groups(&files, &absences),
+            State::Missing(absences) => drop(leave_groups(&mut self.groups, &files, &absences)),
             State::Followed { task, .. } => task.abort(),
         }
     }
@@ -449,6 +439,22 @@ impl Shared {
 
 fn unanswered(files: &Files) -> FileError {
     FileError::Unanswered { path: files.paths().next().unwrap_or(Path::new("/")).to_owned() }
+}
+
+/// Removes files from the groups of what is missing. Returns the groups that have no others.
+fn leave_groups(
+    groups: &mut HashMap<Arc<Path>, Group>,
+    files: &Arc<Files>,
+    absences: &[Absence],
+) -> Vec<Group> {
+    let mut left = Vec::new();
+    for absence in absences {
+        let group = groups.get(&absence.directory);
+        if group.is_some_and(|group| group.remove(absence.name, files)) {
+            left.extend(groups.remove(&absence.directory));
+        }
+    }
+    left
 }
 
 /// Why files are not served of which some don't exist.

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::Shared;
 use super::look::{Content, Look, Seen, WatchedFiles};
+use super::missing::Group;
 use crate::fs::generation::{FileError, Found, Places};
 use crate::fs::pending::HANGING;
 use crate::fs::watch::Activity;
@@ -64,11 +65,13 @@ impl NamedSet {
         Self { shared, places, files, names, content: None }
     }
 
-    /// Follows every change. Does not return.
-    pub(super) async fn run(mut self) -> Infallible {
+    /// Follows every change. Does not return. `left` has watched the directories until now: until they are watched for
+    /// these files, it notices which of them is written to.
+    pub(super) async fn run(mut self, mut left: Vec<Group>) -> Infallible {
         let mut change = PendingChange::new(self.shared.debounce);
         loop {
             let seen = self.look().await;
+            left.clear();
             let (looked, activity) = (Instant::now(), seen.activity);
             let is_whole = || self.names.served.values().all(|publisher| publisher.expects(&seen.found));
             if change.is_complete(activity, looked, is_whole) {
