@@ -283,6 +283,7 @@ impl Watch {
             let directory = path.parent().and_then(|parent| lookups.directories.get_key_value(parent));
             let is_known = directory.is_some_and(|(path, now)| {
                 self.lookups.directories.get(path).is_some_and(|before| before.inode == now.inode)
+                    || self.shared.index.lock().hears(now.inode)
             });
             is_known && self.lookups.names.get(path) != Some(&Step::File(*file))
         })

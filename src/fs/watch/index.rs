@@ -148,11 +148,17 @@ impl Index {
         }
     }
 
+    /// Whether it is known which files in `directory` are written to, also of those that no watch is for yet.
+    pub(super) fn hears(&self, directory: Inode) -> bool {
+        self.listeners.values().any(|(listens_to, _)| *listens_to == directory)
+    }
+
     fn listen_to_nothing(&mut self, id: u64) {
         if self.listeners.remove(&id).is_some() {
             // It is no longer known when files are closed there.
-            let Self { listeners, open, .. } = self;
-            open.retain(|(directory, _)| listeners.values().any(|(listens_to, _)| listens_to == directory));
+            let mut open = std::mem::take(&mut self.open);
+            open.retain(|(directory, _)| self.hears(*directory));
+            self.open = open;
         }
     }
 
@@ -181,7 +187,7 @@ impl Index {
             !names.is_empty()
                 && lookups.keys().any(|(directory, name)| names.contains(&(directory, name.to_owned())))
         };
-        match (is_in(changed), is_in(written)) {
+        match (is_in(changed), is_in(written) || is_in(&self.open)) {
             (true, _) => Activity::Change,
             (false, true) => Activity::Open,
             (false, false) => Activity::None,
@@ -191,6 +197,7 @@ impl Index {
     pub(super) fn forget_writers(&mut self, id: u64) {
         if let Some(registered) = self.watches.get_mut(&id) {
             registered.written.clear();
+            self.open.retain(|name| !registered.names.contains(name));
         }
     }
 
