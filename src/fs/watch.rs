@@ -19,6 +19,7 @@ pub(crate) mod testing;
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,10 +31,10 @@ use tokio::time::Instant;
 use self::backend::{Backend, Targets};
 pub use self::index::{Activity, NameListener};
 use self::index::{Name, SharedIndex};
-use self::inotify::{Inotify, Notifier};
+use self::inotify::{Inotify, Notifier, Outcomes, Watching};
 use crate::fs::lookup::MAX_LINKS;
 use crate::fs::pending::{Operation, PendingOperations};
-use crate::fs::walk::{Look, Lookups, Step, Walk};
+use crate::fs::walk::{Look, Lookups, RegularFile, Step, Walk};
 
 /// No code panics while it holds one of these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -186,9 +187,11 @@ impl Watch {
     }
 
     /// What has happened to these files since the last look began, which is the one that found them. Polling doesn't notice
-    /// writers.
+    /// writers, nor does inotify before a file is watched in a directory that is not watched for writes: a file that
+    /// appears there counts as a change until it is followed.
     pub fn activity(&self, lookups: &Lookups) -> Activity {
-        if self.may_be_half_written(lookups) && !self.shared.catch_up() {
+        let is_unwatched = self.has_unwatched_writers(lookups);
+        if is_unwatched || self.may_be_half_written(lookups) && !self.shared.catch_up() {
             return Activity::Change;
         }
         self.shared.index.lock().activity(self.id, lookups)
@@ -277,6 +280,15 @@ impl Watch {
         self.shared.index.lock().begin_look(self.id);
     }
 
+    /// Whether a file is not watched itself yet that has to be.
+    fn has_unwatched_writers(&self, lookups: &Lookups) -> bool {
+        let backend = lock(&self.shared.backend);
+        let is_watched = |path: &Path, file: &RegularFile| {
+            self.targets.get(path).is_some_and(|target| target.inode == file.inode)
+        };
+        lookups.files().any(|(path, file)| backend.is_in_noisy_directory(path) && !is_watched(path, file))
+    }
+
     /// Whether a file has changed in a directory whose writers are known: its writer may not have finished.
     fn may_be_half_written(&self, lookups: &Lookups) -> bool {
         lookups.files().any(|(path, file)| {
@@ -345,13 +357,32 @@ impl Shared {
                     let kind = if is_local { None } else { inotify::remote_file_system(path) };
                     kind.inspect(|kind| lock(&self.backend).settle_polled(path, kind)).is_none()
                 });
-                let outcomes = notifier.update(report, change);
+                let mut outcomes = notifier.update(report, change);
+                let is_misled = self.find_replaced(&mut outcomes);
                 let users = lock(&self.backend).settle(report, outcomes);
                 let index = self.index.lock();
+                if is_misled {
+                    // inotify reports an inode by one of its paths, and this one is in the index as another inode.
+                    index.wake_all();
+                }
                 users.into_iter().filter(|user| *user != id).for_each(|user| index.wake(user));
             }
         }
         lock(&self.backend).log_recovery();
+    }
+
+    /// Notes which paths have led elsewhere than when they were looked up. True if there are any.
+    fn find_replaced(&self, outcomes: &mut Outcomes) -> bool {
+        let mut is_any = false;
+        for (path, outcome) in outcomes {
+            let expected = lock(&self.backend).inode(path);
+            let Some(expected) = expected.filter(|_| matches!(outcome, Watching::Ok)) else { continue };
+            if std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino())).ok() != Some(expected)
+            {
+                (*outcome, is_any) = (Watching::Replaced, true);
+            }
+        }
+        is_any
     }
 
     fn unreported(&self, targets: &Targets) -> BTreeSet<PathBuf> {

@@ -148,17 +148,10 @@ async fn activate(directory: &Path, listen: &[&str]) -> Process {
     Process::start(command)
 }
 
-/// Connects as soon as `path` has a listener.
-async fn connect(path: &str) -> UnixStream {
-    let connected = timeout(PATIENCE, async {
-        loop {
-            match UnixStream::connect(path).await {
-                Ok(io) => return io,
-                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-            }
-        }
-    });
-    connected.await.expect("no listener in time")
+/// Connects as soon as `activate` has logged that `path` has a listener.
+async fn connect(activated: &mut Process, path: &str) -> UnixStream {
+    activated.wait_log(&format!("Listening on {path} ")).await;
+    UnixStream::connect(path).await.unwrap()
 }
 
 #[tokio::test]
@@ -173,7 +166,7 @@ async fn passed_sockets_are_served_and_not_removed() {
     ];
     for (listen, admin) in cases {
         let mut agent = activate(directory.path(), listen).await;
-        let _early = connect(sds_path).await;
+        let _early = connect(&mut agent, sds_path).await;
         // The socket exists before the agent: early connections are served once the agent runs.
         on_connection(&sds, async |client| {
             let mut stream = Stream::open(&client, &["default"]).await.unwrap();
@@ -206,7 +199,7 @@ async fn an_unusable_passed_socket_is_named_in_the_error() {
 
     for names in ["--fdname=sds:third", "--fdname=sds:sds"] {
         let mut agent = activate(directory.path(), &["-l", &one, "-l", &other, names]).await;
-        let _peer = connect(&other).await;
+        let _peer = connect(&mut agent, &other).await;
         let (_, line) = agent.wait_log("attache: ").await;
         assert!(line.contains("FileDescriptorName="), "{line}");
         assert_eq!(agent.ended().await.code(), Some(2));

@@ -76,17 +76,20 @@ impl Backend {
     /// What to watch for `lookups`: their directories; and files that can be written to under another name, or that are
     /// in a directory where other files are written to all the time.
     pub(super) fn targets(&self, lookups: &Lookups) -> Targets {
-        let is_noisy = |path: &Path| self.watched.get(path).is_some_and(|watched| watched.is_noisy);
         let directories = lookups.directories.iter().map(|(path, directory)| {
             let report = if directory.holds_files { Report::Content } else { Report::Names };
             (path.clone(), Target { inode: directory.inode, report })
         });
-        let files = lookups
-            .files()
-            .filter(|(path, file)| file.has_several_names || path.parent().is_some_and(is_noisy));
+        let files =
+            lookups.files().filter(|(path, file)| file.has_several_names || self.is_in_noisy_directory(path));
         let files =
             files.map(|(path, file)| (path.clone(), Target { inode: file.inode, report: Report::Content }));
         directories.chain(files).collect()
+    }
+
+    /// Whether the directory of the file `path` is not watched for writes, because other programs write to its other files.
+    pub(super) fn is_in_noisy_directory(&self, path: &Path) -> bool {
+        path.parent().and_then(|parent| self.watched.get(parent)).is_some_and(|watched| watched.is_noisy)
     }
 
     pub(super) fn note_flaws(&mut self, flaws: BTreeMap<PathBuf, Flaw>) {
@@ -164,9 +167,14 @@ impl Backend {
         changes
     }
 
+    /// What is to be watched at `path`.
+    pub(super) fn inode(&self, path: &Path) -> Option<Inode> {
+        self.watched.get(path).map(|watched| watched.inode)
+    }
+
     /// Whether inotify watches another directory of the same file system.
     pub(super) fn is_local(&self, path: &Path) -> bool {
-        let Some((device, _)) = self.watched.get(path).map(|watched| watched.inode) else { return false };
+        let Some((device, _)) = self.inode(path) else { return false };
         let is_same = |watched: &Watched| watched.mode == Mode::Inotify && watched.inode.0 == device;
         self.watched.values().any(is_same)
     }
@@ -203,6 +211,7 @@ impl Backend {
                     self.retry_at = None;
                 }
                 Watching::Gone => {}
+                Watching::Replaced => self.changes.entry(report).or_default().unwatch.push(path),
                 Watching::Forbidden => {
                     watched.mode = Mode::Polled;
                     if self.logged.insert(watched.inode.0) {

@@ -45,6 +45,8 @@ pub(super) enum Watching {
     Ok,
     /// It has just been removed. Its successor may have the same inode number, and needs a watch of its own.
     Gone,
+    /// Something else is at this path by now, and is watched instead.
+    Replaced,
     /// A directory on the way that may be passed through but not listed.
     Forbidden,
     /// A limit is reached. The paths behind this one were not tried.
@@ -111,7 +113,7 @@ impl<H: EventHandler + Clone + fmt::Debug> Notifier for Inotify<H> {
             Err(error) => return watch.into_iter().take(1).zip([Watching::Limit(error)]).collect(),
         };
         let mut outcomes: Outcomes = watch.iter().map(|path| (path.clone(), Watching::Ok)).collect();
-        let config = || WatchPathConfig::new(RecursiveMode::NonRecursive);
+        let config = || WatchPathConfig::new(RecursiveMode::NonRecursive).with_dereference_symlinks(false);
         let watch = watch.into_iter().map(|path| PathOp::Watch(path, config()));
         let mut left: Vec<_> = unwatch.into_iter().map(PathOp::Unwatch).chain(watch).collect();
         while !left.is_empty() {

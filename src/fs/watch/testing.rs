@@ -1,15 +1,16 @@
 //! An inotify that refuses watches and loses events when a test says so.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use notify::event::Flag;
 use notify::{ErrorKind, Event, EventHandler, EventKind};
 
-use super::Watcher;
 use super::backend::Backend;
 use super::index::SharedIndex;
 use super::inotify::{Change, Inotify, Notifier, Outcomes, Report, Watching};
+use super::{Watcher, lock};
 use crate::fs::pending::PendingOperations;
 
 /// The kernel's side of a [`Watcher`].
@@ -66,6 +67,11 @@ impl Kernel {
         while !self.watcher.0.catch_up() {
             std::thread::yield_now();
         }
+    }
+
+    /// Whether the directory of the file `path` is not watched for writes.
+    pub(crate) fn is_in_noisy_directory(&self, path: &Path) -> bool {
+        lock(&self.watcher.0.backend).is_in_noisy_directory(path)
     }
 
     /// How many directories and files are watched.

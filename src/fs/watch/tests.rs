@@ -109,6 +109,34 @@ fn a_thread_that_hangs_in_inotify_keeps_nobody_else_waiting() {
     assert!(!watch.polls());
 }
 
+#[test]
+fn a_file_that_appears_where_writes_are_not_reported_is_a_change_until_it_is_followed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let (watcher, kernel) = testing::watcher();
+    let mut watch = watcher.watch(vec![path("file")]);
+    watch.arm();
+    for number in 0..64 {
+        std::fs::write(path(&format!("log-{number}")), "a line").unwrap();
+    }
+    kernel.catch_up();
+    watch.arm();
+    // Its writer has not closed it.
+    let mut file = std::fs::File::create(path("file")).unwrap();
+    let mut activity = || {
+        kernel.catch_up();
+        let lookups = watch.look(1000, |_| None).lookups;
+        let activity = watch.activity(&lookups);
+        watch.follow(lookups);
+        activity
+    };
+    assert_eq!([activity(), activity()], [Activity::Change, Activity::None]);
+    file.write_all(b"more").unwrap();
+    assert_eq!(activity(), Activity::Open, "now it is watched itself");
+    drop(file);
+    assert_eq!(activity(), Activity::None);
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_limit_and_the_recovery_are_each_logged_once() {
     let (log, _guard) = Log::capture();

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,9 @@ use crate::fs::pool::{Entrance, Work};
 use crate::fs::watch::{NameListener, Wake, Watch};
 use crate::store::Key;
 
-/// Looked up, never created: the directory it is looked up in is watched for names alone.
-const NEVER: &str = "..attache-never/..";
+/// Looked up, never created. As if it were a file: its directory is watched for writes, so that a file is known to be
+/// open that appears there.
+const NEVER: &str = "..attache-never";
 
 /// The hash of a name in a directory.
 pub(super) type NameHash = u64;
@@ -283,8 +284,7 @@ impl Work for Arm {
         };
         let (Some(mut watch), Some(reply)) = (self.watch.take(), self.reply.take()) else { return Ok(()) };
         watch.arm();
-        let (never, _) = NEVER.split_once('/').unwrap_or_default();
-        watch.listen(&OsString::from(never), self.names.clone());
+        watch.listen(OsStr::new(NEVER), self.names.clone());
         let _ = reply.send(Armed { watch, at: Instant::now(), stamp });
         Ok(())
     }
