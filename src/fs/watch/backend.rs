@@ -80,16 +80,16 @@ impl Backend {
             let report = if directory.holds_files { Report::Content } else { Report::Names };
             (path.clone(), Target { inode: directory.inode, report })
         });
-        let files =
-            lookups.files().filter(|(path, file)| file.has_several_names || self.is_in_noisy_directory(path));
+        let is_in_noise = |path: &Path| path.parent().is_some_and(|directory| self.is_noisy(directory));
+        let files = lookups.files().filter(|(path, file)| file.has_several_names || is_in_noise(path));
         let files =
             files.map(|(path, file)| (path.clone(), Target { inode: file.inode, report: Report::Content }));
         directories.chain(files).collect()
     }
 
-    /// Whether the directory of the file `path` is not watched for writes, because other programs write to its other files.
-    pub(super) fn is_in_noisy_directory(&self, path: &Path) -> bool {
-        path.parent().and_then(|parent| self.watched.get(parent)).is_some_and(|watched| watched.is_noisy)
+    /// Whether `directory` is not watched for writes, because other programs write to files in it that no watch is for.
+    pub(super) fn is_noisy(&self, directory: &Path) -> bool {
+        self.watched.get(directory).is_some_and(|watched| watched.is_noisy)
     }
 
     pub(super) fn note_flaws(&mut self, flaws: BTreeMap<PathBuf, Flaw>) {
@@ -199,7 +199,7 @@ impl Backend {
         for (path, outcome) in outcomes {
             let Some(watched) = self.watched.get_mut(&path).filter(|watched| watched.report == report) else {
                 // It was released meanwhile.
-                if matches!(outcome, Watching::Ok) {
+                if matches!(outcome, Watching::Ok | Watching::Replaced) {
                     self.changes.entry(report).or_default().unwatch.push(path);
                 }
                 continue;

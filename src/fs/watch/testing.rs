@@ -69,9 +69,9 @@ impl Kernel {
         }
     }
 
-    /// Whether the directory of the file `path` is not watched for writes.
-    pub(crate) fn is_in_noisy_directory(&self, path: &Path) -> bool {
-        lock(&self.watcher.0.backend).is_in_noisy_directory(path)
+    /// Whether `directory` is not watched for writes.
+    pub(crate) fn is_noisy(&self, directory: &Path) -> bool {
+        lock(&self.watcher.0.backend).is_noisy(directory)
     }
 
     /// How many directories and files are watched.

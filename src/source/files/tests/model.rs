@@ -359,18 +359,14 @@ impl Model {
                     _ => files.root,
                 };
                 let end = b"-----END CERTIFICATE-----\n";
-                let block = good.windows(end.len()).position(|window| window == end);
+                let block = good.windows(end.len()).position(|window| window == end).unwrap_or(good.len());
                 // A broken link leads to what is created now.
                 let target = fs::read_link(&path).map_or(path.clone(), |target| at.join(target));
-                let written = target
-                    .parent()
-                    .map(fs::canonicalize)
-                    .unwrap()
-                    .map(|parent| parent.join(target.file_name().unwrap()));
+                let directory = fs::canonicalize(target.parent().unwrap());
                 let is_noticed = self.is_inotify
                     && !self.is_overflowing
-                    && written.is_ok_and(|path| !self.mount.kernel.is_in_noisy_directory(&path));
-                let cut = block.filter(|_| is_noticed).map_or(good.len() / 3, |at| at + end.len());
+                    && directory.is_ok_and(|directory| !self.mount.kernel.is_noisy(&directory));
+                let cut = if is_noticed && block < good.len() { block + end.len() } else { block / 2 };
                 let rest = Duration::from_millis(self.random.u64(0..30));
                 let is_inotify = self.is_inotify;
                 let write = step(move || {
