@@ -290,16 +290,18 @@ impl Watch {
         lookups.files().any(|(path, file)| is_in_noise(path) && !is_watched(path, file))
     }
 
-    /// Whether a file has changed in a directory whose writers are known: its writer may not have finished.
+    /// Whether a file has changed whose writers are known: one may not have finished.
     fn may_be_half_written(&self, lookups: &Lookups) -> bool {
-        lookups.files().any(|(path, file)| {
+        let backend = lock(&self.shared.backend);
+        let is_known = |path: &Path, file: &RegularFile| {
             let directory = path.parent().and_then(|parent| lookups.directories.get_key_value(parent));
-            let is_known = directory.is_some_and(|(path, now)| {
-                self.lookups.directories.get(path).is_some_and(|before| before.inode == now.inode)
-                    || self.shared.index.lock().hears(now.inode)
-            });
-            is_known && self.lookups.names.get(path) != Some(&Step::File(*file))
-        })
+            backend.reports_writes(path, file.inode)
+                || directory.is_some_and(|(path, it)| backend.reports_writes(path, it.inode))
+        };
+        let is_new = |path: &Path, file: &RegularFile| {
+            self.lookups.names.get(path).is_none_or(|before| *before != Step::File(*file))
+        };
+        lookups.files().any(|(path, file)| is_new(path, file) && is_known(path, file))
     }
 }
 

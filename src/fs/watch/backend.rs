@@ -92,6 +92,13 @@ impl Backend {
         self.watched.get(directory).is_some_and(|watched| watched.is_noisy)
     }
 
+    /// Whether inotify reports writes to what is at `path`, or in it, if that is still `inode`.
+    pub(super) fn reports_writes(&self, path: &Path, inode: Inode) -> bool {
+        self.watched.get(path).is_some_and(|watched| {
+            watched.inode == inode && watched.report == Report::Content && watched.mode == Mode::Inotify
+        })
+    }
+
     pub(super) fn note_flaws(&mut self, flaws: BTreeMap<PathBuf, Flaw>) {
         for (path, flaw) in flaws {
             match (flaw, self.watched.get_mut(&path)) {

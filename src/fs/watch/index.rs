@@ -18,7 +18,7 @@ use crate::fs::walk::Lookups;
 /// instead of the directory.
 const STRAYS: u32 = 64;
 
-/// So many files are remembered as open that no watch is for yet.
+/// So many files are remembered as open, besides those that a watch is for.
 const MAX_OPEN: usize = 1024;
 
 /// A name in a directory.
@@ -79,7 +79,8 @@ pub(super) struct Index {
     strays: HashMap<PathBuf, u32>,
     /// What learns of every name that appears or disappears in a directory, by watch.
     listeners: HashMap<u64, (Inode, Arc<dyn NameListener>)>,
-    /// Files in those directories that were written to and not closed since: a watch for one may come only now.
+    /// Files that were written to and not closed since: those that a watch is for, and those in the listeners' directories,
+    /// which a watch may come for only now.
     open: HashSet<Name>,
 }
 
@@ -91,8 +92,6 @@ struct Registered {
     names: HashSet<Name>,
     /// Those that changed since its last look began.
     changed: HashSet<Name>,
-    /// Files that were written to, and not closed since.
-    written: HashSet<Name>,
 }
 
 impl Index {
@@ -113,10 +112,12 @@ impl Index {
         let Some(registered) = self.watches.get_mut(&id) else { return HashSet::new() };
         let names: HashSet<_> =
             lookups.keys().map(|(directory, name)| (directory, name.to_owned())).collect();
+        let mut is_any_unheard = false;
         for (directory, name) in registered.names.difference(&names) {
             let Some(ids_of) = self.watches_of.get_mut(directory) else { continue };
             if ids_of.get_mut(name).is_some_and(|ids| ids.remove(&id) && ids.is_empty()) {
                 ids_of.remove(name);
+                is_any_unheard = true;
             }
             if ids_of.is_empty() {
                 self.watches_of.remove(directory);
@@ -128,9 +129,10 @@ impl Index {
             ids_of.entry(name.clone()).or_default().insert(id);
         }
         registered.changed.retain(|name| names.contains(name));
-        registered.written.retain(|name| names.contains(name));
-        registered.written.extend(new.intersection(&self.open).cloned());
         registered.names = names;
+        if is_any_unheard {
+            self.forget_unheard();
+        }
         new
     }
 
@@ -148,18 +150,19 @@ impl Index {
         }
     }
 
-    /// Whether it is known which files in `directory` are written to, also of those that no watch is for yet.
-    pub(super) fn hears(&self, directory: Inode) -> bool {
-        self.listeners.values().any(|(listens_to, _)| *listens_to == directory)
-    }
-
     fn listen_to_nothing(&mut self, id: u64) {
         if self.listeners.remove(&id).is_some() {
-            // It is no longer known when files are closed there.
-            let mut open = std::mem::take(&mut self.open);
-            open.retain(|(directory, _)| self.hears(*directory));
-            self.open = open;
+            self.forget_unheard();
         }
+    }
+
+    /// Forgets the files that are open where nobody learns that they are closed.
+    fn forget_unheard(&mut self) {
+        let Self { open, listeners, watches_of, .. } = self;
+        open.retain(|(directory, name)| {
+            listeners.values().any(|(listens_to, _)| listens_to == directory)
+                || watches_of.get(directory).is_some_and(|names| names.contains_key(name))
+        });
     }
 
     /// No watch needs `path` now.
@@ -182,12 +185,12 @@ impl Index {
 
     /// What happened to `lookups` since [`Index::begin_look`].
     pub(super) fn activity(&self, id: u64, lookups: &Lookups) -> Activity {
-        let Some(Registered { changed, written, .. }) = self.watches.get(&id) else { return Activity::None };
+        let Some(Registered { changed, .. }) = self.watches.get(&id) else { return Activity::None };
         let is_in = |names: &HashSet<Name>| {
             !names.is_empty()
                 && lookups.keys().any(|(directory, name)| names.contains(&(directory, name.to_owned())))
         };
-        match (is_in(changed), is_in(written) || is_in(&self.open)) {
+        match (is_in(changed), is_in(&self.open)) {
             (true, _) => Activity::Change,
             (false, true) => Activity::Open,
             (false, false) => Activity::None,
@@ -195,8 +198,7 @@ impl Index {
     }
 
     pub(super) fn forget_writers(&mut self, id: u64) {
-        if let Some(registered) = self.watches.get_mut(&id) {
-            registered.written.clear();
+        if let Some(registered) = self.watches.get(&id) {
             self.open.retain(|name| !registered.names.contains(name));
         }
     }
@@ -225,7 +227,6 @@ impl Index {
                 self.open.clear();
                 self.flaws.extend(self.inodes.keys().map(|path| (path.clone(), Flaw::Lost)));
                 for registered in self.watches.values_mut() {
-                    registered.written.clear();
                     registered.changed.clone_from(&registered.names);
                     registered.wakes.notify_one();
                 }
@@ -257,7 +258,8 @@ impl Index {
         );
         let mut listeners =
             self.listeners.values().filter(|(listens_to, _)| *listens_to == directory).peekable();
-        if is_write && listeners.peek().is_some() && self.open.len() < MAX_OPEN {
+        let ids = self.watches_of.get(&directory).and_then(|names| names.get(name));
+        if is_write && (ids.is_some() || listeners.peek().is_some() && self.open.len() < MAX_OPEN) {
             self.open.insert((directory, name.to_owned()));
         } else if (is_close || is_of_name) && !self.open.is_empty() {
             self.open.remove(&(directory, name.to_owned()));
@@ -265,8 +267,7 @@ impl Index {
         if is_of_name {
             listeners.for_each(|(_, listener)| listener.changed(name));
         }
-        let Some(names) = self.watches_of.get(&directory) else { return };
-        let Some(ids) = names.get(name) else {
+        let Some(ids) = ids else {
             if is_write || is_close {
                 self.count_stray(parent);
             }
@@ -275,12 +276,6 @@ impl Index {
         let name = (directory, name.to_owned());
         for id in ids {
             let Some(registered) = self.watches.get_mut(id) else { continue };
-            if is_write {
-                registered.written.insert(name.clone());
-            } else if !matches!(kind, EventKind::Modify(ModifyKind::Metadata(_))) {
-                // The file was closed, or replaced by another one.
-                registered.written.remove(&name);
-            }
             registered.changed.insert(name.clone());
             registered.wakes.notify_one();
         }

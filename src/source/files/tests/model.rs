@@ -11,6 +11,10 @@ use super::*;
 const GENERATIONS: usize = 12;
 const EXPIRED: usize = 2;
 
+/// How long a generation may be published after it was in the files: one that is in them again passes a check before the
+/// one between them is published.
+const LAG: Duration = Duration::from_secs(1);
+
 /// Known content of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
@@ -45,8 +49,8 @@ struct Name {
     records: Vec<Arc<Mutex<Vec<Version>>>>,
     /// Every good generation that its files ever held.
     ever: HashSet<Version>,
-    /// Every good generation since the last check.
-    lately: HashSet<Version>,
+    /// Every good generation of late, and when it was one.
+    lately: HashMap<Version, Instant>,
     /// What it was served as at the last check.
     served: Option<Version>,
 }
@@ -138,7 +142,7 @@ impl Model {
             stream: None,
             records: Vec::new(),
             ever: HashSet::new(),
-            lately: HashSet::new(),
+            lately: HashMap::new(),
             served: None,
         });
     }
@@ -211,7 +215,7 @@ impl Model {
         for number in 0..self.names.len() {
             if let Seen::Good(version) = self.see(number) {
                 self.names[number].ever.insert(version.clone());
-                self.names[number].lately.insert(version);
+                self.names[number].lately.insert(version, Instant::now());
             }
         }
     }
@@ -400,11 +404,10 @@ impl Model {
             let stream = self.mount.subscribe(&name.key).await;
             let entry = self.mount.entry(name.key.clone());
             name.served = entry.good.map(|good| good.resource.version.clone());
-            name.lately.clear();
             name.records.push(record(self.mount.watch(name.key.clone())));
             name.stream = Some(stream);
             if let Seen::Good(version) = self.see(number) {
-                self.names[number].lately.insert(version);
+                self.names[number].lately.insert(version, Instant::now());
             }
         }
     }
@@ -442,7 +445,7 @@ impl Model {
             let entry = self.mount.until(name.key.clone(), &what(), fits).await;
             let version = entry.good.map(|good| good.resource.version.clone());
             let is_newest = match &version {
-                Some(version) if name.lately.contains(version) => true,
+                Some(version) if name.lately.contains_key(version) => true,
                 version => *version == name.served,
             };
             assert!(is_newest, "{}: served is {version:?}, was {:?}", what(), name.served);
@@ -457,9 +460,9 @@ impl Model {
             }
             let name = &mut self.names[number];
             name.served = version;
-            name.lately.clear();
+            name.lately.retain(|_, good| good.elapsed() < LAG);
             if let Seen::Good(version) = seen {
-                name.lately.insert(version);
+                name.lately.insert(version, Instant::now());
             }
         }
     }
