@@ -110,6 +110,28 @@ fn a_thread_that_hangs_in_inotify_keeps_nobody_else_waiting() {
 }
 
 #[test]
+fn a_path_that_leads_elsewhere_by_the_time_it_is_watched_hides_no_event() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    for name in ["mount", "beside"] {
+        std::fs::create_dir(path(name)).unwrap();
+        std::fs::write(path(name).join("file"), "old").unwrap();
+    }
+    let (watcher, kernel) = testing::watcher();
+    let [mut late, mut watch] = ["mount/file", "beside/file"].map(|name| watcher.watch(vec![path(name)]));
+    watch.arm();
+    let lookups = late.look(1000, |_| None).lookups;
+    std::fs::rename(path("mount"), path("gone")).unwrap();
+    std::os::unix::fs::symlink("beside", path("mount")).unwrap();
+    late.follow(lookups);
+    kernel.catch_up();
+    let lookups = watch.look(1000, |_| None).lookups;
+    std::fs::write(path("beside/file"), "new").unwrap();
+    kernel.catch_up();
+    assert_eq!(watch.activity(&lookups), Activity::Change);
+}
+
+#[test]
 fn a_file_that_appears_where_writes_are_not_reported_is_a_change_until_it_is_followed() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
