@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "google/cloud/security/privateca/v1/service.proto",
     ];
     println!("cargo:rerun-if-changed=proto");
-    pack_relocations();
+    shape_static_program()?;
     let files = protox::compile(services.iter().map(|file| root.join(file)), [root])?;
 
     // With `Bytes`, all streams that send a secret share its encoding.
@@ -30,11 +30,83 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Has the linker pack the relocations of a static program, which it reads itself at its start: 0.2 MB less of the binary
-/// and of each agent's memory. Elsewhere the loader reads them, and an old one does not know the packed form.
-fn pack_relocations() {
+/// Code that an agent seldom runs, by a part of its path: other commands than `run`, what reads options files and YAML, the
+/// rarer CAs, backtraces.
+const SELDOM: &[&str] = &[
+    "addr2line",
+    "attache::ca::cfssl",
+    "attache::ca::exec",
+    "attache::ca::google_cas",
+    "attache::ca::kubernetes",
+    "attache::ca::vault",
+    "attache::check",
+    "attache::cli",
+    "attache::envoy",
+    "attache::inject",
+    "attache::options::file",
+    "attache::pki::keystore",
+    "clap_builder::output",
+    "clap_complete",
+    "clap_mangen",
+    "gimli",
+    "landlock",
+    "libunwind",
+    "miniz_oxide",
+    "roff",
+    "rustc_demangle",
+    "rustls::server",
+    "saphyr_parser",
+    "serde_json",
+    "toml",
+];
+
+/// What runs at each start nevertheless, or stands for the same code elsewhere.
+const OFTEN: &[&str] = &[
+    "attache::ca::exec::options",
+    "attache::cli::admin::AdminArgs",
+    "attache::cli::block_on",
+    "attache::cli::Cli",
+    "attache::cli::help",
+    "attache::cli::last_note",
+    "attache::cli::parse",
+    "attache::cli::run",
+    "attache::cli::RunLine",
+    "attache::cli::runtime",
+    "attache::cli::variables",
+    "attache::cli::with_unknown",
+    "augment_args",
+    "augment_subcommands",
+    "copy_from_slice_impl",
+    "from_arg_matches",
+    "raw_vec",
+    "starts_with",
+];
+
+/// The same of aws-lc, by a part of the object file's name: Ed25519, and what nothing here uses.
+const SELDOM_OBJECTS: &[&str] = &["25519", "md5", "mldsa", "ripemd"];
+
+/// Has a static program linked so that an agent needs less memory.
+fn shape_static_program() -> std::io::Result<()> {
     let target = |name: &str| std::env::var(format!("CARGO_CFG_TARGET_{name}")).unwrap_or_default();
-    if target("ENV") == "musl" && target("ARCH") == "x86_64" {
+    if target("ENV") != "musl" {
+        return Ok(());
+    }
+    // The kernel maps the program's text in pieces of 64 kB. What seldom runs lies together, so that most of it is not mapped.
+    let of_path = |path: &&str| {
+        let mangled: String = path.split("::").map(|name| format!("{}{name}", name.len())).collect();
+        format!("*(.text.*{mangled}*) *(.text.*{}*)\n", path.replace("::", ".."))
+    };
+    let of_object = |name: &&str| format!("*{name}*.o(.text .text.*)\n");
+    let often: String = OFTEN.iter().map(of_path).collect();
+    let seldom: String = SELDOM.iter().map(of_path).chain(SELDOM_OBJECTS.iter().map(of_object)).collect();
+    let sections = format!(".text.often : {{\n{often}}}\n.text.seldom : {{\n{seldom}}}\n");
+    let layout = format!("SECTIONS {{\n{sections}}} INSERT AFTER .text;\n");
+    let script = Path::new(&std::env::var("OUT_DIR").unwrap_or_default()).join("layout.ld");
+    std::fs::write(&script, layout)?;
+    println!("cargo:rustc-link-arg-bins=-Wl,-T,{}", script.display());
+    // The program reads its relocations itself. A loader would, elsewhere, and an old one does not know the packed form.
+    if target("ARCH") == "x86_64" {
         println!("cargo:rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }
+    Ok(())
 }
