@@ -156,7 +156,7 @@ impl Index {
         }
     }
 
-    /// Forgets the files that are open where nobody learns that they are closed.
+    /// Forgets the files that are open where no watch and no listener learns that they are closed.
     fn forget_unheard(&mut self) {
         let Self { open, listeners, watches_of, .. } = self;
         open.retain(|(directory, name)| {
