@@ -70,16 +70,9 @@ fn until<'a>(text: &'a str, ends: &[&str], least: usize) -> &'a str {
     first.and_then(|at| text.get(..at)).unwrap_or(text)
 }
 
-/// Prints help or the version, and fails if that can't be written. A reader that has seen enough, like `head`, may close
-/// the pipe.
+/// Prints help or the version, and fails if that can't be written.
 pub(super) fn print(text: &clap::Error) -> anyhow::Result<()> {
-    let closed = |error: &anyhow::Error| {
-        error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-    };
-    match super::print(text.render().to_string()) {
-        Err(error) if closed(&error) => Ok(()),
-        printed => printed,
-    }
+    super::print(text.render().to_string())
 }
 
 #[cfg(test)]

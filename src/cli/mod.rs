@@ -23,6 +23,7 @@ use std::ffi::OsString;
 use std::future::Future;
 use std::io;
 use std::io::Write as _;
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -30,6 +31,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
+use tokio::io::Interest;
+use tokio::net::unix::pipe::Sender;
 use tokio::runtime::Runtime;
 
 use crate::config::{ConfigErrors, RunArgs, agents_option};
@@ -230,6 +233,21 @@ fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
         // A reader like `head` has what it wanted.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         outcome => outcome.context("writing to standard output failed"),
+    }
+}
+
+/// Runs `printing` until it ends, or until the reader of standard output closes it, if that is a pipe or a socket.
+async fn until_output_is_closed(printing: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let closed = async {
+        let output = io::stdout().as_fd().try_clone_to_owned().and_then(Sender::from_owned_fd_unchecked);
+        match output {
+            Ok(output) if output.ready(Interest::ERROR).await.is_ok() => {}
+            _ => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        ended = printing => ended,
+        () = closed => Ok(()),
     }
 }
 

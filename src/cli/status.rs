@@ -31,7 +31,8 @@ pub(super) struct StatusArgs {
     /// The format: a table, or JSON (its fields are described in docs/status.md)
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Output::Table)]
     output: Output,
-    /// Print the state every second until interrupted; if the agent becomes unreachable, wait for it
+    /// Print the state every second until interrupted, or until the output is closed; if the agent becomes unreachable,
+    /// wait for it
     #[arg(long)]
     watch: bool,
     #[command(flatten)]
@@ -48,7 +49,7 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<()> {
     let is_terminal = std::io::stdout().is_terminal();
     super::block_on(async {
         if args.watch {
-            return watch(args, is_terminal).await;
+            return super::until_output_is_closed(watch(args, is_terminal)).await;
         }
         let report = fetch(args).await?;
         super::print(format(args, &report, is_terminal))?;

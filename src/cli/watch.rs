@@ -2,15 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use prost::Message as _;
 use serde_json::json;
-use tokio::io::Interest;
-use tokio::net::unix::pipe::Sender;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
@@ -60,26 +57,7 @@ enum Output {
 
 /// Runs until interrupted, or until its output is closed; the first connection must succeed.
 pub(super) fn run(args: &WatchArgs) -> anyhow::Result<()> {
-    let ended = super::block_on(async {
-        tokio::select! {
-            ended = reconnect(args) => ended,
-            () = output_closed() => Ok(()),
-        }
-    });
-    let is_closed = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
-    match ended {
-        Err(error) if error.downcast_ref().is_some_and(is_closed) => Ok(()),
-        ended => ended,
-    }
-}
-
-/// Waits until the reader of standard output closes it, if that is a pipe or a socket.
-async fn output_closed() {
-    let output = io::stdout().as_fd().try_clone_to_owned().and_then(Sender::from_owned_fd_unchecked);
-    match output {
-        Ok(output) if output.ready(Interest::ERROR).await.is_ok() => {}
-        _ => std::future::pending().await,
-    }
+    super::block_on(super::until_output_is_closed(reconnect(args)))
 }
 
 /// What is known across connections.

@@ -210,7 +210,7 @@ async fn watch_shows_the_version_of_each_name_and_reports_an_unknown_one_at_once
 }
 
 #[tokio::test]
-async fn watch_ends_quietly_when_its_output_is_closed() {
+async fn watching_ends_quietly_when_its_output_is_closed() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
     let mounted = Mounted::new(&directory.path().join("ca"), "web");
@@ -223,4 +223,15 @@ async fn watch_ends_quietly_when_its_output_is_closed() {
     let mut said = String::new();
     errors.into_inner().read_to_string(&mut said).await.unwrap();
     assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+
+    let ca = directory.path().join("ca-of-agent");
+    let ca = ca.to_str().unwrap();
+    let agent = Agent::ready(directory.path(), "agent", &["--ca", "embedded", "--ca-dir", ca]).await;
+    let mut watch = attache(&["status", "--watch", "--socket", agent.socket.to_str().unwrap()]);
+    let mut watch = watch.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    lines.next_line().await.unwrap().unwrap();
+    drop(lines);
+    let status = timeout(PATIENCE, watch.wait()).await.expect("it stays").unwrap();
+    assert_eq!(status.code(), Some(0));
 }
