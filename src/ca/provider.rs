@@ -133,7 +133,7 @@ pub enum Choice {
 pub struct Selection {
     /// None if the options select nothing valid, which is in the report already.
     pub choice: Option<Choice>,
-    /// The level of `--ca`.
+    /// The level of the option that decided: `--ca`, or a stronger `--file-mounted-certs`.
     pub level: Option<Level>,
     /// `--ca` as it was set, if that was decisive.
     pub named: Option<String>,

@@ -32,11 +32,7 @@ pub(super) fn identity(
     }
     if whole.level == Some(Level::File) {
         let stronger = [&domain, &namespace, &account].into_iter().find(|part| part.level > whole.level);
-        r.note(format!(
-            "{} is not used: {} is set, and wins over the options file",
-            whole.from,
-            stronger.map(|part| part.from.as_str()).unwrap_or_default()
-        ));
+        r.note_overridden("spiffe-id", stronger.map(|part| part.from.as_str()).unwrap_or_default());
     }
     let default = kind.map_or(IdentityDefault::Token, |kind| kind.identity);
     if let IdentityDefault::Caller { trust_domain } = default

@@ -18,8 +18,8 @@ const CERT_MODE: u32 = 0o644;
 
 /// The files for other programs.
 pub(super) fn output(r: &mut Reader<'_>, args: &RunArgs) -> Option<OutputSettings> {
-    let plain = plain(r, args);
     let several = r.list("output", &args.output, &[], ';', spec::parse);
+    let plain = plain(r, args, !several.is_missing());
     let is_missing = plain.is_missing() && several.is_missing();
     let directories: Vec<_> = plain.value.into_iter().chain(several.value.unwrap_or_default()).collect();
     check_directories(r, &directories);
@@ -34,12 +34,12 @@ pub(super) fn output(r: &mut Reader<'_>, args: &RunArgs) -> Option<OutputSetting
     (!directories.is_empty()).then_some(OutputSettings { directories, hook })
 }
 
-/// `--output-dir` with its own options.
-fn plain(r: &mut Reader<'_>, args: &RunArgs) -> Setting<DirectorySettings> {
+/// `--output-dir` with its own options, beside `--output` if `has_others`.
+fn plain(r: &mut Reader<'_>, args: &RunArgs, has_others: bool) -> Setting<DirectorySettings> {
     let directory = r.text("output-dir", &args.output_dir, &["OUTPUT_CERTS"]);
     let key_mode = r.parsed("output-key-mode", &args.output_key_mode, &[], parse_mode);
     let cert_mode = r.parsed("output-cert-mode", &args.output_cert_mode, &[], parse_mode);
-    if directory.is_missing() && !args.output.is_empty() {
+    if directory.is_missing() && has_others {
         for (from, key) in [(&key_mode.from, "mode"), (&cert_mode.from, "cert-mode")] {
             if !from.is_empty() {
                 r.mistake(format!("{from} is for --output-dir alone: with --output DIR write {key}=MODE"));

@@ -39,13 +39,12 @@ impl ProviderOptions {
     /// The provider that these options select. If that is nothing valid, it is a mistake. `mounted` is where files are
     /// looked for.
     pub(super) fn select(&self, r: &mut Reader<'_>, mounted: &[Place]) -> Selection {
-        let selected = match self.ca.value {
-            Some(choice) => Some(self.judge(r, choice)),
-            None => self.infer(r, mounted).map(|(choice, reason)| (choice, None, reason)),
-        };
         let level = self.ca.level;
-        match selected {
-            Some((choice, named, reason)) => Selection { choice: Some(choice), level, named, reason },
+        if let Some(choice) = self.ca.value {
+            return self.judge(r, choice);
+        }
+        match self.infer(r, mounted) {
+            Some((choice, reason)) => Selection { choice: Some(choice), level, named: None, reason },
             None => Selection { choice: None, level, named: None, reason: String::new() },
         }
     }
@@ -56,7 +55,7 @@ impl ProviderOptions {
         if ca.is_invalid || addresses.is_invalid || files_only.is_invalid {
             return None;
         }
-        if files_only.value == Some(true) {
+        if files_only.value == Some(true) && files_only.level >= addresses.level {
             return Some((Choice::Files, files_only.from.clone()));
         }
         if addresses.value.is_some() {
@@ -84,8 +83,8 @@ impl ProviderOptions {
         None
     }
 
-    /// The provider with `--ca`, unless a stronger option overrides it; `--ca` itself if it was decisive; the reason.
-    fn judge(&self, r: &mut Reader<'_>, choice: Choice) -> (Choice, Option<String>, String) {
+    /// The provider with `--ca`, unless a stronger option overrides it.
+    fn judge(&self, r: &mut Reader<'_>, choice: Choice) -> Selection {
         let Self { ca, files_only, addresses, client_cert } = self;
         if files_only.value == Some(true) && choice != Choice::Files {
             if files_only.level == ca.level {
@@ -95,12 +94,12 @@ impl ProviderOptions {
                 ));
             }
             if files_only.level >= ca.level {
-                return (Choice::Files, None, files_only.from.clone());
+                let (level, reason) = (files_only.level, files_only.from.clone());
+                return Selection { choice: Some(Choice::Files), level, named: None, reason };
             }
         }
-        let named = Some(ca.from.clone());
-        let reason = ca.from.clone();
-        let selection = Selection { choice: Some(choice), level: ca.level, named: named.clone(), reason };
+        let (named, reason) = (Some(ca.from.clone()), ca.from.clone());
+        let selection = Selection { choice: Some(choice), level: ca.level, named, reason };
         let kind = selection.ca();
         let has_address = kind.is_some_and(|kind| kind.network.is_some());
         if !has_address {
@@ -114,7 +113,7 @@ impl ProviderOptions {
         if has_address && addresses.is_missing() {
             r.mistake(format!("{} needs the CA's address: --ca-address HOST:PORT", ca.from));
         }
-        (choice, named, selection.reason)
+        selection
     }
 }
 

@@ -500,6 +500,9 @@ fn output_options_need_an_output_directory() {
     assert_eq!((settings.key_mode, settings.cert_mode), (0o640, 0o444));
     let timeout = Duration::from_secs(5);
     assert_eq!(hook, Some(Hook { command: "true".into(), timeout }));
+    let variables = [("ATTACHE_OUTPUT", "/a"), ("ATTACHE_OUTPUT_KEY_MODE", "0640")];
+    let all = mistakes("--ca none", &variables);
+    assert!(all.iter().any(|mistake| mistake.contains("with --output DIR write mode=MODE")), "{all:?}");
     let all = mistakes("--ca none --output-hook x --output-key-mode 9 --output-hook-timeout 1ms", &[]);
     for words in
         ["--output-hook needs a directory to write: --output-dir", "--output-key-mode: \"9\"", "100ms"]

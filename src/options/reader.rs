@@ -130,11 +130,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Notes that the options file sets `flag` in vain, because `variable`, of Istio's agent, sets it.
-    pub fn note_overridden(&mut self, flag: &str, variable: &str) {
+    /// Notes that the options file sets `flag` in vain, because `other` is set, an option or a variable of Istio's
+    /// agent.
+    pub fn note_overridden(&mut self, flag: &str, other: &str) {
         let Some((place, _)) = self.in_file(flag) else { return };
         self.override_file(flag);
-        let note = format!("{place} is not used: {variable} is set, and wins over the options file");
+        let note = format!("{place} is not used: {other} is set, and wins over the options file");
         if !self.notes.contains(&note) {
             self.note(note);
         }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{CERT_MODE, KEY_MODE, absolute};
+use crate::base::text;
 use crate::config::parse_mode;
 use crate::export::output::{DirectorySettings, Format, Keystore, KeystoreKind, Owner};
 use crate::os::users::{group_id, user_id};
@@ -20,8 +21,6 @@ const COMMON: [&str; 5] = ["format", "mode", "cert-mode", "owner", "group"];
 const GROUP_KEY_MODE: u32 = 0o640;
 /// Bytes of a file's name, and characters of an alias.
 const NAME_LENGTH: usize = 255;
-/// How alike a mistyped key and its suggestion are at least, from 0 to 1.
-const ALIKE: f64 = 0.75;
 
 /// The output that `text` describes.
 pub(super) fn parse(text: &str) -> Result<DirectorySettings, String> {
@@ -74,9 +73,7 @@ fn all_keys() -> String {
 
 /// The key that was probably meant.
 fn suggestion(key: &str) -> String {
-    let rated = keys().into_iter().map(|known| (strsim::jaro(key, known), known));
-    let best = rated.max_by(|one, other| one.0.total_cmp(&other.0)).filter(|(alike, _)| *alike >= ALIKE);
-    best.map(|(_, known)| format!(" (did you mean {known}?)")).unwrap_or_default()
+    text::closest(key, keys()).map(|known| format!(" (did you mean {known}?)")).unwrap_or_default()
 }
 
 /// The values by their keys.

@@ -40,7 +40,7 @@ fn flags_and_all_of_the_environment_win_over_the_options_file() {
     assert_eq!(ttl("", &[("SECRET_TTL", "")]), (4, vec![]));
 
     let config = with_file("ca='none'\nspiffe-id='spiffe://td/a'", "", &[("POD_NAMESPACE", "b")]).unwrap();
-    let note = "spiffe-id spiffe://td/a (line 2 of F) is not used: POD_NAMESPACE is set, and wins over the options file";
+    let note = "spiffe-id (line 2 of F) is not used: POD_NAMESPACE is set, and wins over the options file";
     assert_eq!(config.notes, [note]);
     let keys = |environment: &[_]| {
         let content = "ca = 'none'\nkey-type = 'ecdsa-p384'\nkey-format = 'pkcs8'";
@@ -52,6 +52,21 @@ fn flags_and_all_of_the_environment_win_over_the_options_file() {
     assert_eq!(keys(&istios), (KeyType::Rsa2048, KeyFormat::Traditional, 2));
     let own = [("ATTACHE_KEY_TYPE", "ecdsa-p256"), ("WORKLOAD_RSA_KEY_SIZE", "2048")];
     assert_eq!(keys(&own), (KeyType::EcdsaP256, KeyFormat::Pkcs8, 0));
+}
+
+#[test]
+fn a_stronger_choice_between_files_and_a_ca_silences_what_belongs_to_the_other() {
+    let vault = "ca='vault'\nca-address='https://a:1'\nvault-role='r'\nvault-auth-role='r'";
+    let providers = |content: &str, line: &str, environment: &[_]| {
+        with_file(content, line, environment).map(|config| config.providers.len())
+    };
+    assert_eq!(providers(vault, "", &[]), Ok(1));
+    assert_eq!(providers(vault, "--file-mounted-certs", &[]), Ok(0));
+    assert_eq!(providers(vault, "", &[("FILE_MOUNTED_CERTS", "true")]), Ok(0));
+    let files = "file-mounted-certs = true";
+    assert_eq!(providers(files, "", &[]), Ok(0));
+    assert_eq!(providers(files, "--ca-address istiod:15012", &[]), Ok(1));
+    assert_eq!(providers("", "--file-mounted-certs", &[("CA_ADDR", "istiod:15012")]), Ok(0));
 }
 
 #[test]
