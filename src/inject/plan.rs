@@ -137,13 +137,14 @@ impl PodEdits<'_, '_, '_> {
         self.sync(&init, &is_sidecar, native.into_iter().collect())?;
         let volumes = List::at_end(spec, "volumes", Some("containers"));
         self.sync(&volumes, &is_own_volume, wanted.volumes)?;
-        let has_output = sidecar.volumes.iter().any(|volume| matches!(volume.purpose, Purpose::Output(_)));
         for Container { node, is_target, .. } in containers {
             let mounts = if *is_target { sidecar.target_mounts(has_shared) } else { Vec::new() };
             // Another container may read the output, too, where its mount was written by hand.
             let is_own_mount = |item: &Node| match sidecar.purpose_of(item) {
                 Some(Purpose::Socket) => true,
-                Some(Purpose::Output(_)) => *is_target || !has_output,
+                Some(purpose @ Purpose::Output(_)) => {
+                    *is_target || sidecar.volumes.iter().all(|volume| volume.purpose != purpose)
+                }
                 _ => false,
             };
             self.sync(&List::at_end(node, "volumeMounts", None), &is_own_mount, mounts)?;

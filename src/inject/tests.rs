@@ -491,6 +491,18 @@ fn the_users_own_volumes_and_mounts_stay() {
     let names: Vec<_> = mounts.as_array().unwrap().iter().map(|mount| &mount["name"]).collect();
     assert_eq!(names, ["attache-output", "attache-ca"]);
     assert_eq!(injected(&out, &sidecar), out);
+    // One whose volume goes cannot stay.
+    let without = injected(&out, &Sidecar { volumes: Vec::new(), ..sidecar.clone() });
+    let mut other = sidecar;
+    other.volumes.extend(other.volumes.clone());
+    other.volumes[0].purpose = Purpose::Output(1);
+    let fewer =
+        injected(&injected(&text, &other), &Sidecar { volumes: vec![other.volumes.remove(0)], ..other });
+    for out in [without, fewer] {
+        let mounts = specs(&out).remove(0)["containers"][1]["volumeMounts"].clone();
+        let names: Vec<_> = mounts.as_array().unwrap().iter().map(|mount| &mount["name"]).collect();
+        assert_eq!(names, ["attache-ca"], "{out}");
+    }
 }
 
 #[test]

@@ -225,6 +225,15 @@ async fn the_options_after_the_dashes_are_checked_as_the_agent_would() {
             &["--ready-file ok is relative", "--state-dir state is", "--output-dir out is"],
         ),
         (&["--mount=attache-ca=/vault", "--", "--ca-address=a:1"], &["--mount attache-ca", "rename yours"]),
+        (
+            &["--", "--ca-address=a:1", "--token-file=/token"],
+            &["the directory of the token would be mounted at /: choose a path in another directory"],
+        ),
+        (&["--image-has=/", "--", "--ca-address=a:1", "--socket=/sds.sock"], &["would be mounted at /"]),
+        (
+            &["--", "--ca-address=a:1", "--output=/out,owner=999"],
+            &["--output /out: the agent runs as user 1337 without the right to give files to user 999"],
+        ),
         (&["--run-as=0", "--", "--ca-address=a:1"], &["--run-as", "root"]),
         (&["--", "--ca-address=a:1", "stray"], &["after --", "stray", "manifests stand before --"]),
         (&["--ca-address=a:1"], &["--ca-address is an option of attache run: put -- before"]),

@@ -68,7 +68,11 @@ impl<'a> Files<'a> {
         let audience = match (&source, provider.kind().token) {
             (_, TokenUse::ServiceAccount) => None,
             (None, _) => Some(OWN_AUDIENCE.to_owned()).filter(|_| is_identity),
-            (Some(TokenSettings::Service { service: Service::Metadata(_), .. }), _) => return,
+            // The identity may be read from the workload's token nevertheless.
+            (Some(TokenSettings::Service { service: Service::Metadata(_), .. }), _) if !is_identity => return,
+            (Some(TokenSettings::Service { service: Service::Metadata(_), .. }), _) => {
+                Some(OWN_AUDIENCE.to_owned())
+            }
             (Some(TokenSettings::Service { service: Service::Exchange(exchange), .. }), _) => {
                 self.check_roots("--token-exchange-root", &exchange.roots, exchange.url.address.plaintext);
                 subject_audience(exchange)
@@ -81,7 +85,7 @@ impl<'a> Files<'a> {
             return;
         }
         let path = self.run.token_file.as_deref().unwrap_or(ISTIO_TOKEN);
-        let Some((dir, file)) = path.rsplit_once('/').filter(|(dir, _)| dir.starts_with('/')) else {
+        let Some((dir, file)) = path.rsplit_once('/').filter(|_| path.starts_with('/')) else {
             self.errors.push(relative("--token-file", path));
             return;
         };
@@ -97,7 +101,11 @@ impl<'a> Files<'a> {
         };
         let token = json!({ "path": file, "audience": audience, "expirationSeconds": 43200 });
         let source = json!({ "projected": { "sources": [{ "serviceAccountToken": token }] } });
-        self.volumes.push(Volume { purpose: Purpose::Token, source, path: dir.to_owned() });
+        self.volumes.push(Volume {
+            purpose: Purpose::Token,
+            source,
+            path: if dir.is_empty() { "/" } else { dir }.to_owned(),
+        });
     }
 
     /// istiod's root, if the agent looks for it in the default places, and nothing else mounts it.
@@ -454,6 +462,10 @@ mod tests {
             token(&[], &[google, &["--token-file=/t/token"]]),
             "Token=/t for https://iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q"
         );
+        let metadata: &[&str] = &["--token-source=gce", "--gce-audience=v"];
+        assert_eq!(token(&[], &[VAULT, login, metadata]), "", "the identity is given");
+        let named_by_token = [&VAULT[..3], login, metadata].concat();
+        assert_eq!(token(&[], &[&named_by_token]), format!("{dir} for attache"));
         // The agent reads only the workload's name from it.
         let unnamed = [&CFSSL[..2], &["--token-file=/t/token"]].concat();
         assert_eq!(token(&[], &[&unnamed]), "Token=/t for attache");

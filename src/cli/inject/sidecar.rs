@@ -13,6 +13,7 @@ use super::hints;
 use crate::base::text;
 use crate::cli::{self, RunLine};
 use crate::config::{Config, ConfigErrors, Environment, RunArgs};
+use crate::export::output::DirectorySettings;
 use crate::inject::{Purpose, Sidecar, Volume};
 
 /// Variables that the kubelet sets in each container, with values that it may set.
@@ -44,6 +45,7 @@ pub(super) fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
     if config.status_address.is_some() && run.status_address.is_none() {
         run_args.push(format!("--status-address={STATUS_ADDRESS}"));
     }
+    errors.extend(given_away(&config, args.run_as.0));
     let status = status_address(&config, &run);
     errors.extend(status.and_then(unreachable_status));
     let sidecar = Sidecar {
@@ -145,6 +147,23 @@ fn writable_volumes(config: &Config, run: &RunArgs, paths: &mut Paths) -> Vec<Vo
     volumes
 }
 
+/// Outputs whose files the agent would have to give to another user: the container has no capabilities.
+fn given_away(config: &Config, run_as: Option<u32>) -> Vec<String> {
+    let directories = config.output.iter().flat_map(|output| &output.directories);
+    let is_own = |user: &u32| run_as.is_none_or(|id| id == *user);
+    let given =
+        directories.filter_map(|it| it.owner.user.filter(|user| !is_own(user)).map(|user| (it, user)));
+    let error = |(it, user): (&DirectorySettings, u32)| {
+        let id = run_as.unwrap_or_default();
+        let dir = it.directory.display();
+        format!(
+            "{} {dir}: the agent runs as user {id} without the right to give files to user {user}: drop owner, or give --run-as {user}",
+            it.option
+        )
+    };
+    given.map(error).collect()
+}
+
 /// The status address in the container; none if it is switched off.
 fn status_address(config: &Config, run: &RunArgs) -> Option<SocketAddr> {
     match (config.status_address, &run.status_address) {
@@ -179,6 +198,10 @@ fn shared_directories(sidecar: &Sidecar) -> Vec<String> {
     let mut known: Vec<(String, &str)> = Vec::new();
     for (user, path) in own.chain(mounts) {
         let path = path.trim_end_matches('/');
+        if path.is_empty() {
+            errors.push(format!("{user} would be mounted at /: choose a path in another directory"));
+            continue;
+        }
         match known.iter().find(|(_, known)| *known == path) {
             Some((first, _)) => errors.push(format!(
                 "{path} is {first} and {user}: a directory holds one volume; choose another directory for one of them"
