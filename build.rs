@@ -73,7 +73,6 @@ const OFTEN: &[&str] = &[
     "attache::cli::RunLine",
     "attache::cli::runtime",
     "attache::cli::variables",
-    "attache::cli::with_unknown",
     "augment_args",
     "augment_subcommands",
     "copy_from_slice_impl",

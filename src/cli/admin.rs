@@ -55,8 +55,8 @@ impl AdminArgs {
         }
         match variable("ATTACHE_ADMIN_SOCKET") {
             Some(path) if path.as_os_str() == "none" => bail!(
-                "this agent has no admin socket (ATTACHE_ADMIN_SOCKET=none); start it with one, or name another agent's \
-                 with --admin-socket"
+                "this agent has no admin socket (admin-socket is none); start it with one, or name another agent's with \
+                 --admin-socket"
             ),
             Some(admin) => Ok(Target { admin, sds: variable("ATTACHE_SOCKET"), is_derived: false }),
             None => Ok(derived(sds_socket(None))),

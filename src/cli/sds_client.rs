@@ -76,7 +76,7 @@ impl ConnectFailed {
 
 /// The server closed the connection without an answer, as the agent does with users that it does not serve.
 #[derive(Debug, thiserror::Error)]
-#[error("the agent at {} closed the connection: is user {uid} in its --allow-uid or --allow-gid?", socket.display())]
+#[error("the server at {} closed the connection: if it is Attaché, is user {uid} in its --allow-uid or --allow-gid?", socket.display())]
 pub(super) struct ConnectionClosed {
     socket: PathBuf,
     uid: u32,

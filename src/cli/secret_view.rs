@@ -93,6 +93,7 @@ impl SecretView {
     fn rows(&self, index: usize, certificate: &Certificate, now: SystemTime) -> String {
         let role = match (&self.key, index) {
             (Some(_), 0) => "leaf",
+            (Some(_), _) if certificate.subject == certificate.issuer => "root",
             (Some(_), _) => "intermediate",
             (None, _) => "root",
         };

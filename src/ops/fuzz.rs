@@ -33,13 +33,7 @@ struct Servers {
 fn servers() -> &'static Servers {
     static SERVERS: OnceLock<Servers> = OnceLock::new();
     SERVERS.get_or_init(|| {
-        let about = About {
-            started: UNIX_EPOCH,
-            socket: "/run/sds.sock".into(),
-            socket_file: None,
-            provider: "none",
-            cas: Vec::new(),
-        };
+        let about = About::without_a_ca();
         let ((cache, workload), clock) = (Cache::with_workload(""), Clock::system());
         let (metrics, watcher) = (Metrics::default(), Watcher::new(PendingOperations::default()));
         let (pending, draining, log) =

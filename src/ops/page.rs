@@ -93,13 +93,7 @@ mod tests {
     use crate::store::history::History;
 
     fn page(is_local: bool) -> Page {
-        let about = About {
-            started: UNIX_EPOCH,
-            socket: "/run/sds.sock".into(),
-            socket_file: None,
-            provider: "none",
-            cas: Vec::new(),
-        };
+        let about = About::without_a_ca();
         let ((cache, workload), history) = (Cache::with_workload(""), History::default());
         let (pending, clock) = (PendingOperations::default(), Clock::starting_at(UNIX_EPOCH));
         let reporter = Reporter { cache, workload, history, pending, about, clock };

@@ -31,6 +31,20 @@ pub struct About {
     pub cas: Vec<String>,
 }
 
+#[cfg(any(test, fuzzing))]
+impl About {
+    /// Of an agent without a CA.
+    pub(super) fn without_a_ca() -> Self {
+        Self {
+            started: std::time::UNIX_EPOCH,
+            socket: "/run/sds.sock".into(),
+            socket_file: None,
+            provider: "none",
+            cas: Vec::new(),
+        }
+    }
+}
+
 /// Reports the state of one workload. Clones report the same.
 #[derive(Clone, Debug)]
 pub struct Reporter {

@@ -133,7 +133,7 @@ async fn with_the_admin_socket_disabled_the_admin_commands_call_no_agent() {
         let error = String::from_utf8(failed.stderr).unwrap();
         assert!(failed.status.code() == Some(1), "{error}");
         assert!(
-            error.contains("this agent has no admin socket (ATTACHE_ADMIN_SOCKET=none)")
+            error.contains("this agent has no admin socket (admin-socket is none)")
                 && error.contains("--admin-socket"),
             "{error}"
         );

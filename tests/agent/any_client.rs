@@ -11,6 +11,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::support::envoy::Envoy;
+use crate::support::frames::{CONTINUATION, END_HEADERS, HEADERS, PADDED, PRIORITY, frame};
 use crate::support::installed::installed;
 use crate::support::mesh::bootstrap;
 use crate::support::process::{Agent, PATIENCE};
@@ -73,17 +74,6 @@ async fn an_envoy_whose_cluster_is_no_host_name_gets_its_secrets() {
     }
 }
 
-const HEADERS: u8 = 1;
-const CONTINUATION: u8 = 9;
-const END_HEADERS: u8 = 0x4;
-const PADDED: u8 = 0x8;
-const PRIORITY: u8 = 0x20;
-
-fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    [&length[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
-}
-
 /// A header field with its name in full.
 fn field(name: &str, value: &[u8]) -> Vec<u8> {
     let mut out = vec![0, u8::try_from(name.len()).unwrap()];
@@ -110,13 +100,13 @@ fn block(authority: &[u8]) -> Vec<u8> {
 }
 
 /// A call's message, with the end of the request.
-fn message(stream: u8) -> Vec<u8> {
+fn message(stream: u32) -> Vec<u8> {
     let request = request(&["ROOTCA"]).encode_to_vec();
     let prefix = [0, 0, 0, 0, u8::try_from(request.len()).unwrap()];
     frame(0, 1, stream, &[&prefix, &*request].concat())
 }
 
-fn call(stream: u8, authority: &[u8]) -> Vec<u8> {
+fn call(stream: u32, authority: &[u8]) -> Vec<u8> {
     [frame(HEADERS, END_HEADERS, stream, &block(authority)), message(stream)].concat()
 }
 

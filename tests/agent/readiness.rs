@@ -159,7 +159,8 @@ async fn a_client_that_is_always_turned_away_gives_up_and_one_turned_away_once_w
         command
     };
     let uid = rustix::process::getuid().as_raw();
-    let words = format!("closed the connection: is user {uid} in its --allow-uid or --allow-gid?");
+    let words =
+        format!("closed the connection: if it is Attaché, is user {uid} in its --allow-uid or --allow-gid?");
     let away = tokio::spawn({
         let socket = socket.clone();
         async move { turn_away(&socket, 1000).await }

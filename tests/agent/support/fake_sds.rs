@@ -1,4 +1,4 @@
-//! An SDS server that is not Attaché: it serves what a test gives it, and records what it is asked.
+//! An SDS server that is not Attaché: it serves a test's secrets, and records the requests.
 
 use std::collections::BTreeMap;
 use std::path::Path;

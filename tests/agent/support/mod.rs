@@ -9,6 +9,7 @@ pub mod fake_google_cas;
 pub mod fake_sds;
 pub mod fake_vault;
 pub mod files;
+pub mod frames;
 pub mod installed;
 pub mod kube_api;
 pub mod kubernetes;
