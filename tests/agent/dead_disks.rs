@@ -292,3 +292,24 @@ async fn an_agent_whose_directories_all_hang_answers_probes_and_exits() {
     assert_eq!(agent.status("/livez").await.0, 200);
     exits_in_time(&mut agent).await;
 }
+
+#[tokio::test]
+async fn an_options_file_that_hangs_is_named_by_each_reload_and_stops_no_other_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    std::fs::create_dir(path("options")).unwrap();
+    let content = format!("ca = 'embedded'\nca-dir = '{}'\n", path("ca").display());
+    std::fs::write(path("options/attache.toml"), content).unwrap();
+    let file = path("options/attache.toml");
+    let (mut agent, mut dead) =
+        DeadFs::agent(directory.path(), "agent", &["--config", file.to_str().unwrap()], &[]);
+    agent.process.wait_log(" ready ").await;
+    dead.die(&[&path("options")]).await;
+    for times in 1..=2 {
+        agent.process.signal(Signal::HUP);
+        agent.process.wait_log_times("reload requested", times).await;
+        let (_, line) = agent.process.wait_log_times("options file not used", times).await;
+        assert!(line.contains("does not answer"), "{line}");
+    }
+    exits_in_time(&mut agent).await;
+}
