@@ -123,6 +123,14 @@ impl Clock {
             }
         }
     }
+
+    /// The same where there may be no such moment: then it does not return.
+    pub async fn sleep_until_any(&self, moment: Option<SystemTime>) {
+        match moment {
+            Some(moment) => self.sleep_until(moment).await,
+            None => std::future::pending().await,
+        }
+    }
 }
 
 /// A timer that never expires, and that the kernel makes readable when the wall clock jumps. `None` if the kernel does not

@@ -151,7 +151,7 @@ impl CrlSource {
                 // The senders live as long as `self.cache`, so `changed` does not fail.
                 _ = roots.changed() => {}
                 _ = key_pair.changed() => {}
-                () = at_time(&self.clock, next_change) => {}
+                () = self.clock.sleep_until_any(next_change) => {}
             }
             roots.mark_unchanged();
             key_pair.mark_unchanged();
@@ -330,13 +330,6 @@ enum Read {
 async fn at(moment: Option<Instant>) {
     match moment {
         Some(moment) => tokio::time::sleep(moment.saturating_duration_since(Instant::now())).await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn at_time(clock: &Clock, moment: Option<SystemTime>) {
-    match moment {
-        Some(moment) => clock.sleep_until(moment).await,
         None => std::future::pending().await,
     }
 }

@@ -344,14 +344,8 @@ impl HealthWatcher {
                 self.last = Some(health.clone());
                 return health;
             }
-            let expired = async {
-                match expires {
-                    Some(moment) => self.clock.sleep_until(moment).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = expired => {}
+                () = self.clock.sleep_until_any(expires) => {}
                 // The sender lives in the cache.
                 _ = self.changes.changed() => {}
             }

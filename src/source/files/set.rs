@@ -156,15 +156,10 @@ impl FileSet {
     /// Returns when a file changes, or when a certificate becomes valid or expires, and the window of the last publish is
     /// over.
     async fn wait_for_change(&self) {
-        let due = async {
-            match self.taken.as_ref().and_then(|taken| taken.until) {
-                Some(moment) => self.context.clock.sleep_until(moment).await,
-                None => std::future::pending().await,
-            }
-        };
+        let due = self.taken.as_ref().and_then(|taken| taken.until);
         tokio::select! {
             _ = self.watch.changed() => {}
-            () = due => {}
+            () = self.context.clock.sleep_until_any(due) => {}
         }
         self.change.wait_for_window(std::future::pending()).await;
     }

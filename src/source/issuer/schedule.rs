@@ -74,17 +74,12 @@ impl Issuer {
                     Due::Never => std::future::pending().await,
                 }
             };
-            let old_root = async {
-                match self.trust.next_end() {
-                    Some(end) => self.clock.sleep_until(end).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let old_root = self.trust.next_end();
             // The senders live in `self`, so `changed` does not fail.
             tokio::select! {
                 () = renewal => return,
                 () = self.renewals.wanted(), if due != Due::Never => return,
-                () = old_root => self.drop_old_roots(),
+                () = self.clock.sleep_until_any(old_root) => self.drop_old_roots(),
                 // These may change what is due.
                 () = self.clock.jumped() => {}
                 _ = entries.0.changed() => {}
@@ -123,20 +118,14 @@ impl Issuer {
 
     /// Sleeps for `delay` after a round that failed, or until something makes the retry worthwhile, or needless.
     pub(super) async fn sleep_until_retry(&self, delay: Duration) {
-        let early = self.early.values().map(Issued::begins).min();
-        let begun = async {
-            match early {
-                Some(begins) => self.clock.sleep_until(begins).await,
-                None => std::future::pending().await,
-            }
-        };
+        let begins = self.early.values().map(Issued::begins).min();
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
             // The clock was set, or the machine slept: less may be left than the delay allows for.
             () = self.clock.jumped() => {}
             () = self.renewals.wanted() => {}
             () = self.files_take_over() => {}
-            () = begun => {}
+            () = self.clock.sleep_until_any(begins) => {}
         }
     }
 

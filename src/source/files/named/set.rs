@@ -134,15 +134,9 @@ impl NamedSet {
         let starts = self.names.taken.as_ref().and_then(Found::starts);
         let next = starts.into_iter().chain(expires).min();
         let clock = self.shared.clock.clone();
-        let due = async {
-            match next {
-                Some(moment) => clock.sleep_until(moment).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             () = self.changed() => {}
-            () = due => {}
+            () = clock.sleep_until_any(next) => {}
         }
     }
 
