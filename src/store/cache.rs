@@ -199,6 +199,11 @@ impl Cache {
         is_deserted
     }
 
+    /// Whether there is a good value for `key`.
+    pub fn has_value(&self, key: &Key) -> bool {
+        self.slot(key).is_some_and(|slot| slot.entry().good.is_some())
+    }
+
     /// Something waits for room.
     pub(super) fn want_room(&self) {
         self.0.room_wanted.notify_one();

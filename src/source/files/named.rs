@@ -380,11 +380,11 @@ impl Running {
         if self.lingering.contains(&key) {
             return;
         }
-        let publisher = self.shared.cache.publisher(key.clone(), Origin::FILES);
-        if publisher.entry().good.is_none() {
+        if !self.shared.cache.has_value(&key) {
             return self.retire(key);
         }
         self.lingering.insert(key.clone());
+        let publisher = self.shared.cache.publisher(key.clone(), Origin::FILES);
         self.tasks.spawn(async move {
             publisher.deserted().await;
             Some(key)
