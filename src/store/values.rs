@@ -19,16 +19,16 @@ pub(super) struct Values {
     /// By address.
     payloads: HashMap<usize, Held>,
     connections: HashMap<Connection, usize>,
-    /// Names whose value waits for room, with its size. May hold names that are no longer on demand.
-    waiting: VecDeque<(Key, usize)>,
+    /// Names whose value waits for room. May hold names that no longer wait.
+    waiting: VecDeque<Key>,
 }
 
 /// What the value of one name takes.
 #[derive(Debug, Default)]
 pub(super) struct Value {
     payload: Option<Payload>,
-    /// The name is in [`Values::waiting`].
-    waits: bool,
+    /// The bytes of the value that waits, if one does: the name is in [`Values::waiting`].
+    waits: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -110,11 +110,9 @@ impl Values {
         }
     }
 
-    /// A name whose value waits and that may have room now.
-    fn next_in_turn(&mut self) -> Option<Key> {
-        let free = self.limit.saturating_sub(self.taken);
-        self.waiting.front().filter(|(_, bytes)| *bytes <= free / 2)?;
-        self.waiting.pop_front().map(|(key, _)| key)
+    /// Whether a value of `bytes` that waits may have room now.
+    fn fits(&self, bytes: usize) -> bool {
+        bytes <= self.limit.saturating_sub(self.taken) / 2
     }
 }
 
@@ -134,11 +132,12 @@ impl Cache {
         let mut value = lock(&slot.extras().value);
         let made = slots.values.replace(slot.owner, value.payload.as_ref(), new);
         match made {
-            Ok(()) => value.payload = Some(new.clone()),
-            Err(no_room) if !std::mem::replace(&mut value.waits, true) => {
-                slots.values.waiting.push_back((key.clone(), no_room.bytes));
+            Ok(()) => (value.payload, value.waits) = (Some(new.clone()), None),
+            Err(NoRoom { bytes, .. }) => {
+                if value.waits.replace(bytes).is_none() {
+                    slots.values.waiting.push_back(key.clone());
+                }
             }
-            Err(_) => {}
         }
         drop(value);
         slots.forget_those_gone();
@@ -156,12 +155,21 @@ impl super::cache::Slots {
     }
 
     fn ask_again(&mut self) {
-        while let Some(key) = self.values.next_in_turn() {
-            if let Some(value) = self.by_key.get(&key).and_then(|filed| filed.0.value()) {
-                lock(value).waits = false;
-                // Without a source there is nothing to ask.
-                let _ = self.routes.send(&key);
+        let Self { values, by_key, routes, .. } = self;
+        while let Some(key) = values.waiting.front() {
+            let value = by_key.get(key).and_then(|filed| filed.0.value());
+            let mut value = value.map(|value| lock(value));
+            if let Some(bytes) = value.as_ref().and_then(|value| value.waits)
+                && !values.fits(bytes)
+            {
+                break;
             }
+            if value.as_mut().is_some_and(|value| value.waits.take().is_some()) {
+                // Without a source there is nothing to ask.
+                let _ = routes.send(key);
+            }
+            drop(value);
+            values.waiting.pop_front();
         }
     }
 
@@ -173,16 +181,91 @@ impl super::cache::Slots {
             let mut seen = HashSet::new();
             let waits = |key: &Key| {
                 let value = by_key.get(key).and_then(|filed| filed.0.value());
-                value.is_some_and(|value| lock(value).waits)
+                value.is_some_and(|value| lock(value).waits.is_some())
             };
-            values.waiting.retain(|(key, _)| waits(key) && seen.insert(key.clone()));
+            values.waiting.retain(|key| waits(key) && seen.insert(key.clone()));
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Demand, Scope, Subscriber, Subscription};
     use super::*;
+    use crate::secret::NameKind;
+    use crate::store::Workload;
+
+    /// Names on demand, and their source, with room for 100 bytes of values.
+    struct Names {
+        cache: Cache,
+        workload: Workload,
+        demand: Demand,
+        streams: Vec<Option<Subscription>>,
+    }
+
+    impl Names {
+        /// A name for each of `connections`.
+        fn new(connections: &[Connection]) -> Self {
+            let (cache, workload) = Cache::with_workload("");
+            cache.lock().values = Values::new(100);
+            let demand = cache.demand(NameKind::File, Scope::Every, |_: &_| Ok(())).unwrap();
+            let mut names = Self { cache, workload, demand, streams: Vec::new() };
+            for (name, connection) in connections.iter().enumerate() {
+                let key = names.key(name);
+                let stream = names.cache.subscribe_as(&key, &Subscriber::new(*connection), 0).unwrap();
+                names.streams.push(Some(stream));
+                assert_eq!(names.asked(), [name]);
+            }
+            names
+        }
+
+        fn key(&self, name: usize) -> Key {
+            Key { workload: self.workload, name: format!("file-root:{name}").parse().unwrap() }
+        }
+
+        /// Whether there is room for a value of `bytes`.
+        fn publish(&self, name: usize, bytes: usize) -> bool {
+            let key = self.key(name);
+            let slot = self.cache.slot(&key).unwrap();
+            self.cache.make_room(&key, &slot, &payload(bytes)).is_ok()
+        }
+
+        /// The stream of a name leaves, and its source gives it up.
+        fn leave(&mut self, name: usize) {
+            self.streams[name] = None;
+            assert!(self.cache.retire(&self.key(name)));
+        }
+
+        /// The names that the source was asked for since the last call.
+        fn asked(&mut self) -> Vec<usize> {
+            let keys: Vec<_> = std::iter::from_fn(|| self.demand.try_next()).collect();
+            let names = 0..self.streams.len();
+            keys.iter().filter_map(|key| names.clone().find(|name| self.key(*name) == *key)).collect()
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_gone_keeps_no_other_one_waiting() {
+        let [first, second, waiting] = std::array::from_fn(|_| Connection::distinct());
+        let mut names = Names::new(&[first, second, waiting, waiting]);
+        assert!(names.publish(0, 40) && names.publish(1, 25));
+        assert!(!names.publish(2, 45) && !names.publish(3, 20));
+        names.leave(2);
+        names.leave(1);
+        assert_eq!(names.asked(), [3]);
+        assert!(names.publish(3, 20));
+    }
+
+    #[test]
+    fn a_value_that_no_longer_needs_room_keeps_no_other_one_waiting() {
+        let [first, second, waiting] = std::array::from_fn(|_| Connection::distinct());
+        let mut names = Names::new(&[first, second, waiting, waiting]);
+        assert!(names.publish(0, 40) && names.publish(1, 25));
+        assert!(!names.publish(2, 45) && !names.publish(3, 20));
+        assert!(names.publish(2, 1));
+        names.leave(1);
+        assert_eq!(names.asked(), [3]);
+    }
 
     fn payload(bytes: usize) -> Payload {
         Payload::from_bytes(vec![0; bytes].into())
