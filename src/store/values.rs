@@ -3,9 +3,9 @@
 //! A value for which there is no room is not published; its source is asked for the name again when there is room.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
-use super::cache::{Cache, Slot, lock};
+use super::cache::{Cache, Filed, Slot, lock};
 use super::entry::Key;
 use super::room::Connection;
 use crate::base::limits;
@@ -19,8 +19,9 @@ pub(super) struct Values {
     /// By address.
     payloads: HashMap<usize, Held>,
     connections: HashMap<Connection, usize>,
-    /// Names whose value waits for room. May hold names that no longer wait.
-    waiting: VecDeque<Key>,
+    /// Names whose value waits for room, by the connection that caused them, in the order in which they came. May hold names
+    /// that no longer wait.
+    waiting: HashMap<Connection, VecDeque<Key>>,
 }
 
 /// What the value of one name takes.
@@ -58,8 +59,8 @@ impl Default for Values {
 
 impl Values {
     pub(super) fn new(limit: usize) -> Self {
-        let (payloads, connections) = Default::default();
-        Self { limit, taken: 0, payloads, connections, waiting: VecDeque::new() }
+        let (payloads, connections, waiting) = Default::default();
+        Self { limit, taken: 0, payloads, connections, waiting }
     }
 
     #[cfg(test)]
@@ -67,25 +68,33 @@ impl Values {
         self.taken
     }
 
-    #[cfg(test)]
+    /// How many names wait at most.
     pub(super) fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.waiting.values().map(VecDeque::len).sum()
+    }
+
+    fn own(&self, owner: Connection) -> usize {
+        self.connections.get(&owner).copied().unwrap_or_default()
+    }
+
+    /// Whether a connection may have `bytes` more. The default connection has no bound of its own.
+    fn fits(&self, owner: Connection, bytes: usize) -> bool {
+        let free = self.limit.saturating_sub(self.taken).checked_sub(bytes);
+        free.is_some_and(|free| self.own(owner) + bytes <= free || owner == Connection::default())
     }
 
     /// Notes that a name has `new` instead of `old`. On failure it still has `old`.
     fn replace(&mut self, owner: Connection, old: Option<&Payload>, new: &Payload) -> Result<(), NoRoom> {
         let bytes = new.bytes().len();
-        let own = self.connections.get(&owner).copied().unwrap_or_default() + bytes;
-        let free = self.limit.saturating_sub(self.taken).checked_sub(bytes);
         let is_shared = self.payloads.contains_key(&address(new));
-        if !is_shared && free.is_none_or(|free| own > free && owner != Connection::default()) {
+        if !is_shared && !self.fits(owner, bytes) {
             return Err(NoRoom { bytes, limit: self.limit });
         }
         let held = self.payloads.entry(address(new)).or_insert(Held { names: 0, bytes, owner });
         held.names += 1;
         if !is_shared {
             self.taken += bytes;
-            self.connections.insert(owner, own);
+            *self.connections.entry(owner).or_default() += bytes;
         }
         if let Some(old) = old {
             self.drop_one(old);
@@ -109,11 +118,6 @@ impl Values {
             }
         }
     }
-
-    /// Whether a value of `bytes` that waits may have room now.
-    fn fits(&self, bytes: usize) -> bool {
-        bytes <= self.limit.saturating_sub(self.taken) / 2
-    }
 }
 
 /// Clones of a payload have one address, and no other payload has it as long as one of them exists.
@@ -135,13 +139,15 @@ impl Cache {
             Ok(()) => (value.payload, value.waits) = (Some(new.clone()), None),
             Err(NoRoom { bytes, .. }) => {
                 if value.waits.replace(bytes).is_none() {
-                    slots.values.waiting.push_back(key.clone());
+                    slots.values.waiting.entry(slot.owner).or_default().push_back(key.clone());
                 }
             }
         }
         drop(value);
-        slots.forget_those_gone();
-        slots.ask_again();
+        match made {
+            Ok(()) => slots.ask_again(),
+            Err(_) => slots.forget_those_gone(),
+        }
         made
     }
 }
@@ -154,38 +160,50 @@ impl super::cache::Slots {
         self.ask_again();
     }
 
+    /// Asks for the names again whose value waits and has room now. A connection whose value has none keeps no other
+    /// connection waiting.
     fn ask_again(&mut self) {
         let Self { values, by_key, routes, .. } = self;
-        while let Some(key) = values.waiting.front() {
-            let value = by_key.get(key).and_then(|filed| filed.0.value());
-            let mut value = value.map(|value| lock(value));
-            if let Some(bytes) = value.as_ref().and_then(|value| value.waits)
-                && !values.fits(bytes)
-            {
-                break;
+        let mut waiting = std::mem::take(&mut values.waiting);
+        waiting.retain(|owner, keys| {
+            while let Some(key) = keys.front() {
+                if let Some(mut value) = waiting_value(by_key, key, *owner) {
+                    if value.waits.is_none_or(|bytes| !values.fits(*owner, bytes)) {
+                        return true;
+                    }
+                    value.waits = None;
+                    // Without a source there is nothing to ask.
+                    let _ = routes.send(key);
+                }
+                keys.pop_front();
             }
-            if value.as_mut().is_some_and(|value| value.waits.take().is_some()) {
-                // Without a source there is nothing to ask.
-                let _ = routes.send(key);
-            }
-            drop(value);
-            values.waiting.pop_front();
-        }
+            false
+        });
+        values.waiting = waiting;
     }
 
     /// A peer can have any number of names wait and give them up. Those that wait are entries, so there are never more
     /// than fit twice.
     fn forget_those_gone(&mut self) {
         let Self { values, by_key, .. } = self;
-        if values.waiting.len() > 2 * limits::NAMES_ON_DEMAND {
-            let mut seen = HashSet::new();
-            let waits = |key: &Key| {
-                let value = by_key.get(key).and_then(|filed| filed.0.value());
-                value.is_some_and(|value| lock(value).waits.is_some())
-            };
-            values.waiting.retain(|key| waits(key) && seen.insert(key.clone()));
+        if values.waiting() > 2 * limits::NAMES_ON_DEMAND {
+            values.waiting.retain(|owner, keys| {
+                let mut seen = HashSet::new();
+                keys.retain(|key| waiting_value(by_key, key, *owner).is_some() && seen.insert(key.clone()));
+                !keys.is_empty()
+            });
         }
     }
+}
+
+/// What the name takes that `owner` caused, if its value waits for room.
+fn waiting_value<'a>(
+    by_key: &'a HashSet<Filed>,
+    key: &Key,
+    owner: Connection,
+) -> Option<MutexGuard<'a, Value>> {
+    let slot = by_key.get(key).map(|filed| &filed.0).filter(|slot| slot.owner == owner)?;
+    Some(lock(slot.value()?)).filter(|value| value.waits.is_some())
 }
 
 #[cfg(test)]
@@ -254,6 +272,30 @@ mod tests {
         names.leave(1);
         assert_eq!(names.asked(), [3]);
         assert!(names.publish(3, 20));
+    }
+
+    #[test]
+    fn a_name_is_not_asked_for_again_before_its_connection_has_room() {
+        let mut names = Names::new(&[Connection::distinct(); 2]);
+        assert!(names.publish(0, 45));
+        for _ in 0..3 {
+            assert!(!names.publish(1, 10));
+            assert_eq!(names.asked(), [0; 0]);
+        }
+        names.leave(0);
+        assert_eq!(names.asked(), [1]);
+        assert!(names.publish(1, 10));
+        assert_eq!(names.asked(), [0; 0]);
+    }
+
+    #[test]
+    fn a_connection_without_room_keeps_no_other_one_waiting() {
+        let [greedy, second, third] = std::array::from_fn(|_| Connection::distinct());
+        let mut names = Names::new(&[greedy, greedy, second, third]);
+        assert!(names.publish(0, 45) && names.publish(2, 25));
+        assert!(!names.publish(1, 10) && !names.publish(3, 20));
+        names.leave(2);
+        assert_eq!(names.asked(), [3]);
     }
 
     #[test]
