@@ -73,21 +73,29 @@ impl Values {
         self.waiting.values().map(VecDeque::len).sum()
     }
 
-    fn own(&self, owner: Connection) -> usize {
-        self.connections.get(&owner).copied().unwrap_or_default()
-    }
-
-    /// Whether a connection may have `bytes` more. The default connection has no bound of its own.
-    fn fits(&self, owner: Connection, bytes: usize) -> bool {
-        let free = self.limit.saturating_sub(self.taken).checked_sub(bytes);
-        free.is_some_and(|free| self.own(owner) + bytes <= free || owner == Connection::default())
+    /// Whether a connection may have `bytes` for a name that gives up `old`. That needs no room if `old` had as many. The
+    /// default connection has no bound of its own.
+    fn fits(&self, owner: Connection, old: Option<&Payload>, bytes: usize) -> bool {
+        let old = old.and_then(|old| self.payloads.get(&address(old))).filter(|held| held.names == 1);
+        let (mut taken, mut own) = (self.taken, self.connections.get(&owner).copied().unwrap_or_default());
+        if let Some(old) = old {
+            taken -= old.bytes;
+            if old.owner == owner {
+                own -= old.bytes;
+                if bytes <= old.bytes {
+                    return true;
+                }
+            }
+        }
+        let free = self.limit.saturating_sub(taken).checked_sub(bytes);
+        free.is_some_and(|free| own + bytes <= free || owner == Connection::default())
     }
 
     /// Notes that a name has `new` instead of `old`. On failure it still has `old`.
     fn replace(&mut self, owner: Connection, old: Option<&Payload>, new: &Payload) -> Result<(), NoRoom> {
         let bytes = new.bytes().len();
         let is_shared = self.payloads.contains_key(&address(new));
-        if !is_shared && !self.fits(owner, bytes) {
+        if !is_shared && !self.fits(owner, old, bytes) {
             return Err(NoRoom { bytes, limit: self.limit });
         }
         let held = self.payloads.entry(address(new)).or_insert(Held { names: 0, bytes, owner });
@@ -168,7 +176,7 @@ impl super::cache::Slots {
         waiting.retain(|owner, keys| {
             while let Some(key) = keys.front() {
                 if let Some(mut value) = waiting_value(by_key, key, *owner) {
-                    if value.waits.is_none_or(|bytes| !values.fits(*owner, bytes)) {
+                    if value.waits.is_none_or(|bytes| !values.fits(*owner, value.payload.as_ref(), bytes)) {
                         return true;
                     }
                     value.waits = None;
@@ -286,6 +294,35 @@ mod tests {
         assert_eq!(names.asked(), [1]);
         assert!(names.publish(1, 10));
         assert_eq!(names.asked(), [0; 0]);
+    }
+
+    #[test]
+    fn a_value_takes_the_room_of_the_one_that_it_replaces() {
+        let mut names = Names::new(&std::array::from_fn::<_, 3, _>(|_| Connection::distinct()));
+        assert!(names.publish(0, 45));
+        assert!(names.publish(0, 45) && names.publish(0, 50));
+        assert!(!names.publish(0, 51), "a connection leaves as much for others");
+        assert!(names.publish(0, 45) && names.publish(1, 25));
+        assert!(names.publish(0, 45), "others have less room now, and this takes none of it");
+        assert!(!names.publish(0, 46));
+        assert_eq!((names.asked(), names.cache.lock().values.taken()), (vec![], 70));
+        names.leave(1);
+        assert_eq!(names.asked(), [0], "it has room together with what it replaces");
+        assert!(names.publish(0, 46));
+    }
+
+    #[test]
+    fn a_value_that_another_name_shares_gives_no_room_back() {
+        let mut values = Values::new(100);
+        let connection = Connection::distinct();
+        let shared = payload(45);
+        for _ in 0..2 {
+            values.replace(connection, None, &shared).unwrap();
+        }
+        assert!(values.replace(connection, Some(&shared), &payload(45)).is_err());
+        values.drop_one(&shared);
+        assert!(values.replace(connection, Some(&shared), &payload(45)).is_ok());
+        assert_eq!((values.taken, values.payloads.len()), (45, 1));
     }
 
     #[test]
