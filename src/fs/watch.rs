@@ -29,7 +29,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use self::backend::{Backend, Targets};
-pub use self::index::{Activity, NameListener};
+pub use self::index::{Activity, NameListener, OPEN_PATIENCE};
 use self::index::{Name, SharedIndex};
 use self::inotify::{Inotify, Notifier, Outcomes, Watching};
 use crate::fs::lookup::MAX_LINKS;
