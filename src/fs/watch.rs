@@ -29,7 +29,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use self::backend::{Backend, Targets};
-pub use self::index::{Activity, NameListener};
+pub use self::index::{Activity, NameListener, OPEN_PATIENCE};
 use self::index::{Name, SharedIndex};
 use self::inotify::{Inotify, Notifier, Outcomes, Watching};
 use crate::fs::lookup::MAX_LINKS;
@@ -347,6 +347,19 @@ impl Shared {
     /// Makes the changes that are noted down, of whichever watches, and wakes those, except for `id`, that have to look
     /// again. May block where a file system doesn't answer.
     fn apply(&self, id: u64) {
+        self.make_changes(id);
+        // Another thread may be making the changes: then these watches poll until it has.
+        let users = lock(&self.backend).take_unreported_users();
+        self.wake(users, id);
+    }
+
+    fn wake(&self, users: BTreeSet<u64>, except: u64) {
+        let index = self.index.lock();
+        users.into_iter().filter(|user| *user != except).for_each(|user| index.wake(user));
+    }
+
+    /// Leaves the changes to the thread that is making some, if there is one.
+    fn make_changes(&self, id: u64) {
         let Some(mut notifier) = try_lock(&self.notifier) else { return };
         loop {
             let changes = lock(&self.backend).take_changes();
@@ -363,12 +376,11 @@ impl Shared {
                 let mut outcomes = notifier.update(report, change);
                 let is_misled = self.find_replaced(&mut outcomes);
                 let users = lock(&self.backend).settle(report, outcomes);
-                let index = self.index.lock();
                 if is_misled {
                     // inotify reports an inode by one of its paths, and this one is in the index as another inode.
-                    index.wake_all();
+                    self.index.lock().wake_all();
                 }
-                users.into_iter().filter(|user| *user != id).for_each(|user| index.wake(user));
+                self.wake(users, id);
             }
         }
         lock(&self.backend).log_recovery();

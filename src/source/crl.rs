@@ -13,14 +13,11 @@ use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::fs::file;
 use crate::fs::walk::{FoundFile, Look};
-use crate::fs::watch::{Activity, Watch, Watcher};
+use crate::fs::watch::{Activity, OPEN_PATIENCE, Watch, Watcher};
 use crate::metrics::{BySource, Metrics};
 use crate::pki::crl::{self, Crl, NotCrls};
 use crate::secret::{Gap, SecretName, Uncovered, Version};
 use crate::store::{Cache, Key, Workload};
-
-/// How long to wait for an empty file that was written to and is kept open.
-const OPEN_PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CrlFile {

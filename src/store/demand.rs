@@ -59,7 +59,7 @@ pub struct Demand(mpsc::UnboundedReceiver<Event>);
 /// What a source learns of a name on demand.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A stream asks for it, and it has no entry yet.
+    /// A stream asks for it, and it has no entry yet; or there is room now for its value, which had none.
     Wanted(Key),
     /// The last of its streams has left.
     Deserted(Key),
@@ -122,7 +122,8 @@ impl Routes {
         if self.0.get(&(kind, scope)).is_some_and(|route| !route.sender.is_closed()) {
             return Err(AlreadyTaken(kind));
         }
-        // Each name is sent once while its entry lives, and the number of entries is bounded.
+        // The number of entries is bounded. Each one is wanted when it is made and when there is room for a value that waited,
+        // and deserted each time its last stream leaves: a source only notes that, and soon takes the next event.
         let (sender, receiver) = mpsc::unbounded_channel();
         self.0.insert((kind, scope), Route { sender, admission });
         Ok(Demand(receiver))

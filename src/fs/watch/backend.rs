@@ -45,11 +45,26 @@ struct Watched {
     report: Report,
 }
 
+impl Watched {
+    /// What all of its users together need.
+    fn needed(&self) -> Report {
+        let needed = self.users.values().max().filter(|_| !self.is_noisy);
+        needed.copied().unwrap_or(Report::Names)
+    }
+
+    /// Whether inotify reports what a user needs that needs `report`.
+    fn reports(&self, report: Report) -> bool {
+        self.mode == Mode::Inotify && (self.is_noisy || self.report >= report)
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Backend {
     watched: BTreeMap<PathBuf, Watched>,
     /// What inotify has to be told.
     changes: BTreeMap<Report, Change>,
+    /// What inotify no longer watches, since [`Backend::take_unreported_users`].
+    lost: BTreeSet<PathBuf>,
     /// Inotify refused a watch, and is not asked again before.
     retry_at: Option<Instant>,
     /// Inotify's limit is reached, and it still refuses some of the directories.
@@ -69,7 +84,7 @@ impl Backend {
     }
 
     pub(super) fn count(&self) -> WatchCount {
-        let inotify = self.watched.values().filter(|watched| watched.mode == Mode::Inotify).count();
+        let inotify = self.watched.values().filter(|watched| watched.reports(watched.needed())).count();
         WatchCount { inotify, polling: self.watched.len() - inotify }
     }
 
@@ -122,12 +137,16 @@ impl Backend {
             };
             let watched = self.watched.entry(path.clone()).or_insert_with(new);
             watched.users.insert(id, target.report);
-            let needed = watched.users.values().max().filter(|_| !watched.is_noisy);
-            let report = needed.copied().unwrap_or(Report::Names);
-            if watched.inode != inode || watched.report != report {
+            let report = watched.needed();
+            let is_due = self.retry_at.is_none_or(|at| at <= Instant::now());
+            let is_same = watched.inode == inode;
+            if is_same && watched.mode == Mode::Inotify && watched.report < report && !is_due {
+                // Inotify might refuse more now: those who need no more keep what there is.
+                continue;
+            }
+            if !is_same || watched.report != report {
                 self.lose(path);
             }
-            let is_due = self.retry_at.is_none_or(|at| at <= Instant::now());
             let Some(watched) = self.watched.get_mut(path) else { continue };
             (watched.inode, watched.report) = (inode, report);
             let wanted = &mut self.changes.entry(report).or_default().watch;
@@ -155,16 +174,32 @@ impl Backend {
         let change = self.changes.entry(watched.report).or_default();
         change.watch.retain(|wanted| wanted != path);
         // Another thread may be about to watch it.
-        if std::mem::replace(&mut watched.mode, Mode::Refused) != Mode::Polled {
+        let mode = std::mem::replace(&mut watched.mode, Mode::Refused);
+        if mode != Mode::Polled {
             change.unwatch.push(path.to_owned());
         }
+        if mode == Mode::Inotify {
+            self.lost.insert(path.to_owned());
+        }
+    }
+
+    /// The watches that need what inotify has stopped watching since the last call, and does not watch again: they don't
+    /// poll yet.
+    pub(super) fn take_unreported_users(&mut self) -> BTreeSet<u64> {
+        let lost = std::mem::take(&mut self.lost);
+        let lost = lost.iter().filter_map(|path| self.watched.get(path));
+        lost.filter(|watched| watched.mode != Mode::Inotify)
+            .flat_map(|watched| watched.users.keys().copied())
+            .collect()
     }
 
     /// Those of `targets` where inotify doesn't report every change.
     pub(super) fn unreported(&self, targets: &Targets) -> BTreeSet<PathBuf> {
-        let is_reported =
-            |path: &PathBuf| self.watched.get(path).is_some_and(|watched| watched.mode == Mode::Inotify);
-        targets.keys().filter(|path| !is_reported(path)).cloned().collect()
+        let is_reported = |path: &Path, target: &Target| {
+            self.watched.get(path).is_some_and(|watched| watched.reports(target.report))
+        };
+        let unreported = targets.iter().filter(|(path, target)| !is_reported(path, target));
+        unreported.map(|(path, _)| path.clone()).collect()
     }
 
     /// What inotify has to be told since the last call.
@@ -250,7 +285,9 @@ impl Backend {
     /// Logs the recovery once inotify has taken all directories. A removed directory frees one watch for one other
     /// directory, which is no recovery.
     pub(super) fn log_recovery(&mut self) {
-        if self.is_exhausted && self.watched.values().all(|watched| watched.mode != Mode::Refused) {
+        let is_settled =
+            |watched: &Watched| watched.mode == Mode::Polled || watched.reports(watched.needed());
+        if self.is_exhausted && self.watched.values().all(is_settled) {
             self.is_exhausted = false;
             if self.exhausted.fetch_sub(1, Ordering::Relaxed) == 1 {
                 tracing::info!("inotify available again, polling stopped");

@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use notify::event::{AccessKind, ModifyKind, RenameMode};
 use notify::{Event, EventHandler, EventKind};
@@ -32,6 +33,9 @@ pub enum Activity {
     Open,
     Change,
 }
+
+/// How long readers wait for a file that is [`Activity::Open`] before they take it as it is.
+pub const OPEN_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a directory, or a file, needs another inotify watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -196,3 +196,90 @@ async fn dropping_watches_logs_no_recovery() {
     assert_eq!((log.count(LIMIT), log.count(RECOVERY)), (1, 0), "at shutdown nothing recovers");
     assert_eq!(kernel.watched(), 0);
 }
+
+/// A directory with a link to a file, and two watches: the second one needs to know of writes to the directory's files.
+fn a_link_and_a_file(watcher: &Watcher) -> (tempfile::TempDir, [Watch; 2]) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    std::fs::create_dir(path("target")).unwrap();
+    std::fs::write(path("target/file"), "old").unwrap();
+    std::os::unix::fs::symlink("target/file", path("link")).unwrap();
+    std::fs::write(path("file"), "old").unwrap();
+    let watches = ["link", "file"].map(|name| watcher.watch(vec![path(name)]));
+    (directory, watches)
+}
+
+fn swap_link(directory: &Path, target: &str) {
+    std::os::unix::fs::symlink(target, directory.join("new")).unwrap();
+    std::fs::rename(directory.join("new"), directory.join("link")).unwrap();
+}
+
+/// Each round, until both are watched by inotify again.
+async fn recover(watches: &mut [Watch; 2]) {
+    for _ in 0..2 {
+        tokio::time::sleep(poll::INTERVAL).await;
+        watches.iter_mut().for_each(Watch::arm);
+    }
+    assert_eq!(watches.each_ref().map(Watch::polls), [false, false]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_limit_a_watch_that_needs_more_of_a_directory_takes_nothing_from_the_others() {
+    let (log, _guard) = Log::capture();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let (watcher, kernel) = testing::watcher();
+    let (directory, mut watches) = a_link_and_a_file(&watcher);
+    let [link, file] = &mut watches;
+    link.arm();
+    kernel.refuse_watches();
+    let mut refused = watcher.watch(vec![elsewhere.path().join("file")]);
+    refused.arm();
+    file.arm();
+    assert_eq!([link.polls(), file.polls(), refused.polls()], [false, true, true]);
+    link.arm();
+    assert!(!link.polls());
+    assert_eq!(watcher.count().polling, 2);
+    swap_link(directory.path(), "file");
+    kernel.catch_up();
+    let wake = tokio::time::timeout(Duration::from_secs(60), link.changed()).await;
+    assert_eq!(wake, Ok(Wake::Event));
+    drop(refused);
+    link.arm();
+    assert_eq!((log.count(LIMIT), log.count(RECOVERY)), (1, 0), "one of them still polls");
+    kernel.accept_watches();
+    recover(&mut watches).await;
+    assert_eq!((log.count(LIMIT), log.count(RECOVERY)), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_polls_once_inotify_refuses_a_directory_that_it_watched_before() {
+    let (watcher, kernel) = testing::watcher();
+    let (_directory, mut watches) = a_link_and_a_file(&watcher);
+    let [link, file] = &mut watches;
+    link.arm();
+    assert!(!link.polls());
+    kernel.refuse_watches();
+    file.arm();
+    let wake = tokio::time::timeout(Duration::from_secs(60), link.changed()).await;
+    assert_eq!(wake, Ok(Wake::Event), "it has to follow again");
+    link.arm();
+    assert_eq!([link.polls(), file.polls()], [true, true]);
+    kernel.accept_watches();
+    recover(&mut watches).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_polls_while_another_thread_is_to_change_what_it_watches() {
+    let (watcher, _kernel) = testing::watcher();
+    let (_directory, [mut link, mut file]) = a_link_and_a_file(&watcher);
+    link.arm();
+    let stuck = watcher.0.notifier.lock().unwrap();
+    file.arm();
+    let wake = tokio::time::timeout(Duration::from_secs(60), link.changed()).await;
+    assert_eq!(wake, Ok(Wake::Event), "it has to follow again");
+    link.arm();
+    assert!(link.polls());
+    drop(stuck);
+    link.arm();
+    assert!(!link.polls());
+}

@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::fs::watch::Activity;
+use crate::fs::watch::{Activity, OPEN_PATIENCE};
 
-/// How long to wait for a file that was written to and is kept open, while nothing more is written.
-pub(super) const OPEN_PATIENCE: Duration = Duration::from_secs(5);
 /// The pause after a look that published nothing; it doubles up to a tenth of the debounce window.
 const PAUSE: Duration = Duration::from_millis(1);
 

@@ -21,7 +21,6 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::rotations::{ROTATIONS, Rotation, swap};
-use super::change::OPEN_PATIENCE;
 use super::locations::GKE_NAMES;
 use super::named::NamedFiles;
 use super::publisher::REMOVED;
@@ -31,6 +30,7 @@ use crate::ca::embedded::DevelopmentCa;
 use crate::fs::generation::{NAMES, TLS_NAMES};
 use crate::fs::pending::PendingOperations;
 use crate::fs::pool::Pool;
+use crate::fs::watch::OPEN_PATIENCE;
 use crate::fs::watch::testing::{self, Kernel};
 use crate::metrics::BySource;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
