@@ -205,6 +205,7 @@ impl super::cache::Slots {
 }
 
 /// What the name takes that `owner` caused, if its value waits for room.
+#[expect(clippy::mutable_key_type, reason = "a slot's key doesn't change")]
 fn waiting_value<'a>(
     by_key: &'a HashSet<Filed>,
     key: &Key,

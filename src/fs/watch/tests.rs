@@ -269,6 +269,7 @@ async fn a_watch_polls_once_inotify_refuses_a_directory_that_it_watched_before()
 }
 
 #[tokio::test(start_paused = true)]
+#[expect(clippy::await_holding_lock, reason = "another thread has it")]
 async fn a_watch_polls_while_another_thread_is_to_change_what_it_watches() {
     let (watcher, _kernel) = testing::watcher();
     let (_directory, [mut link, mut file]) = a_link_and_a_file(&watcher);
