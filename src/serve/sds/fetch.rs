@@ -35,13 +35,12 @@ pub(super) fn patience(deadline: Option<Duration>) -> Duration {
     deadline.map_or(PATIENCE, |deadline| deadline.saturating_sub(RESPONSE_TIME).min(LONGEST_PATIENCE))
 }
 
-/// Responds with the available secrets. If there are none, waits for at most `patience`.
+/// Responds with the available secrets. If there are none, waits until `deadline` at most.
 pub(super) async fn fetch(
     peer: &Peer,
     request: DiscoveryRequest,
-    patience: Duration,
+    deadline: Instant,
 ) -> Result<Message, Status> {
-    let deadline = Instant::now() + patience;
     let refuse = |refusal: Refusal| {
         peer.service.refuse(refusal.label(), &refusal);
         Status::from(refusal)
