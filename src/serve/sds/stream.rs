@@ -32,8 +32,8 @@ pub struct SecretStream<D: Dialect, I> {
     subscriber: Subscriber,
     /// By [`NameId`]; none where nothing is served.
     names: Vec<Option<Subscribed>>,
-    /// A request with many names, until it is this stream's turn.
-    large: Option<D::Request>,
+    /// A request with many names and its memory, until it is this stream's turn.
+    large: Option<(D::Request, Charge)>,
     /// Names of the last request that are not subscribed to yet.
     added: VecDeque<NameId>,
     /// Names whose entries changed.
@@ -48,6 +48,8 @@ pub struct SecretStream<D: Dialect, I> {
 
 /// How many names are handled before other streams get their turn: about a quarter of a millisecond.
 const AT_ONCE: usize = 100;
+/// Bytes that a name takes in a request that waits, without its text: a string in a list with room for more, and an allocation.
+const UNHANDLED_NAME: usize = 2 * size_of::<String>() + 16;
 /// How many refused names of one request are logged with their reason; the others are only counted.
 const REFUSALS_LOGGED: usize = 3;
 
@@ -116,7 +118,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
         if names > 2 * limits::NAMES_PER_STREAM {
             return Err(self.refuse(Refusal::TooManyNames(names)));
         }
-        self.large = Some(request);
+        self.large = Some((request, self.peer.charge(names * UNHANDLED_NAME)?));
         Ok(())
     }
 
@@ -362,7 +364,7 @@ where
             let next = match this.large.is_some() {
                 true => {
                     ready!(this.turn.poll_take(cx));
-                    Poll::Ready(this.large.take().map(Ok))
+                    Poll::Ready(this.large.take().map(|(request, _)| Ok(request)))
                 }
                 false => Pin::new(&mut this.requests).poll_next(cx),
             };

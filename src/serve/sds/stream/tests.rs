@@ -148,6 +148,7 @@ in_both_dialects! {
     a_transport_error_ends_the_stream
     a_refused_request_ends_the_stream_and_is_counted
     a_request_has_a_bounded_number_of_names_however_often_each_is_repeated
+    a_request_that_waits_for_its_turn_takes_up_memory
     draining_ends_every_stream_with_unavailable
     verdicts_are_counted_and_reach_the_store
     an_ended_stream_is_no_longer_counted
@@ -259,6 +260,22 @@ async fn a_request_has_a_bounded_number_of_names_however_often_each_is_repeated<
     assert!(client.outcome().await.is_none());
     let refused = agent.metrics.refusals.get_or_create_owned(&ByReason { reason: "too_many_names" });
     assert_eq!(refused.get(), 1);
+}
+
+async fn a_request_that_waits_for_its_turn_takes_up_memory<D: ClientDialect>() {
+    let agent = Agent::new();
+    let mut client = agent.connect::<D>();
+    let service = Arc::clone(&client.responses.peer.service);
+    let mut other = Turn::new(service.turns.clone());
+    other.take().await;
+    let before = service.budget.used();
+    client.open(&["ROOTCA"; 5_000]).await;
+    assert!(client.is_silent().await);
+    assert!(service.budget.used() - before > 5_000 * size_of::<String>());
+    other.end();
+    agent.renew();
+    client.next().await;
+    assert_eq!(service.budget.used() - before, limits::NAME_MEMORY + "ROOTCA".len());
 }
 
 async fn draining_ends_every_stream_with_unavailable<D: ClientDialect>() {
