@@ -11,7 +11,7 @@ use super::Peer;
 use super::dialect::{self, Refusal};
 use super::message::Message;
 use super::session::{NameId, PushItem};
-use super::turns::Turn;
+use super::turns::{AT_ONCE, Turn};
 use super::version::Combined;
 use crate::base::limits;
 use crate::base::text;
@@ -27,8 +27,6 @@ const LONGEST_PATIENCE: Duration = Duration::from_secs(600);
 const REPORTED: usize = 3;
 /// The part of a client's deadline that is reserved for sending the response.
 const RESPONSE_TIME: Duration = Duration::from_millis(100);
-/// How many names are handled before streams get their turn.
-const AT_ONCE: usize = 100;
 
 /// How long to wait for a client with this deadline.
 pub(super) fn patience(deadline: Option<Duration>) -> Duration {

@@ -16,7 +16,7 @@ use super::Peer;
 use super::dialect::{Dialect, Received, Refusal, Verdict};
 use super::message::Message;
 use super::session::{NameId, Session};
-use super::turns::Turn;
+use super::turns::{AT_ONCE, Turn};
 use crate::base::budget::Charge;
 use crate::base::limits;
 use crate::base::text;
@@ -46,8 +46,6 @@ pub struct SecretStream<D: Dialect, I> {
     phase: Phase,
 }
 
-/// How many names are handled before other streams get their turn: about a quarter of a millisecond.
-const AT_ONCE: usize = 100;
 /// Bytes that a name takes in a request that waits, without its text: a string in a list with room for more, and an allocation.
 const UNHANDLED_NAME: usize = 2 * size_of::<String>() + 16;
 /// How many refused names of one request are logged with their reason; the others are only counted.
