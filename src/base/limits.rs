@@ -9,7 +9,7 @@ pub const NAME_BYTES_PER_STREAM: usize = REQUEST_BYTES;
 /// File names that all streams together may subscribe to.
 pub const NAMES_ON_DEMAND: usize = 20_000;
 /// Bytes that all clients of the SDS sockets may make the agent use, as the agent counts them: connections, streams, names
-/// and requests that are not complete. One connection alone may use half of it: 25,000 streams.
+/// and requests that are not handled. One connection alone may use half of it: 25,000 streams.
 pub const CLIENT_MEMORY: usize = 512 << 20;
 /// Bytes that a connection without streams takes: mostly buffers for writing and reading.
 pub const CONNECTION_MEMORY: usize = 64 << 10;

@@ -18,6 +18,8 @@ const PREFACE: usize = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
 const HEAD: usize = 9;
 /// Bytes in a frame after its head; for more, the server fails the connection.
 const MAX_PAYLOAD: usize = 16 << 10;
+/// Bytes of a header block with the frames around it, which is held until it is complete: twice what the server takes.
+const MAX_BLOCK: usize = 32 << 10;
 /// CONTINUATION frames that are not the last of their block; for more, the server fails the connection.
 const MAX_CONTINUATIONS: usize = 5;
 
@@ -203,22 +205,28 @@ impl<'a> HeaderFrames<'a> {
         }
         let Some((payload, mut rest)) = rest.split_at_checked(head.length) else { return Ok(None) };
         let (priority, fragment) = unpad(head.flags, payload).ok_or(Malformed)?;
-        let mut fields = Cow::Borrowed(fragment);
         let mut is_last = head.flags & END_HEADERS != 0;
-        let mut continuations = 0;
+        let mut continued = Vec::new();
+        let mut length = HEAD + head.length;
         while !is_last {
             let Some((next, after)) = Head::parse(rest) else { return Ok(None) };
             is_last = next.flags & END_HEADERS != 0;
-            continuations += usize::from(!is_last);
             let is_continuation = next.kind == CONTINUATION && next.stream == head.stream;
-            if !is_continuation || next.length > MAX_PAYLOAD || continuations > MAX_CONTINUATIONS {
+            let is_over = continued.len() == MAX_CONTINUATIONS && !is_last;
+            length += HEAD + next.length;
+            if !is_continuation || next.length > MAX_PAYLOAD || is_over || length > MAX_BLOCK {
                 return Err(Malformed);
             }
             let Some((fragment, after)) = after.split_at_checked(next.length) else { return Ok(None) };
-            fields.to_mut().extend_from_slice(fragment);
+            continued.push(fragment);
             rest = after;
         }
-        Ok(Some(Self { head, priority, fields, length: bytes.len() - rest.len() }))
+        // Copied only once the block is complete.
+        let mut fields = Cow::Borrowed(fragment);
+        for fragment in continued {
+            fields.to_mut().extend_from_slice(fragment);
+        }
+        Ok(Some(Self { head, priority, fields, length }))
     }
 
     /// The frames with other fields, as few as possible.
@@ -250,4 +258,60 @@ fn unpad(flags: u8, payload: &[u8]) -> Option<(&[u8], &[u8])> {
     let (priority, payload) = payload.split_at_checked(if flags & PRIORITY == 0 { 0 } else { 5 })?;
     let fragment = payload.get(..payload.len().checked_sub(padding)?)?;
     Some((priority, fragment))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    /// What passes of the bytes that a client sends one after the other, and how many were held at most.
+    async fn read(bytes: &[u8]) -> (Vec<u8>, usize) {
+        let (mut client, mut server) = tokio::io::duplex(100);
+        let (mut filter, mut all, mut most) = (AuthorityFilter::new(), Vec::new(), 0);
+        let send = async move { client.write_all(bytes).await };
+        let read = async move {
+            loop {
+                let mut buffer = [0; 100];
+                let mut buffer = ReadBuf::new(&mut buffer);
+                let read = std::future::poll_fn(|cx| {
+                    let read = filter.poll_read(&mut server, cx, &mut buffer);
+                    most = most.max(filter.held.len());
+                    read
+                });
+                read.await.unwrap();
+                match buffer.filled() {
+                    [] => return (all, most),
+                    filled => all.extend_from_slice(filled),
+                }
+            }
+        };
+        tokio::join!(send, read).1
+    }
+
+    /// A header block in frames with payloads of these lengths.
+    fn block(lengths: &[usize]) -> Vec<u8> {
+        let mut out = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        for (index, &length) in lengths.iter().enumerate() {
+            let kind = if index == 0 { HEADERS } else { CONTINUATION };
+            let flags = if index + 1 == lengths.len() { END_HEADERS } else { 0 };
+            Head { length, kind, flags, stream: [0, 0, 0, 1] }.write(&mut out);
+            // A field of the static table, again and again.
+            out.resize(out.len() + length, 0x83);
+        }
+        out
+    }
+
+    #[tokio::test]
+    async fn no_more_than_32_kilobytes_of_a_header_block_are_held() {
+        let rest = MAX_BLOCK - 3 * HEAD - MAX_PAYLOAD;
+        for lengths in
+            [&[MAX_PAYLOAD, rest, 0][..], &[MAX_PAYLOAD, rest, 1], &[MAX_PAYLOAD; 6], &[6 << 10; 6]]
+        {
+            let sent = block(lengths);
+            let (passed, most) = read(&sent).await;
+            assert!(passed == sent && most <= MAX_BLOCK, "{most} bytes held of {lengths:?}");
+        }
+    }
 }

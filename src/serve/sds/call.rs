@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::body::{Body, Frame, Incoming};
+use tokio::time::{Instant, timeout_at};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::Status;
 use tower_service::Service;
@@ -19,6 +20,7 @@ use super::fetch;
 use super::message::Message;
 use super::requests::Requests;
 use super::stream::SecretStream;
+use crate::base::budget::Charge;
 use crate::base::limits;
 
 /// The path of every method, up to its name.
@@ -64,19 +66,21 @@ where
 }
 
 async fn fetch(peer: Arc<Peer>, request: http::Request<Incoming>) -> http::Response<ResponseBody> {
-    let deadline = client_timeout(request.headers());
-    let requests = Requests::new(request.into_body(), Arc::clone(&peer));
+    let deadline = Instant::now() + fetch::patience(client_timeout(request.headers()));
     let response = async {
-        let mut requests = std::pin::pin!(requests);
+        let charge = peer.charge(limits::STREAM_MEMORY)?;
+        let mut requests = std::pin::pin!(Requests::new(request.into_body(), Arc::clone(&peer)));
+        let late = |_| Status::deadline_exceeded("the request did not arrive in time");
         let missing = || Err(Status::invalid_argument("the call has no request"));
-        let request = requests.next().await.unwrap_or_else(missing)?;
-        fetch::fetch(&peer, request, fetch::patience(deadline)).await
+        let request = timeout_at(deadline, requests.next()).await.map_err(late)?.unwrap_or_else(missing)?;
+        let message = fetch::fetch(&peer, request, deadline).await?;
+        Ok(ResponseBody::One(Box::new(message), charge))
     };
     let response = tokio::select! {
         response = response => response,
         () = peer.service.draining.cancelled() => Err(peer.service.stopping()),
     };
-    respond(response.map(|message| ResponseBody::One(Box::new(message))))
+    respond(response)
 }
 
 fn respond(body: Result<ResponseBody, Status>) -> http::Response<ResponseBody> {
@@ -135,9 +139,10 @@ impl Future for Answer {
 pub enum ResponseBody {
     StateOfTheWorld(StreamOf<StateOfTheWorld>),
     Delta(StreamOf<Delta>),
-    One(Box<Message>),
+    /// With the memory of the call.
+    One(Box<Message>, Charge),
     /// All but the outcome was sent.
-    Sent,
+    Sent(Charge),
     #[default]
     Ended,
 }
@@ -153,11 +158,14 @@ impl Body for ResponseBody {
         let next = match &mut *self {
             Self::StateOfTheWorld(stream) => ready!(Pin::new(stream).poll_next(cx)),
             Self::Delta(stream) => ready!(Pin::new(stream).poll_next(cx)),
-            Self::One(_) => match std::mem::replace(&mut *self, Self::Sent) {
-                Self::One(message) => Some(Ok(*message)),
+            Self::One(..) => match std::mem::take(&mut *self) {
+                Self::One(message, charge) => {
+                    *self = Self::Sent(charge);
+                    Some(Ok(*message))
+                }
                 _ => None,
             },
-            Self::Sent => None,
+            Self::Sent(_) => None,
             Self::Ended => return Poll::Ready(None),
         };
         let status = match next {
@@ -174,5 +182,61 @@ impl Body for ResponseBody {
 
     fn is_end_stream(&self) -> bool {
         matches!(self, Self::Ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::{BodyExt as _, StreamBody};
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::base::budget::Budget;
+    use crate::base::clock::Clock;
+    use crate::metrics::Metrics;
+    use crate::net::http2;
+    use crate::serve::sds::{Capacity, SecretDiscovery};
+    use crate::store::Cache;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_open_fetch_takes_up_memory_and_ends_at_its_deadline() {
+        // One connection may use half of it: for two calls.
+        let budget = Budget::new(2 * limits::CONNECTION_MEMORY + 5 * limits::STREAM_MEMORY);
+        let (cache, workload) = Cache::with_workload("");
+        let capacity = Capacity { budget: budget.clone(), ..Capacity::default() };
+        let (clock, stop) = (Clock::system(), CancellationToken::new());
+        let calls = SecretDiscovery::new(cache, workload, Metrics::default(), clock, stop.clone(), capacity)
+            .connection()
+            .unwrap();
+        let (client, server) = tokio::io::duplex(64 << 10);
+        tokio::spawn(http2::serve(server, calls, stop));
+        let unused = budget.used();
+        let call = |mut connection: http2::Connection, sent: Vec<u8>, timeout: &'static str| async move {
+            let sent = tokio_stream::iter([Ok::<_, Status>(Frame::data(sent.into()))]);
+            let body = StreamBody::new(tokio_stream::StreamExt::chain(sent, tokio_stream::pending()));
+            let request = http::Request::post(format!("http://localhost{SERVICE}FetchSecrets"))
+                .header("grpc-timeout", timeout)
+                .body(tonic::body::Body::new(body))
+                .unwrap();
+            let response = connection.call(request).await.unwrap();
+            let status = Status::from_header_map(response.headers());
+            response.into_body().collect().await.unwrap();
+            status.unwrap().code()
+        };
+        http2::with_connection(client, async |connection| {
+            let began = Instant::now();
+            let open = [Vec::new(), vec![0, 0, 0, 0, 9, 1]]
+                .map(|sent| tokio::spawn(call(connection.clone(), sent, "2S")));
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert!(budget.used() - unused >= open.len() * limits::STREAM_MEMORY);
+            assert_eq!(call(connection.clone(), Vec::new(), "1H").await, tonic::Code::ResourceExhausted);
+            for open in open {
+                assert_eq!(open.await.unwrap(), tonic::Code::DeadlineExceeded);
+            }
+            assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+            assert_eq!(budget.used(), unused, "an ended call takes up nothing");
+        })
+        .await
+        .unwrap();
     }
 }

@@ -11,7 +11,7 @@ use super::Peer;
 use super::dialect::{self, Refusal};
 use super::message::Message;
 use super::session::{NameId, PushItem};
-use super::turns::Turn;
+use super::turns::{AT_ONCE, Turn};
 use super::version::Combined;
 use crate::base::limits;
 use crate::base::text;
@@ -27,21 +27,18 @@ const LONGEST_PATIENCE: Duration = Duration::from_secs(600);
 const REPORTED: usize = 3;
 /// The part of a client's deadline that is reserved for sending the response.
 const RESPONSE_TIME: Duration = Duration::from_millis(100);
-/// How many names are handled before streams get their turn.
-const AT_ONCE: usize = 100;
 
 /// How long to wait for a client with this deadline.
 pub(super) fn patience(deadline: Option<Duration>) -> Duration {
     deadline.map_or(PATIENCE, |deadline| deadline.saturating_sub(RESPONSE_TIME).min(LONGEST_PATIENCE))
 }
 
-/// Responds with the available secrets. If there are none, waits for at most `patience`.
+/// Responds with the available secrets. If there are none, waits until `deadline` at most.
 pub(super) async fn fetch(
     peer: &Peer,
     request: DiscoveryRequest,
-    patience: Duration,
+    deadline: Instant,
 ) -> Result<Message, Status> {
-    let deadline = Instant::now() + patience;
     let refuse = |refusal: Refusal| {
         peer.service.refuse(refusal.label(), &refusal);
         Status::from(refusal)

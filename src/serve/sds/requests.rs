@@ -19,8 +19,8 @@ use crate::base::limits;
 /// Bytes before each message of gRPC: whether it is compressed, and its length.
 const PREFIX: usize = 5;
 
-/// The requests of one stream. What was read of a request is kept only until the request is complete: afterwards an open
-/// stream needs no memory for requests.
+/// The requests of one stream. What was read of a request is kept only until the request is complete, and its charge until the
+/// next one is asked for: an open stream needs no memory for requests.
 #[derive(Debug)]
 pub struct Requests<B, T> {
     body: B,
@@ -28,6 +28,8 @@ pub struct Requests<B, T> {
     received: Bytes,
     /// The beginning of a request whose end was not received yet.
     begun: Option<Box<Begun>>,
+    /// The memory of the last request, which may wait until it is handled.
+    charge: Option<Charge>,
     peer: Arc<Peer>,
     turn: Turn,
     request: PhantomData<fn() -> T>,
@@ -46,7 +48,7 @@ impl<B, T: Message + Default> Requests<B, T> {
     /// Reads `body`. The memory of a request that is not complete is charged to `peer`.
     pub(super) fn new(body: B, peer: Arc<Peer>) -> Self {
         let turn = Turn::new(peer.service.turns.clone());
-        Self { body, received: Bytes::new(), begun: None, peer, turn, request: PhantomData }
+        Self { body, received: Bytes::new(), begun: None, charge: None, peer, turn, request: PhantomData }
     }
 
     /// The next request in what was received, if it is complete.
@@ -64,7 +66,7 @@ impl<B, T: Message + Default> Requests<B, T> {
                 ready!(self.turn.poll_take(cx));
             }
             let request = decode(begun.bytes.get(PREFIX..).unwrap_or_default());
-            self.begun = None;
+            self.charge = self.begun.take().map(|begun| begun.charge);
             self.turn.end();
             return Poll::Ready(request.map(Some));
         }
@@ -129,6 +131,7 @@ where
         let this = &mut *self;
         // Other streams get their turn between the requests of one that sends many.
         let coop = ready!(tokio::task::coop::poll_proceed(cx));
+        this.charge = None;
         loop {
             if let Some(request) = ready!(this.poll_received(cx)).transpose() {
                 coop.made_progress();
@@ -205,6 +208,25 @@ mod tests {
             assert_eq!(read, sent, "in parts of {size}");
             assert_eq!(budget.used(), 0, "nothing is kept");
         }
+    }
+
+    #[tokio::test]
+    async fn a_request_takes_up_memory_until_the_next_one_is_read() {
+        let budget = Budget::new(1 << 30);
+        let sent = framed(&request(10_000).encode_to_vec());
+        let frames = [&sent[..7], &sent[7..]].map(|part| Ok::<_, Status>(Frame::data(part.to_vec().into())));
+        let body = StreamBody::new(tokio_stream::StreamExt::chain(
+            tokio_stream::iter(frames),
+            tokio_stream::pending(),
+        ));
+        let peer = peer(&budget, &Metrics::default());
+        let unused = budget.used();
+        let mut requests = Requests::<_, DiscoveryRequest>::new(body, peer);
+        assert_eq!(requests.next().await.unwrap().unwrap(), request(10_000));
+        assert!(budget.used() - unused >= sent.len());
+        let next = std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut requests).poll_next(cx))).await;
+        assert!(next.is_pending());
+        assert_eq!(budget.used(), unused);
     }
 
     #[tokio::test]

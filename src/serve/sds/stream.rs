@@ -13,10 +13,10 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
 use super::Peer;
-use super::dialect::{Dialect, Received, Verdict};
+use super::dialect::{Dialect, Received, Refusal, Verdict};
 use super::message::Message;
 use super::session::{NameId, Session};
-use super::turns::Turn;
+use super::turns::{AT_ONCE, Turn};
 use crate::base::budget::Charge;
 use crate::base::limits;
 use crate::base::text;
@@ -32,8 +32,8 @@ pub struct SecretStream<D: Dialect, I> {
     subscriber: Subscriber,
     /// By [`NameId`]; none where nothing is served.
     names: Vec<Option<Subscribed>>,
-    /// A request with many names, until it is this stream's turn.
-    large: Option<D::Request>,
+    /// A request with many names and its memory, until it is this stream's turn.
+    large: Option<(D::Request, Charge)>,
     /// Names of the last request that are not subscribed to yet.
     added: VecDeque<NameId>,
     /// Names whose entries changed.
@@ -46,8 +46,8 @@ pub struct SecretStream<D: Dialect, I> {
     phase: Phase,
 }
 
-/// How many names are handled before other streams get their turn: about a quarter of a millisecond.
-const AT_ONCE: usize = 100;
+/// Bytes that a name takes in a request that waits, without its text: a string in a list with room for more, and an allocation.
+const UNHANDLED_NAME: usize = 2 * size_of::<String>() + 16;
 /// How many refused names of one request are logged with their reason; the others are only counted.
 const REFUSALS_LOGGED: usize = 3;
 
@@ -98,11 +98,8 @@ impl<D: Dialect, I> SecretStream<D, I> {
     fn receive(&mut self, request: D::Request) -> Result<(), Status> {
         let before = self.memory_of_names();
         let is_first = self.dialect.node_id().is_empty();
-        let received = self.dialect.receive(&mut self.session, request).map_err(|refusal| {
-            self.peer.service.refuse(refusal.label(), &refusal);
-            tracing::warn!(reason = %refusal, "stream refused");
-            Status::from(refusal)
-        })?;
+        let received = self.dialect.receive(&mut self.session, request);
+        let received = received.map_err(|refusal| self.refuse(refusal))?;
         if is_first {
             self.subscriber.set_node(self.dialect.node_id());
         }
@@ -110,6 +107,23 @@ impl<D: Dialect, I> SecretStream<D, I> {
         let after = self.memory_of_names();
         self.charge.shrink(before.saturating_sub(after));
         self.charge.grow(after.saturating_sub(before)).map_err(|full| self.peer.refuse(full))
+    }
+
+    /// Keeps a request with many names until it is this stream's turn.
+    fn park(&mut self, request: D::Request) -> Result<(), Status> {
+        let names = D::names(&request);
+        // However often each is repeated.
+        if names > 2 * limits::NAMES_PER_STREAM {
+            return Err(self.refuse(Refusal::TooManyNames(names)));
+        }
+        self.large = Some((request, self.peer.charge(names * UNHANDLED_NAME)?));
+        Ok(())
+    }
+
+    fn refuse(&self, refusal: Refusal) -> Status {
+        self.peer.service.refuse(refusal.label(), &refusal);
+        tracing::warn!(reason = %refusal, "stream refused");
+        Status::from(refusal)
     }
 
     fn memory_of_names(&self) -> usize {
@@ -348,19 +362,18 @@ where
             let next = match this.large.is_some() {
                 true => {
                     ready!(this.turn.poll_take(cx));
-                    Poll::Ready(this.large.take().map(Ok))
+                    Poll::Ready(this.large.take().map(|(request, _)| Ok(request)))
                 }
                 false => Pin::new(&mut this.requests).poll_next(cx),
             };
             match next {
                 Poll::Ready(Some(Ok(request))) => {
-                    let has_turn = this.turn.is_taken();
-                    if D::names(&request) > AT_ONCE && !has_turn {
-                        // Decoding it took a turn already.
-                        this.large = Some(request);
-                        continue;
-                    }
-                    let received = this.receive(request);
+                    let is_large = D::names(&request) > AT_ONCE;
+                    let received = match is_large && !this.turn.is_taken() {
+                        // It gets a turn of its own: decoding it took one already.
+                        true => this.park(request),
+                        false => this.receive(request),
+                    };
                     this.turn.end();
                     if let Err(status) = received {
                         this.phase = Phase::Ended;

@@ -147,6 +147,8 @@ in_both_dialects! {
     a_client_that_closes_its_side_gets_what_is_ready_before_the_stream_ends
     a_transport_error_ends_the_stream
     a_refused_request_ends_the_stream_and_is_counted
+    a_request_has_a_bounded_number_of_names_however_often_each_is_repeated
+    a_request_that_waits_for_its_turn_takes_up_memory
     draining_ends_every_stream_with_unavailable
     verdicts_are_counted_and_reach_the_store
     an_ended_stream_is_no_longer_counted
@@ -243,6 +245,37 @@ async fn a_refused_request_ends_the_stream_and_is_counted<D: ClientDialect>() {
     assert!(client.outcome().await.is_none());
     let refused = agent.metrics.refusals.get_or_create_owned(&ByReason { reason: "no_node" });
     assert_eq!(refused.get(), 1);
+}
+
+async fn a_request_has_a_bounded_number_of_names_however_often_each_is_repeated<D: ClientDialect>() {
+    let agent = Agent::new();
+    agent.renew();
+    let mut client = agent.connect::<D>();
+    let most = 2 * limits::NAMES_PER_STREAM;
+    client.open(&vec!["ROOTCA"; most]).await;
+    client.next().await;
+    client.open(&vec!["ROOTCA"; most + 1]).await;
+    let status = client.outcome().await.unwrap().unwrap_err();
+    assert_eq!(status.code(), tonic::Code::ResourceExhausted);
+    assert!(client.outcome().await.is_none());
+    let refused = agent.metrics.refusals.get_or_create_owned(&ByReason { reason: "too_many_names" });
+    assert_eq!(refused.get(), 1);
+}
+
+async fn a_request_that_waits_for_its_turn_takes_up_memory<D: ClientDialect>() {
+    let agent = Agent::new();
+    let mut client = agent.connect::<D>();
+    let service = Arc::clone(&client.responses.peer.service);
+    let mut other = Turn::new(service.turns.clone());
+    other.take().await;
+    let before = service.budget.used();
+    client.open(&["ROOTCA"; 5_000]).await;
+    assert!(client.is_silent().await);
+    assert!(service.budget.used() - before > 5_000 * size_of::<String>());
+    other.end();
+    agent.renew();
+    client.next().await;
+    assert_eq!(service.budget.used() - before, limits::NAME_MEMORY + "ROOTCA".len());
 }
 
 async fn draining_ends_every_stream_with_unavailable<D: ClientDialect>() {
