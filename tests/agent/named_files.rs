@@ -517,7 +517,7 @@ async fn names_without_a_file_leave_nothing_behind() {
     let directory = tempfile::tempdir().unwrap();
     let mut agent = agent(directory.path(), &[]).await;
     let mut memory = Vec::new();
-    for wave in 1..=10 {
+    for wave in 1..=20 {
         on_connection(&agent.socket.clone(), async |client| {
             let mut streams = Vec::new();
             for stream in 0..STREAMS {
@@ -540,8 +540,8 @@ async fn names_without_a_file_leave_nothing_behind() {
         .await;
         memory.push(agent.memory());
     }
-    // The allocator takes a few waves to have what each needs.
-    assert!(memory[9] < memory[4] * 11 / 10, "kB after each wave: {memory:?}");
+    // The allocator takes some waves to have what each needs. Of the 20,000 names since then, each takes 200 bytes at least.
+    assert!(memory[19] < memory[9] + 1000, "kB after each wave: {memory:?}");
 }
 
 #[tokio::test]
