@@ -60,7 +60,11 @@ const SELDOM: &[&str] = &[
     "toml",
 ];
 
-/// What runs at each start nevertheless, or stands for the same code elsewhere.
+/// The same of aws-lc, by a part of the object file's name: Curve25519, for TLS to a CA and rare keys, and what nothing here
+/// uses.
+const SELDOM_OBJECTS: &[&str] = &["25519", "md5", "mldsa", "ripemd"];
+
+/// What of it runs at each start nevertheless, or stands for the same code elsewhere.
 const OFTEN: &[&str] = &[
     "attache::ca::exec::options",
     "attache::cli::admin::AdminArgs",
@@ -80,9 +84,6 @@ const OFTEN: &[&str] = &[
     "raw_vec",
     "starts_with",
 ];
-
-/// The same of aws-lc, by a part of the object file's name: Ed25519, and what nothing here uses.
-const SELDOM_OBJECTS: &[&str] = &["25519", "md5", "mldsa", "ripemd"];
 
 /// Has a static program linked so that an agent needs less memory.
 fn shape_static_program() -> std::io::Result<()> {

@@ -10,7 +10,6 @@ use tokio::sync::oneshot;
 use super::signals::RequestSignals;
 use super::workloads::{Shared, Workloads};
 use crate::config::{Config, ConfigErrors};
-use crate::fs::pending::HANGING;
 use crate::ops::report::Reporter;
 use crate::ops::telemetry::Log;
 use crate::options::OptionsFile;
@@ -87,9 +86,7 @@ impl Reloader {
     /// force now.
     async fn reload_options(&self, mut in_force: OptionsFile) -> OptionsFile {
         let file = in_force.path().display().to_string();
-        let loaded = tokio::time::timeout(HANGING, load(Arc::clone(&self.load))).await;
-        let hangs = || ConfigErrors(vec![format!("the file system of {file} does not answer")]);
-        let (filter, read) = match loaded.unwrap_or_else(|_| Err(hangs())) {
+        let (filter, read) = match load(Arc::clone(&self.load)).await {
             Ok(Config { log, options_file: Some(read), .. }) => (log.filter, read),
             Ok(_) => return in_force,
             Err(ConfigErrors(mistakes)) => {

@@ -70,11 +70,6 @@ fn until<'a>(text: &'a str, ends: &[&str], least: usize) -> &'a str {
     first.and_then(|at| text.get(..at)).unwrap_or(text)
 }
 
-/// Prints help or the version, and fails if that can't be written.
-pub(super) fn print(text: &clap::Error) -> anyhow::Result<()> {
-    super::print(text.render().to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;

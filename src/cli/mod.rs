@@ -108,7 +108,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok((Command::Completions(args), _)) => completions::run(&args),
         Ok((Command::Man(args), _)) => man::run(&args),
         Ok((Command::Inject(args), _)) => inject::run(&args),
-        Err(NotParsed { error, .. }) if !error.use_stderr() => help::print(&error),
+        Err(NotParsed { error, .. }) if !error.use_stderr() => print(error.render().to_string()),
         Err(not_parsed) => return not_parsed.report(),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };

@@ -286,8 +286,7 @@ impl Watch {
         let is_watched = |path: &Path, file: &RegularFile| {
             self.targets.get(path).is_some_and(|target| target.inode == file.inode)
         };
-        let is_in_noise = |path: &Path| path.parent().is_some_and(|directory| backend.is_noisy(directory));
-        lookups.files().any(|(path, file)| is_in_noise(path) && !is_watched(path, file))
+        lookups.files().any(|(path, file)| backend.is_in_noise(path) && !is_watched(path, file))
     }
 
     /// Whether a file has changed whose writers are known: one may not have finished.

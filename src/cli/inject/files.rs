@@ -64,13 +64,14 @@ impl<'a> Files<'a> {
     fn add_token(&mut self) {
         let Some(provider) = self.provider() else { return };
         let is_identity = matches!(self.config.workload.identity, IdentitySource::Token { .. });
-        let source = provider.token();
+        // The metadata server's token is no file. The identity may be read from the workload's nevertheless.
+        let is_file = |token: &TokenSettings| {
+            !matches!(token, TokenSettings::Service { service: Service::Metadata(_), .. })
+        };
+        let source = provider.token().filter(is_file);
         let audience = match (&source, provider.kind().token) {
             (_, TokenUse::ServiceAccount) => None,
-            (None, _) => Some(OWN_AUDIENCE.to_owned()).filter(|_| is_identity),
-            // The identity may be read from the workload's token nevertheless.
-            (Some(TokenSettings::Service { service: Service::Metadata(_), .. }), _) if !is_identity => return,
-            (Some(TokenSettings::Service { service: Service::Metadata(_), .. }), _) => {
+            (None | Some(TokenSettings::Service { service: Service::Metadata(_), .. }), _) => {
                 Some(OWN_AUDIENCE.to_owned())
             }
             (Some(TokenSettings::Service { service: Service::Exchange(exchange), .. }), _) => {

@@ -95,8 +95,7 @@ impl Backend {
             let report = if directory.holds_files { Report::Content } else { Report::Names };
             (path.clone(), Target { inode: directory.inode, report })
         });
-        let is_in_noise = |path: &Path| path.parent().is_some_and(|directory| self.is_noisy(directory));
-        let files = lookups.files().filter(|(path, file)| file.has_several_names || is_in_noise(path));
+        let files = lookups.files().filter(|(path, file)| file.has_several_names || self.is_in_noise(path));
         let files =
             files.map(|(path, file)| (path.clone(), Target { inode: file.inode, report: Report::Content }));
         directories.chain(files).collect()
@@ -105,6 +104,11 @@ impl Backend {
     /// Whether `directory` is not watched for writes, because other programs write to files in it that no watch is for.
     pub(super) fn is_noisy(&self, directory: &Path) -> bool {
         self.watched.get(directory).is_some_and(|watched| watched.is_noisy)
+    }
+
+    /// Whether the file at `path` is in such a directory.
+    pub(super) fn is_in_noise(&self, path: &Path) -> bool {
+        path.parent().is_some_and(|directory| self.is_noisy(directory))
     }
 
     /// Whether inotify reports writes to what is at `path`, or in it, if that is still `inode`.

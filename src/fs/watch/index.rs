@@ -19,7 +19,7 @@ use crate::fs::walk::Lookups;
 /// instead of the directory.
 const STRAYS: u32 = 64;
 
-/// So many files are remembered as open, besides those that a watch is for.
+/// While so many files are open, further ones are remembered only if a watch is for them.
 const MAX_OPEN: usize = 1024;
 
 /// A name in a directory.
