@@ -1,10 +1,11 @@
 //! The agent under systemd: its notifications, passed sockets, and the units in `examples/systemd`.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use tokio::net::{UnixDatagram, UnixStream};
+use tokio::net::UnixDatagram;
 use tokio::process::Command;
 use tokio::time::timeout;
 use tonic::Code;
@@ -148,10 +149,11 @@ async fn activate(directory: &Path, listen: &[&str]) -> Process {
     Process::start(command)
 }
 
-/// Connects as soon as `activate` has logged that `path` has a listener.
+/// Connects as soon as `activate` has logged that `path` has a listener. A connection of the standard library is
+/// made once it waits to be accepted; one of tokio would also report that an agent has ended meanwhile.
 async fn connect(activated: &mut Process, path: &str) -> UnixStream {
     activated.wait_log(&format!("Listening on {path} ")).await;
-    UnixStream::connect(path).await.unwrap()
+    UnixStream::connect(path).unwrap()
 }
 
 #[tokio::test]
