@@ -19,6 +19,8 @@ pub mod metrics;
 pub mod os;
 // the three levels of an option; no I/O
 pub mod options;
+// Kubernetes' API
+pub mod kube;
 // what produces secrets
 pub mod ca;
 pub mod source;
