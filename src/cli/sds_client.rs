@@ -25,7 +25,7 @@ pub(super) fn sds_socket(given: Option<&Path>) -> PathBuf {
 /// The first request of a stream, or the only one of a call.
 pub(super) fn first_request(name: &str, node_id: &str) -> DiscoveryRequest {
     DiscoveryRequest {
-        node: Some(Node { id: node_id.to_owned(), cluster: String::new() }),
+        node: Some(Node { id: node_id.to_owned(), ..Node::default() }),
         resource_names: vec![name.to_owned()],
         type_url: SECRET_TYPE_URL.to_owned(),
         ..DiscoveryRequest::default()

@@ -1,10 +1,13 @@
 //! Resource names as Envoy requests them.
 
+mod kubernetes;
+
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
+pub use self::kubernetes::{KubernetesName, Scheme};
 use crate::base::limits;
 
 /// The resource name of a secret that this agent can serve. Clones share the text.
@@ -20,6 +23,8 @@ pub enum SecretName {
     FileRoots(RootsName),
     /// `file-root:system`: the roots of the operating system.
     SystemRoots,
+    /// A key pair or trust bundle from a Secret or ConfigMap of Kubernetes.
+    Kubernetes(KubernetesName),
 }
 
 /// The kinds of names on demand. Demand for a name goes to the source of its kind.
@@ -27,6 +32,8 @@ pub enum SecretName {
 pub enum NameKind {
     /// Mounted files, and the roots of the operating system.
     File,
+    /// Kubernetes' Secrets and ConfigMaps.
+    Kubernetes,
 }
 
 /// A valid `file-cert:CHAIN~KEY`.
@@ -42,7 +49,8 @@ pub struct RootsName(Arc<str>);
 pub enum BadName {
     #[error(
         "unknown resource name {0:?}: this agent serves \"default\" (key pair), \"ROOTCA\" (trust bundle), \
-         file-cert:CHAIN~KEY, file-root:PATH and file-root:system"
+         file-cert:CHAIN~KEY, file-root:PATH, file-root:system and, with --kubernetes-secrets, \
+         kubernetes://[NAMESPACE/]NAME"
     )]
     Unknown(String),
     #[error("resource name {name:?}: {reason}")]
@@ -90,6 +98,7 @@ impl SecretName {
             Self::FileKeyPair(name) => &name.0,
             Self::FileRoots(name) => &name.0,
             Self::SystemRoots => SYSTEM,
+            Self::Kubernetes(name) => name.as_str(),
         }
     }
 
@@ -98,6 +107,7 @@ impl SecretName {
         match self {
             Self::Workload | Self::Roots => None,
             Self::FileKeyPair(_) | Self::FileRoots(_) | Self::SystemRoots => Some(NameKind::File),
+            Self::Kubernetes(_) => Some(NameKind::Kubernetes),
         }
     }
 
@@ -127,7 +137,7 @@ impl SecretName {
         Self::parse(text, || Arc::clone(text))
     }
 
-    fn parse(text: &str, shared: impl FnOnce() -> Arc<str>) -> Result<Self, BadName> {
+    fn parse(text: &str, shared: impl Fn() -> Arc<str>) -> Result<Self, BadName> {
         // The text comes from a client and is logged: it is cut to the length of a usual name.
         let start = || text.chars().take(200).collect();
         let malformed = |reason| Err(BadName::Malformed { name: start(), reason });
@@ -146,6 +156,9 @@ impl SecretName {
                     "file-root: must be followed by a path of at most 4095 bytes without control characters",
                 ),
             };
+        }
+        if let Some(name) = KubernetesName::parse(text, &shared) {
+            return name.map(Self::Kubernetes).or_else(malformed);
         }
         let Some(files) = text.strip_prefix(KEY_PAIR) else { return Err(BadName::Unknown(start())) };
         match files.split_once(SEPARATOR) {
@@ -188,7 +201,7 @@ mod tests {
 
     #[test]
     fn unknown_and_malformed_names_are_distinguished() {
-        for text in ["", "Default", "rootca", "kubernetes://x", "file-cert", "file:/etc/passwd"] {
+        for text in ["", "Default", "rootca", "kubernetes:x", "file-cert", "file:/etc/passwd"] {
             assert!(matches!(text.parse::<SecretName>(), Err(BadName::Unknown(_))), "{text}");
         }
         for text in [
