@@ -34,10 +34,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", help_heading = "Options file")]
     pub config: Option<String>,
 
-    /// The socket that Envoy connects to [default: /var/run/secrets/workload-spiffe-uds/socket]
+    /// The socket that Envoy connects to; repeatable (in the environment separated by ":"): the same secrets on each. The
+    /// first one is that of attache status and the admin socket [default: /var/run/secrets/workload-spiffe-uds/socket]
     #[arg(long, value_name = "PATH", help_heading = "Socket")]
-    pub socket: Option<String>,
-    /// The socket's file mode, octal [default: 0660]
+    pub socket: Vec<String>,
+    /// The file mode of each socket, octal [default: 0660]
     #[arg(long, value_name = "MODE", help_heading = "Socket")]
     pub socket_mode: Option<String>,
     /// Let only processes of this user id connect (a number; repeatable; in the environment separated by ","), and
@@ -203,7 +204,7 @@ pub struct RunArgs {
     pub output_hook_timeout: Option<String>,
 
     /// The socket of attache status, renew and log, for this user alone; none to disable it
-    /// [default: --socket with .admin at its end]
+    /// [default: the first --socket with .admin at its end]
     #[arg(long, value_name = "PATH", help_heading = "Operation")]
     pub admin_socket: Option<String>,
     /// The address of the status page, for browsers; a port alone is one of 127.0.0.1. Every client that can reach it can

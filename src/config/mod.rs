@@ -34,7 +34,6 @@ use crate::fs::generation::Place;
 use crate::ops::telemetry::LogConfig;
 pub use crate::options::{ConfigErrors, Environment, parse_duration};
 use crate::options::{OptionsFile, Reader};
-use crate::serve::listener::ListenError;
 use crate::serve::peer::Allowed;
 use crate::source::crl::CrlFile;
 use crate::source::files as mounted;
@@ -53,8 +52,11 @@ pub fn default_admin_socket(sds: &Path) -> PathBuf {
 /// A valid configuration of `attache run`.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The socket that Envoy connects to.
+    /// The socket that Envoy connects to; of several, the first, by which admin commands find the agent.
     pub socket: PathBuf,
+    /// Further ones, which serve the same.
+    pub other_sockets: Vec<PathBuf>,
+    /// The mode of each socket.
     pub socket_mode: u32,
     /// The users and groups that may connect.
     pub allowed: Allowed,
@@ -100,6 +102,11 @@ pub struct AdminSocket {
 }
 
 impl Config {
+    /// Every SDS socket, in the order of the options.
+    pub fn sockets(&self) -> impl Iterator<Item = &Path> {
+        std::iter::once(&self.socket).chain(&self.other_sockets).map(PathBuf::as_path)
+    }
+
     /// Reads all options: from flags, environment, and the options file that these name.
     pub fn load(args: &RunArgs, environment: &Environment) -> Result<Self, ConfigErrors> {
         match options_file::read(args, environment)? {
@@ -123,7 +130,7 @@ impl Config {
         let mut reader = Reader::new(environment, file);
         let r = &mut reader;
         mistakes.into_iter().for_each(|mistake| r.mistake(mistake));
-        let socket = socket(r, args);
+        let (socket, other_sockets) = operation::sockets(r, args);
         let socket_mode = r.parsed("socket-mode", &args.socket_mode, &[], parse_mode).or(0o660_u32);
         let allowed = Allowed {
             uids: numbers(r, "allow-uid", &args.allow_uid),
@@ -142,7 +149,7 @@ impl Config {
         check_output(r, &files, output.as_ref(), &selection, &mounted);
         let (workload, providers) = workload_and_providers(r, args, options, &selection, state);
 
-        let admin_socket = operation::admin_socket(r, args, &socket);
+        let admin_socket = operation::admin_socket(r, args, &socket, &other_sockets);
         let status_address = operation::status_address(r, args);
         let admin_address = operation::admin_address(r, args, status_address);
         let landlock = operation::landlock(r, args, &providers, output.as_ref());
@@ -152,6 +159,7 @@ impl Config {
         let own = own.into_iter().map(|(path, _)| path.to_owned()).collect();
         let config = Self {
             socket,
+            other_sockets,
             socket_mode,
             allowed,
             files: files.into_settings(mounted, own, absolute(private), providers.is_empty()),
@@ -172,14 +180,6 @@ impl Config {
         };
         reader.finish(config)
     }
-}
-
-fn socket(r: &mut Reader<'_>, args: &RunArgs) -> PathBuf {
-    let socket = PathBuf::from(r.text("socket", &args.socket, &[]).or(DEFAULT_SOCKET));
-    if let Err(error) = ListenError::check_path(&socket, "--socket") {
-        r.mistake(error.to_string());
-    }
-    socket
 }
 
 /// The directories that the agent writes to, which are no source of mounted files.

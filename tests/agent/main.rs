@@ -61,6 +61,7 @@ mod readiness;
 mod rooms;
 mod root_switch;
 mod scale;
+mod several_sockets;
 mod signals;
 mod soak;
 mod start_stop;
