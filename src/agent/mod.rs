@@ -223,8 +223,14 @@ async fn start_workload(
         provider: cas.provider(),
         cas: cas.in_order().map(|ca| ca.name.to_string()).collect(),
     };
-    let plan =
-        Plan { files: config.files, crl: config.crl, cas, issuer: config.workload, output: config.output };
+    let plan = Plan {
+        files: config.files,
+        crl: config.crl,
+        cas,
+        issuer: config.workload,
+        mint: config.mint,
+        output: config.output,
+    };
     workloads.start(running, plan).await.context("starting the thread for mounted files failed")?;
     let Shared { cache, history, pending, clock, .. } = shared.clone();
     Ok(Reporter { cache, workload: running.workload, history, pending, about, clock })

@@ -147,6 +147,11 @@ pub struct RunArgs {
     /// Spread the renewal over ± this share of the lifetime [default: 0.1] [SECRET_GRACE_PERIOD_RATIO_JITTER]
     #[arg(long, value_name = "0..1", help_heading = "Certificate")]
     pub grace_jitter: Option<String>,
+    /// Issue a certificate for a host when Envoy asks for mint://HOST, if the host is beneath this domain (.example.com),
+    /// or is or is beneath it (example.com); repeatable (in the environment separated by ","). The certificate has the
+    /// workload's identity and the host's DNS name: the CA must issue both [default: none]
+    #[arg(long, value_name = "DOMAIN", help_heading = "Certificate")]
+    pub mint_suffix: Vec<String>,
 
     /// The directory of mounted cert-chain.pem, key.pem and root-cert.pem, or tls.crt, tls.key and ca.crt, which win over the
     /// CA if they exist. Missing files are looked for in /var/run/secrets/workload-spiffe-credentials. Not used if it is also

@@ -10,6 +10,7 @@ mod files;
 pub mod fuzz;
 mod identity;
 mod key;
+mod mint;
 mod operation;
 mod options_file;
 mod output;
@@ -38,6 +39,7 @@ use crate::serve::peer::Allowed;
 use crate::source::crl::CrlFile;
 use crate::source::files as mounted;
 use crate::source::issuer::{self, StateDir};
+use crate::source::mint::MintSettings;
 
 /// Where Istio's proxies look for the socket of another agent than their own.
 pub const DEFAULT_SOCKET: &str = "/var/run/secrets/workload-spiffe-uds/socket";
@@ -65,6 +67,8 @@ pub struct Config {
     /// The option that selected them, for logs.
     pub provider_reason: String,
     pub workload: issuer::IssuerSettings,
+    /// Certificates for hosts.
+    pub mint: Option<MintSettings>,
     pub files: mounted::FileSettings,
     /// The CRLs for the trust bundle.
     pub crl: CrlFile,
@@ -149,6 +153,7 @@ impl Config {
         check_output(r, &files, output.as_ref(), &selection, &mounted);
         let (workload, providers) = workload_and_providers(r, args, options, &selection, state);
 
+        let mint = mint::mint(r, args, &selection, &workload.identity);
         let admin_socket = operation::admin_socket(r, args, &socket, &other_sockets);
         let status_address = operation::status_address(r, args);
         let admin_address = operation::admin_address(r, args, status_address);
@@ -166,6 +171,7 @@ impl Config {
             providers,
             provider_reason: selection.reason,
             workload,
+            mint,
             crl,
             output,
             admin_socket,

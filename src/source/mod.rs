@@ -3,3 +3,4 @@
 pub mod crl;
 pub mod files;
 pub mod issuer;
+pub mod mint;

@@ -91,7 +91,7 @@ impl Files {
             }
             SecretName::FileRoots(name) => Some(Self::Roots(normalized(name.path()))),
             SecretName::SystemRoots => Some(Self::SystemRoots),
-            SecretName::Workload | SecretName::Roots => None,
+            SecretName::Workload | SecretName::Roots | SecretName::Minted(_) => None,
         }
     }
 
