@@ -8,6 +8,8 @@ pub const NAMES_PER_STREAM: usize = 10_000;
 pub const NAME_BYTES_PER_STREAM: usize = REQUEST_BYTES;
 /// File names that all streams together may subscribe to.
 pub const NAMES_ON_DEMAND: usize = 20_000;
+/// Hosts that have a certificate by `mint://` at a time.
+pub const HOSTS_MINTED: usize = 1000;
 /// Bytes that all clients of the SDS sockets may make the agent use, as the agent counts them: connections, streams, names
 /// and requests that are not handled. One connection alone may use half of it: 25,000 streams.
 pub const CLIENT_MEMORY: usize = 512 << 20;

@@ -34,10 +34,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", help_heading = "Options file")]
     pub config: Option<String>,
 
-    /// The socket that Envoy connects to [default: /var/run/secrets/workload-spiffe-uds/socket]
+    /// The socket that Envoy connects to; repeatable (in the environment separated by ":"): the same secrets on each. The
+    /// first one is that of attache status and the admin socket [default: /var/run/secrets/workload-spiffe-uds/socket]
     #[arg(long, value_name = "PATH", help_heading = "Socket")]
-    pub socket: Option<String>,
-    /// The socket's file mode, octal [default: 0660]
+    pub socket: Vec<String>,
+    /// The file mode of each socket, octal [default: 0660]
     #[arg(long, value_name = "MODE", help_heading = "Socket")]
     pub socket_mode: Option<String>,
     /// Let only processes of this user id connect (a number; repeatable; in the environment separated by ","), and
@@ -146,6 +147,11 @@ pub struct RunArgs {
     /// Spread the renewal over ± this share of the lifetime [default: 0.1] [SECRET_GRACE_PERIOD_RATIO_JITTER]
     #[arg(long, value_name = "0..1", help_heading = "Certificate")]
     pub grace_jitter: Option<String>,
+    /// Issue a certificate for a host when Envoy asks for mint://HOST, if the host is beneath this domain (.example.com),
+    /// or is or is beneath it (example.com); repeatable (in the environment separated by ","). The certificate has the
+    /// workload's identity and the host's DNS name: the CA must issue both [default: none]
+    #[arg(long, value_name = "DOMAIN", help_heading = "Certificate")]
+    pub mint_suffix: Vec<String>,
 
     /// The directory of mounted cert-chain.pem, key.pem and root-cert.pem, or tls.crt, tls.key and ca.crt, which win over the
     /// CA if they exist. Missing files are looked for in /var/run/secrets/workload-spiffe-credentials. Not used if it is also
@@ -203,7 +209,7 @@ pub struct RunArgs {
     pub output_hook_timeout: Option<String>,
 
     /// The socket of attache status, renew and log, for this user alone; none to disable it
-    /// [default: --socket with .admin at its end]
+    /// [default: the first --socket with .admin at its end]
     #[arg(long, value_name = "PATH", help_heading = "Operation")]
     pub admin_socket: Option<String>,
     /// The address of the status page, for browsers; a port alone is one of 127.0.0.1. Every client that can reach it can

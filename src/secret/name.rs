@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 pub use self::kubernetes::{KubernetesName, Scheme};
 use crate::base::limits;
+use crate::pki::csr::DnsName;
 
 /// The resource name of a secret that this agent can serve. Clones share the text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,6 +26,8 @@ pub enum SecretName {
     SystemRoots,
     /// A key pair or trust bundle from a Secret or ConfigMap of Kubernetes.
     Kubernetes(KubernetesName),
+    /// `mint://DNSNAME`: a key pair for that host, from the agent's CA.
+    Minted(MintName),
 }
 
 /// The kinds of names on demand. Demand for a name goes to the source of its kind.
@@ -34,6 +37,8 @@ pub enum NameKind {
     File,
     /// Kubernetes' Secrets and ConfigMaps.
     Kubernetes,
+    /// Key pairs for hosts, from the agent's CA.
+    Mint,
 }
 
 /// A valid `file-cert:CHAIN~KEY`.
@@ -43,6 +48,10 @@ pub struct PairName(Arc<str>);
 /// A valid `file-root:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RootsName(Arc<str>);
+
+/// A valid `mint://DNSNAME`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MintName(Arc<str>);
 
 /// Why this agent does not serve a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,6 +73,7 @@ pub enum BadName {
 const KEY_PAIR: &str = "file-cert:";
 const ROOTS: &str = "file-root:";
 const SYSTEM: &str = "file-root:system";
+const MINT: &str = "mint://";
 /// Separates the two files of a key pair.
 const SEPARATOR: char = '~';
 
@@ -87,6 +97,13 @@ impl RootsName {
     }
 }
 
+impl MintName {
+    /// The host as it is written.
+    pub fn host(&self) -> &str {
+        self.0.strip_prefix(MINT).unwrap_or_default()
+    }
+}
+
 impl SecretName {
     /// The names that are served without demand.
     pub const OWN: [Self; 2] = [Self::Workload, Self::Roots];
@@ -99,6 +116,7 @@ impl SecretName {
             Self::FileRoots(name) => &name.0,
             Self::SystemRoots => SYSTEM,
             Self::Kubernetes(name) => name.as_str(),
+            Self::Minted(name) => &name.0,
         }
     }
 
@@ -108,6 +126,7 @@ impl SecretName {
             Self::Workload | Self::Roots => None,
             Self::FileKeyPair(_) | Self::FileRoots(_) | Self::SystemRoots => Some(NameKind::File),
             Self::Kubernetes(_) => Some(NameKind::Kubernetes),
+            Self::Minted(_) => Some(NameKind::Mint),
         }
     }
 
@@ -146,6 +165,14 @@ impl SecretName {
         }
         if text == SYSTEM {
             return Ok(Self::SystemRoots);
+        }
+        if let Some(host) = text.strip_prefix(MINT) {
+            return match host.parse::<DnsName>() {
+                Ok(name) if !name.is_wildcard() => Ok(Self::Minted(MintName(shared()))),
+                _ => malformed(
+                    "mint:// must be followed by the DNS name of one host, like mint://web.example.com",
+                ),
+            };
         }
         let is_path =
             |path: &str| (1..=limits::PATH_BYTES).contains(&path.len()) && !path.contains(char::is_control);
@@ -187,11 +214,14 @@ mod tests {
             "file-root:/etc/certs/root-cert.pem",
             "file-cert:/etc/certs/cert-chain.pem~/etc/certs/key.pem",
             "file-cert:a b~c",
+            "mint://web.example.com",
+            "mint://WEB",
         ];
         for text in names {
             let name: SecretName = text.parse().unwrap();
             assert_eq!(name.as_str(), text);
-            assert_eq!(name.is_on_demand(), text.starts_with("file-"), "{text}");
+            let is_on_demand = text.starts_with("file-") || text.starts_with("mint:");
+            assert_eq!(name.is_on_demand(), is_on_demand, "{text}");
         }
         let SecretName::FileKeyPair(pair) = "file-cert:a/b~../c".parse().unwrap() else { panic!("no pair") };
         assert_eq!((pair.chain(), pair.key()), (Path::new("a/b"), Path::new("../c")));
@@ -213,11 +243,16 @@ mod tests {
             "file-cert:/a\n~/b",
             "file-root:",
             "file-root:/a\0b",
+            "mint://",
+            "mint://*.example.com",
+            "mint://10.0.0.1",
+            "mint://a/b",
+            "mint://web.",
         ] {
             assert!(matches!(text.parse::<SecretName>(), Err(BadName::Malformed { .. })), "{text}");
         }
         let long = "x".repeat(10_000);
-        for prefix in ["", "file-root:", "file-cert:/a~"] {
+        for prefix in ["", "file-root:", "file-cert:/a~", "mint://"] {
             let error = format!("{prefix}{long}").parse::<SecretName>().unwrap_err();
             assert!(error.to_string().len() < 500, "{error}");
         }

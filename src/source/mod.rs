@@ -4,3 +4,4 @@ pub mod crl;
 pub mod files;
 pub mod issuer;
 pub mod kubernetes;
+pub mod mint;

@@ -156,6 +156,7 @@ impl Routes {
         let mut routes = scopes.iter().filter_map(|scope| self.0.get(&(kind, *scope)));
         let none = match kind {
             NameKind::File => NotServed::NoSource,
+            NameKind::Mint => NotServed::Forbidden("it is served only with --mint-suffix"),
             NameKind::Kubernetes => NotServed::Forbidden("it is served only with --kubernetes-secrets"),
         };
         routes.find(|route| !route.sender.is_closed()).ok_or(none)

@@ -46,6 +46,10 @@ impl Publisher {
         &self.cache
     }
 
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
     /// Announces the key pair that is published next: roots that are published before it are served with CRLs only if
     /// the CRLs cover its chain. A pair that is outranked changes nothing.
     pub fn announce(&self, pair: &KeyPair, now: SystemTime) {

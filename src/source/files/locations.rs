@@ -91,7 +91,8 @@ impl Files {
             }
             SecretName::FileRoots(name) => Some(Self::Roots(normalized(name.path()))),
             SecretName::SystemRoots => Some(Self::SystemRoots),
-            SecretName::Workload | SecretName::Roots | SecretName::Kubernetes(_) => None,
+            SecretName::Workload | SecretName::Roots => None,
+            SecretName::Kubernetes(_) | SecretName::Minted(_) => None,
         }
     }
 

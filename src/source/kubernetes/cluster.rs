@@ -324,7 +324,7 @@ fn is_outage(error: &KubeError) -> bool {
     match error {
         KubeError::Transport(_) | KubeError::Silent { .. } | KubeError::Credential(_) => true,
         KubeError::Status { status, .. } => *status == StatusCode::UNAUTHORIZED || status.is_server_error(),
-        KubeError::Expired { .. } | KubeError::Unreadable { .. } => false,
+        KubeError::Expired { .. } | KubeError::Unreadable { .. } | KubeError::Undecided { .. } => false,
     }
 }
 

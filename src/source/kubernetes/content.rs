@@ -15,9 +15,6 @@ const PAIRS: [(&str, &str); 2] = [("cert", "key"), ("tls.crt", "tls.key")];
 /// The keys of roots and of their CRLs, in the order in which they count.
 const ROOTS: [(&str, &str); 2] = [("cacert", "crl"), ("ca.crt", "ca.crl")];
 
-/// An object of which more than this is parsed on another thread.
-pub(super) const MANY_BYTES: usize = 32 << 10;
-
 /// What names ask of an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wants {
@@ -141,7 +138,7 @@ impl Content {
         }
     }
 
-    /// How many bytes would be parsed.
+    /// How many bytes there are to parse.
     pub(super) fn bytes(object: &Object) -> usize {
         object.data.values().map(|value| value.len()).sum()
     }

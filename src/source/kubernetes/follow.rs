@@ -11,7 +11,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::cluster::{Cluster, delay};
-use super::content::{Content, MANY_BYTES, Wants};
+use super::content::{Content, Wants};
+use crate::base::offload;
 use crate::base::text;
 use crate::kube::{Api, Event, Kind, KubeError, Object, ObjectId, Of, Selection, Version, Watch};
 
@@ -78,22 +79,9 @@ impl Group {
 
 pub(super) type Reports = mpsc::UnboundedSender<Report>;
 
-/// Parses `object`; a large one on another thread.
 async fn parse(object: Object, wants: Wants, before: Option<Arc<Content>>, now: SystemTime) -> Arc<Content> {
-    let is_large = Content::bytes(&object) > MANY_BYTES;
-    let parse = move || Arc::new(Content::parse(&object, wants, before.as_deref(), now));
-    if !is_large {
-        return parse();
-    }
-    let parsed = tokio::task::spawn_blocking(parse);
-    match parsed.await {
-        Ok(content) => content,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is shutting down, and this with it.
-            Err(_) => std::future::pending().await,
-        },
-    }
+    let bytes = Content::bytes(&object);
+    offload::large(bytes, move || Arc::new(Content::parse(&object, wants, before.as_deref(), now))).await
 }
 
 fn failed(error: &KubeError) -> Seen {
