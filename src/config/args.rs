@@ -208,6 +208,41 @@ pub struct RunArgs {
     #[arg(long, value_name = "DURATION", help_heading = "Output")]
     pub output_hook_timeout: Option<String>,
 
+    /// Serve Secrets and ConfigMaps of Kubernetes as kubernetes://[NAMESPACE/]NAME, sds://[NAMESPACE/]NAME,
+    /// kubernetes-gateway://NAMESPACE/NAME (each with -cacert for trust roots) and configmap://NAMESPACE/NAME. The agent's
+    /// service account needs get and watch on those that are asked for (see docs/gateway.md)
+    #[arg(long, help_heading = "Kubernetes Secrets")]
+    pub kubernetes_secrets: bool,
+    /// A kubeconfig with the API server and a credential for it [default: the service account of the Pod]
+    #[arg(long, value_name = "FILE", help_heading = "Kubernetes Secrets")]
+    pub kubeconfig: Option<String>,
+    /// The context of --kubeconfig [default: its current one]
+    #[arg(long, value_name = "NAME", help_heading = "Kubernetes Secrets")]
+    pub kube_context: Option<String>,
+    /// A name that means nothing else is that of a Secret in the own namespace: the host that a client asks for, if Envoy
+    /// fetches certificates on demand
+    #[arg(long, help_heading = "Kubernetes Secrets")]
+    pub kubernetes_bare_names: bool,
+    /// Who may be served a Secret: own (whoever can connect; the agent's own rights decide), namespace (only of the
+    /// workload's own namespace), rbac (the API server is asked whether the workload's service account may get it) or
+    /// istio (istiod's rules) [default: own]
+    #[arg(long, value_name = "RULE", help_heading = "Kubernetes Secrets")]
+    pub authorize: Option<String>,
+    /// Read remote clusters from Secrets with the label istio/multiCluster=true, whose key is the cluster's name and whose
+    /// value its kubeconfig
+    #[arg(long, help_heading = "Kubernetes Secrets")]
+    pub remote_clusters: bool,
+    /// The namespace of these Secrets [default: istio-system]
+    #[arg(long, value_name = "NAME", help_heading = "Kubernetes Secrets")]
+    pub system_namespace: Option<String>,
+    /// Read remote clusters from the kubeconfigs in this directory; a file's name is the cluster's
+    #[arg(long, value_name = "DIR", help_heading = "Kubernetes Secrets")]
+    pub clusters_dir: Option<String>,
+    /// What kubeconfigs of remote clusters may do: files (name files of this host), insecure-server (skip TLS
+    /// verification); repeatable [default: neither]
+    #[arg(long, value_name = "RISK", help_heading = "Kubernetes Secrets")]
+    pub clusters_allow: Vec<String>,
+
     /// The socket of attache status, renew and log, for this user alone; none to disable it
     /// [default: the first --socket with .admin at its end]
     #[arg(long, value_name = "PATH", help_heading = "Operation")]

@@ -10,6 +10,7 @@ mod files;
 pub mod fuzz;
 mod identity;
 mod key;
+pub mod kubernetes;
 mod mint;
 mod operation;
 mod options_file;
@@ -24,6 +25,7 @@ use std::time::Duration;
 
 pub use self::args::RunArgs;
 use self::certificate::CertificateOptions;
+pub use self::kubernetes::KubernetesConfig;
 use self::files::{FileOptions, OwnDir, holds_key_pair, resolved};
 pub use self::options_file::agents_option;
 use self::selection::ProviderOptions;
@@ -69,6 +71,8 @@ pub struct Config {
     pub workload: issuer::IssuerSettings,
     /// Certificates for hosts.
     pub mint: Option<MintSettings>,
+    /// Where Secrets of Kubernetes are served from.
+    pub kubernetes: Option<KubernetesConfig>,
     pub files: mounted::FileSettings,
     /// The CRLs for the trust bundle.
     pub crl: CrlFile,
@@ -145,15 +149,22 @@ impl Config {
         let output = output::output(r, args);
         let state = output::state(r, args);
 
+        let has_kubernetes_secrets = kubernetes::is_enabled(r, args);
         let options = ProviderOptions::new(r, args);
         let mut own = own_dirs(output.as_ref(), state.as_ref());
-        let selection = options.select(r, &files.places(&own).0);
-        let mounted = mounted_files(r, &files, &mut own, &options, &selection);
+        let selection = options.select(r, &files.places(&own).0, has_kubernetes_secrets);
+        let mut mounted = mounted_files(r, &files, &mut own, &options, &selection);
+        if has_kubernetes_secrets && selection.choice == Some(Choice::Files) && !files.is_named() {
+            // An agent that serves Secrets alone is ready without files.
+            mounted.retain(|place| holds_key_pair(place) != Some(false));
+        }
         let mut private: Vec<PathBuf> = own.iter().map(|(path, _)| (*path).to_owned()).collect();
         check_output(r, &files, output.as_ref(), &selection, &mounted);
         let (workload, providers) = workload_and_providers(r, args, options, &selection, state);
 
         let mint = mint::mint(r, args, &selection, &workload.identity);
+        let kubernetes =
+            kubernetes::kubernetes(r, args, &workload.identity, has_kubernetes_secrets);
         let admin_socket = operation::admin_socket(r, args, &socket, &other_sockets);
         let status_address = operation::status_address(r, args);
         let admin_address = operation::admin_address(r, args, status_address);
@@ -172,6 +183,7 @@ impl Config {
             provider_reason: selection.reason,
             workload,
             mint,
+            kubernetes,
             crl,
             output,
             admin_socket,

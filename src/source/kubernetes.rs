@@ -10,6 +10,7 @@ pub mod clusters;
 mod content;
 mod follow;
 mod objects;
+pub mod remote;
 mod served;
 #[cfg(test)]
 mod testing;

@@ -22,6 +22,8 @@ const AT_ONCE: usize = 32;
 pub(super) const PACE: Backoff = Backoff { base: Duration::from_millis(250), cap: Duration::from_secs(10) };
 /// How often a call is repeated that RBAC forbids: a right that is granted later is noticed within a minute.
 pub(super) const FORBIDDEN: Duration = Duration::from_secs(45);
+/// How many objects a new connection is tried out with.
+const SAMPLES: usize = 4;
 /// Names in a row that don't exist, and how long it takes until as many more may be asked for.
 const MISSES: (u32, Duration) = (200, Duration::from_secs(20));
 
@@ -48,6 +50,8 @@ struct State {
     paused_until: Option<Instant>,
     misses: Misses,
     names: usize,
+    /// Some of the objects that are followed.
+    samples: Vec<ObjectId>,
     calls: u64,
     errors: u64,
 }
@@ -102,6 +106,7 @@ impl Cluster {
             paused_until: None,
             misses: Misses::new(Instant::now()),
             names: 0,
+            samples: Vec::new(),
             calls: 0,
             errors: 0,
         };
@@ -146,6 +151,22 @@ impl Cluster {
             calls: state.calls,
             errors: state.errors,
         }
+    }
+
+    /// Some of the objects that names need: a new connection must deliver them too.
+    pub(super) fn samples(&self) -> Vec<ObjectId> {
+        self.lock().samples.clone()
+    }
+
+    pub(super) fn sample(&self, object: &ObjectId) {
+        let samples = &mut self.lock().samples;
+        if samples.len() < SAMPLES && !samples.contains(object) {
+            samples.push(object.clone());
+        }
+    }
+
+    pub(super) fn forget_sample(&self, object: &ObjectId) {
+        self.lock().samples.retain(|sample| sample != object);
     }
 
     pub(super) fn set_names(&self, names: usize) {

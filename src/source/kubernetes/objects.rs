@@ -217,6 +217,11 @@ impl Objects {
     pub(super) fn note(&mut self, place: &Place, seen: Seen) -> bool {
         let Some(followed) = self.followed.get_mut(place) else { return false };
         followed.trouble = None;
+        match seen {
+            Seen::Present(_) => followed.cluster.sample(&place.object),
+            Seen::Absent => followed.cluster.forget_sample(&place.object),
+            Seen::Unknown { .. } => {}
+        }
         match (&followed.seen, seen) {
             // What was there stays known while the API server does not say.
             (Some(Seen::Present(_)), Seen::Unknown { reason, is_final }) => {
@@ -236,6 +241,7 @@ impl Objects {
             return;
         }
         followed.task = None;
+        followed.cluster.forget_sample(&place.object);
         let cluster = Arc::clone(&followed.cluster);
         let is_worth_knowing = matches!(followed.seen, Some(Seen::Absent | Seen::Unknown { .. }));
         if is_worth_knowing && self.remembered.len() < MOST_REMEMBERED {
