@@ -1,6 +1,7 @@
 //! Wires the parts together. The only place that spawns what lives as long as the agent.
 
 mod inventory;
+pub mod kubernetes;
 mod mounted;
 mod requests;
 mod signals;
@@ -79,6 +80,7 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     log_permissions(&shared, config.clone(), sds.paths(), admin_path, given.is_in_pod);
 
     let (allowed, options_file) = (config.allowed.clone(), config.options_file.clone());
+    let naming = config.kubernetes.as_ref().map(|kubernetes| kubernetes.naming).unwrap_or_default();
     let reporter = start_workload(&mut workloads, &shared, &running, config, &sds, addresses).await?;
     serve_page(&mut workloads, &shared, &server, page, &reporter);
     requests.serve(&mut workloads, &shared, options_file, &reporter, &log);
@@ -91,6 +93,7 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     }
     let peers = Peers::new(allowed, shared.metrics.clone(), shared.cache.components(running.workload));
     let service = workloads.service(&running);
+    service.set_naming(naming);
     let server = Server { stop: running.ended.clone(), ..server };
     for (socket, file) in sds.into_parts() {
         workloads.spawn(&running.ended, server.clone().sds(socket, peers.clone(), service.clone()));
@@ -138,10 +141,11 @@ fn serve_status(
     log: &Log,
 ) {
     let Some(listener) = listener else { return };
-    let Shared { cache, metrics, clock, watcher, pending, stop, .. } = shared.clone();
+    let Shared { cache, metrics, clock, watcher, pending, stop, clusters, .. } = shared.clone();
     let (started, is_local) = (clock.now(), sockets::is_local(&listener));
     let (log, draining) = (log.clone(), stop);
-    let status = Status { cache, metrics, clock, started, watcher, pending, log, is_local, draining };
+    let status =
+        Status { cache, metrics, clock, started, watcher, pending, clusters, log, is_local, draining };
     let serve = move |io, place| status.clone().serve(io, place);
     workloads.spawn(&shared.stop, server.clone().http("the status address", listener, serve));
 }
@@ -223,7 +227,17 @@ async fn start_workload(
         provider: cas.provider(),
         cas: cas.in_order().map(|ca| ca.name.to_string()).collect(),
     };
+    let mut kubernetes = None;
+    if let Some(config) = config.kubernetes {
+        let (plan, remote) = kubernetes::start(config, shared).await?;
+        if let Some(remote) = remote {
+            workloads.spawn(&shared.stop, remote.run());
+        }
+        let _ = shared.clusters.set(plan.clusters.clone());
+        kubernetes = Some(plan);
+    }
     let plan = Plan {
+        kubernetes,
         files: config.files,
         crl: config.crl,
         cas,
@@ -232,8 +246,8 @@ async fn start_workload(
         output: config.output,
     };
     workloads.start(running, plan).await.context("starting the thread for mounted files failed")?;
-    let Shared { cache, history, pending, clock, .. } = shared.clone();
-    Ok(Reporter { cache, workload: running.workload, history, pending, about, clock })
+    let Shared { cache, history, pending, clock, clusters, .. } = shared.clone();
+    Ok(Reporter { cache, workload: running.workload, history, pending, clusters, about, clock })
 }
 
 /// Logs what every local user could read or replace. Does not wait for a disk that does not answer soon.

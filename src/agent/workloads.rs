@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -11,6 +12,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::kubernetes::KubernetesPlan;
 use super::mounted;
 use crate::base::clock::{Clock, millis};
 use crate::ca::failover::Failover;
@@ -24,6 +26,7 @@ use crate::source::crl::{CrlFile, CrlSource};
 use crate::source::files::named::NamedFiles;
 use crate::source::files::{self, FileSource};
 use crate::source::issuer::{IssuanceQueue, Issuer, IssuerContext, IssuerSettings};
+use crate::source::kubernetes::{Clusters, KubernetesSource};
 use crate::source::mint::{MintSettings, MintSource};
 use crate::store::history::History;
 use crate::store::{Cache, Workload};
@@ -40,6 +43,8 @@ pub struct Shared {
     pub watcher: Watcher,
     pub pending: PendingOperations,
     pub disk: Disk,
+    /// Set at the start, where Secrets of Kubernetes are served.
+    pub clusters: Arc<OnceLock<Clusters>>,
     pub clock: Clock,
     /// Bounds how many certificates are requested at a time, whichever workloads they are for.
     pub queue: IssuanceQueue,
@@ -60,6 +65,7 @@ impl Shared {
             watcher: Watcher::new(pending.clone()),
             disk: Disk::new(pending.clone(), clock.clone()),
             pending,
+            clusters: Arc::default(),
             clock,
             queue: IssuanceQueue::default(),
             capacity: Capacity::default(),
@@ -79,6 +85,7 @@ pub struct Plan {
     pub issuer: IssuerSettings,
     /// Certificates for hosts.
     pub mint: Option<MintSettings>,
+    pub kubernetes: Option<KubernetesPlan>,
     pub output: Option<OutputSettings>,
 }
 
@@ -121,18 +128,43 @@ impl Workloads {
         let Shared { cache, metrics, history, watcher, disk, pending, clock, queue, .. } =
             self.shared.clone();
         let debounce = plan.files.debounce;
-        let crls =
-            CrlSource::new(plan.crl, debounce, &cache, *workload, &watcher, clock.clone(), metrics.clone());
         let named = plan.files.clone();
-        let files =
-            FileSource::new(plan.files, &cache, *workload, watcher.clone(), clock.clone(), metrics.clone());
-        self.follow_mounted(ended, files, crls).await?;
+        // An agent without either serves only what streams name.
+        if !plan.files.mounted.is_empty() || !plan.cas.is_empty() {
+            let crls = CrlSource::new(
+                plan.crl,
+                debounce,
+                &cache,
+                *workload,
+                &watcher,
+                clock.clone(),
+                metrics.clone(),
+            );
+            let files = FileSource::new(
+                plan.files,
+                &cache,
+                *workload,
+                watcher.clone(),
+                clock.clone(),
+                metrics.clone(),
+            );
+            self.follow_mounted(ended, files, crls).await?;
+        } else {
+            clock.watch_jumps();
+        }
         let (beside, clock_of_names, metrics_of_names) = (watcher.apart(), clock.clone(), metrics.clone());
         let names =
             NamedFiles::start(named, &cache, *workload, beside, pending, clock_of_names, metrics_of_names);
         let names = names.await;
         self.spawn(ended, names.run());
         self.spawn(ended, history.follow(cache.clone(), *workload, clock.clone()));
+        if let Some(KubernetesPlan { clusters, settings }) = plan.kubernetes {
+            let (clock, metrics) = (clock.clone(), metrics.clone());
+            match KubernetesSource::new(settings, clusters, &cache, *workload, clock, metrics) {
+                Ok(source) => self.spawn(ended, source.run()),
+                Err(error) => tracing::error!(%error, "Secrets of Kubernetes are not served"),
+            }
+        }
         if !plan.cas.is_empty() {
             let disk = disk.within(plan.issuer.timeout);
             let context = IssuerContext { clock: clock.clone(), metrics: metrics.clone(), queue, disk };

@@ -34,6 +34,9 @@ pub(super) fn table(report: &Value, now: SystemTime, colours: bool) -> String {
     if let Some(output) = report.get("output").filter(|output| !output.is_null()) {
         write_output(&mut out, output, now);
     }
+    for cluster in list(report, "clusters") {
+        write_cluster(&mut out, cluster, now);
+    }
     for one in list(report, "hanging") {
         let since = moment(one, "since").map_or(String::new(), |at| rfc3339(at).to_string());
         let _ = writeln!(
@@ -52,6 +55,21 @@ pub(super) fn table(report: &Value, now: SystemTime, colours: bool) -> String {
         let _ = writeln!(out, "\n{label}: {text}");
     }
     out
+}
+
+fn write_cluster(out: &mut String, cluster: &Value, now: SystemTime) {
+    let since = moment(cluster, "reachable_since");
+    let state = match since.map(|since| now.duration_since(since).unwrap_or_default()) {
+        Some(for_this_long) => format!("reachable for {}", span(for_this_long)),
+        None => "not reachable".to_owned(),
+    };
+    let number = |field| cluster.get(field).and_then(Value::as_u64).unwrap_or_default();
+    let (name, objects) = (text(cluster, "name"), number("names"));
+    let _ = writeln!(out, "\ncluster {name}  {state}, {objects} Secrets and ConfigMaps followed");
+    if let Some(error) = cluster.get("last_error").and_then(Value::as_str) {
+        let label = if since.is_some() { "last error" } else { "error" };
+        row(out, label, error);
+    }
 }
 
 fn heading(report: &Value, now: SystemTime, colours: bool) -> String {

@@ -162,7 +162,7 @@ impl Metrics {
 }
 
 /// The agent at the moment of a scrape.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Agent {
     pub started: SystemTime,
     pub now: SystemTime,
@@ -171,6 +171,19 @@ pub struct Agent {
     pub hanging: HangingPaths,
     /// Lines that are missing from the log, by reason.
     pub log_lines_dropped: [(&'static str, u64); 2],
+    /// Where Secrets of Kubernetes are read.
+    pub clusters: Vec<ClusterCounts>,
+}
+
+/// A cluster at the moment of a scrape.
+#[derive(Clone, Debug)]
+pub struct ClusterCounts {
+    pub cluster: String,
+    pub is_reachable: bool,
+    /// Objects that are followed there.
+    pub names: usize,
+    pub calls: u64,
+    pub errors: u64,
 }
 
 /// The paths whose file systems do not answer.
@@ -235,10 +248,40 @@ impl Collector for Counted {
         for (mode, directories) in [("inotify", watched.inotify), ("polling", watched.polling)] {
             ConstGauge::new(whole(directories)).encode(family.encode_family(&[("mode", mode)])?)?;
         }
+        self.encode_clusters(&mut encoder)?;
         let help = "Log lines that were not written, by reason";
         let mut family = encoder.encode_descriptor("log_lines_dropped", help, None, MetricType::Counter)?;
         for (reason, lines) in log_lines_dropped {
             ConstCounter::new(*lines).encode(family.encode_family(&[("reason", *reason)])?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Counted {
+    fn encode_clusters(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        type Of = fn(&ClusterCounts) -> u64;
+        let gauges: [(&str, &str, Of); 2] = [
+            ("cluster_reachable", "Whether the API server of a cluster answers", |it| it.is_reachable.into()),
+            ("cluster_names", "Secrets and ConfigMaps that are followed in a cluster", |it| it.names as u64),
+        ];
+        let counters: [(&str, &str, Of); 2] = [
+            ("cluster_calls", "Calls to the API server of a cluster", |it| it.calls),
+            ("cluster_errors", "Calls to the API server of a cluster that failed", |it| it.errors),
+        ];
+        for (name, help, value) in gauges {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for it in &self.agent.clusters {
+                let value = i64::try_from(value(it)).unwrap_or(i64::MAX);
+                ConstGauge::new(value).encode(family.encode_family(&[("cluster", it.cluster.as_str())])?)?;
+            }
+        }
+        for (name, help, value) in counters {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for it in &self.agent.clusters {
+                ConstCounter::new(value(it))
+                    .encode(family.encode_family(&[("cluster", it.cluster.as_str())])?)?;
+            }
         }
         Ok(())
     }

@@ -44,12 +44,21 @@ fn servers() -> &'static Servers {
             clock: clock.clone(),
             started: UNIX_EPOCH,
             watcher,
+            clusters: Default::default(),
             pending: pending.clone(),
             log: log.clone(),
             is_local: true,
             draining,
         };
-        let reporter = Reporter { cache, workload, history: History::default(), about, clock, pending };
+        let reporter = Reporter {
+            cache,
+            workload,
+            history: History::default(),
+            about,
+            clock,
+            pending,
+            clusters: Default::default(),
+        };
         let page = Page { reporter: reporter.clone(), is_local: true };
         Servers { status, page, admin: Admin { reporter, log } }
     })

@@ -96,7 +96,8 @@ mod tests {
         let about = About::without_a_ca();
         let ((cache, workload), history) = (Cache::with_workload(""), History::default());
         let (pending, clock) = (PendingOperations::default(), Clock::starting_at(UNIX_EPOCH));
-        let reporter = Reporter { cache, workload, history, pending, about, clock };
+        let reporter =
+            Reporter { cache, workload, history, pending, clusters: Default::default(), about, clock };
         Page { reporter, is_local }
     }
 

@@ -1,6 +1,7 @@
 //! Everything a person can see of a workload in a running agent, as JSON. `docs/status.md` describes its shape: fields may
 //! be added, existing ones stay.
 
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
@@ -9,6 +10,8 @@ use crate::base::clock::{Clock, rfc3339_millis};
 use crate::base::limits;
 use crate::fs::pending::{Hanging, PendingOperations};
 use crate::secret::{KeyPair, Secret, SecretName, TrustBundle};
+use crate::source::kubernetes::Clusters;
+use crate::source::kubernetes::cluster::ClusterStatus;
 use crate::store::health::{
     CaHealth, ComponentHealth, DirectoryHealth, Failing, OutputHealth, RenewalHealth,
 };
@@ -55,6 +58,7 @@ pub struct Reporter {
     pub workload: Workload,
     pub history: History,
     pub pending: PendingOperations,
+    pub clusters: Arc<OnceLock<Clusters>>,
     pub about: About,
     pub clock: Clock,
 }
@@ -62,7 +66,7 @@ pub struct Reporter {
 impl Reporter {
     /// The state at this moment.
     pub fn report(&self) -> Value {
-        let Self { cache, workload, history, pending, about, clock } = self;
+        let Self { cache, workload, history, pending, clusters, about, clock } = self;
         let now = clock.now();
         let missing = cache.health_of(*workload, now).missing;
         let missing: Vec<_> =
@@ -91,6 +95,10 @@ impl Reporter {
         if let Some(fields) = report.as_object_mut() {
             if !name.is_empty() {
                 fields.insert("workload".to_owned(), json!(&*name));
+            }
+            if let Some(clusters) = clusters.get() {
+                let clusters: Vec<_> = clusters.status().iter().map(cluster).collect();
+                fields.insert("clusters".to_owned(), json!(clusters));
             }
             if !about.other_sockets.is_empty() {
                 let other = |(path, file): &(std::path::PathBuf, Option<String>)| json!({ "socket": path.display().to_string(), "socket_file": file });
@@ -124,6 +132,17 @@ impl Reporter {
             "next_try": renewal.next_try.map(moment),
         })
     }
+}
+
+fn cluster(status: &ClusterStatus) -> Value {
+    json!({
+        "name": status.id.to_string(),
+        "reachable_since": status.reachable_since.map(moment),
+        "names": status.names,
+        "last_error": status.last_error,
+        "calls": status.calls,
+        "errors": status.errors,
+    })
 }
 
 fn ca_health(ca: &CaHealth) -> Value {

@@ -1,6 +1,7 @@
 //! Probes and metrics over HTTP: `/livez`, `/readyz`, `/metrics`.
 
 use std::fmt::Write as _;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use http::{Method, Request, StatusCode, header};
@@ -11,10 +12,12 @@ use tokio_util::sync::CancellationToken;
 use crate::base::clock::Clock;
 use crate::fs::pending::PendingOperations;
 use crate::fs::watch::Watcher;
-use crate::metrics::{Agent, Format, HangingPaths, Metrics};
+use crate::metrics::{Agent, ClusterCounts, Format, HangingPaths, Metrics};
 use crate::net::http1::{self, Answer, CONNECTION_TIME, Place, text};
 use crate::ops::host;
 use crate::ops::telemetry::{Log, MissingLines};
+use crate::source::kubernetes::Clusters;
+use crate::source::kubernetes::cluster::ClusterStatus;
 use crate::store::Cache;
 
 /// Answers probes. Clones answer the same.
@@ -26,6 +29,7 @@ pub struct Status {
     pub started: SystemTime,
     pub watcher: Watcher,
     pub pending: PendingOperations,
+    pub clusters: Arc<OnceLock<Clusters>>,
     pub log: Log,
     /// It listens on loopback, and refuses requests for other host names (DNS rebinding).
     pub is_local: bool,
@@ -64,7 +68,16 @@ impl Status {
         let hanging = HangingPaths::of(&self.pending.hanging(), &self.clock);
         let MissingLines { blocked, suppressed } = self.log.missing_lines();
         let log_lines_dropped = [("blocked", blocked), ("suppressed", suppressed)];
-        let agent = Agent { started: self.started, now, watched, hanging, log_lines_dropped };
+        let clusters = self.clusters.get().map(Clusters::status).unwrap_or_default();
+        let counts = |it: ClusterStatus| ClusterCounts {
+            cluster: it.id.to_string(),
+            is_reachable: it.reachable_since.is_some(),
+            names: it.names,
+            calls: it.calls,
+            errors: it.errors,
+        };
+        let clusters = clusters.into_iter().map(counts).collect();
+        let agent = Agent { started: self.started, now, watched, hanging, log_lines_dropped, clusters };
         let body = self.metrics.encode(&self.cache, agent, format);
         http1::answer(StatusCode::OK, format.content_type(), body)
     }

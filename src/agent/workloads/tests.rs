@@ -25,6 +25,7 @@ fn plan(account: &str, ca: &Path) -> Plan {
     let identity = format!("spiffe://cluster.local/ns/default/sa/{account}").parse().unwrap();
     let debounce = Duration::from_millis(100);
     Plan {
+        kubernetes: None,
         files: files::FileSettings {
             mounted: Vec::new(),
             is_alone: false,
@@ -96,6 +97,7 @@ async fn identity(responses: &mut Streaming<DiscoveryResponse>) -> String {
 
 fn metrics(shared: &Shared) -> String {
     let agent = Agent {
+        clusters: Vec::new(),
         started: UNIX_EPOCH,
         now: shared.clock.now(),
         watched: shared.watcher.count(),

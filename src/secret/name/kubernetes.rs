@@ -13,6 +13,8 @@ struct Parts {
     /// The cluster that the client says it runs in, where that is taken from it.
     cluster: Option<Arc<str>>,
     scheme: Scheme,
+    /// The text in lower case, where it is another.
+    folded: Option<Box<str>>,
 }
 
 /// What is before the namespace.
@@ -58,13 +60,18 @@ impl KubernetesName {
         Some(if is_valid { Ok(Self::new(shared(), scheme)) } else { Err(MALFORMED) })
     }
 
-    /// A name without a scheme, if `text` can be the name of a Secret.
+    /// A name without a scheme, if `text` in lower case can be the name of a Secret: Envoy asks for a host as its client
+    /// spelled it.
     pub fn bare(text: &Arc<str>) -> Option<Self> {
-        is_subdomain(text).then(|| Self::new(Arc::clone(text), Scheme::Bare))
+        let is_upper = |c: char| c.is_ascii_uppercase();
+        let folded = text.contains(is_upper).then(|| text.to_ascii_lowercase().into_boxed_str());
+        is_subdomain(folded.as_deref().unwrap_or(text)).then(|| {
+            Self(Arc::new(Parts { text: Arc::clone(text), cluster: None, scheme: Scheme::Bare, folded }))
+        })
     }
 
     fn new(text: Arc<str>, scheme: Scheme) -> Self {
-        Self(Arc::new(Parts { text, cluster: None, scheme }))
+        Self(Arc::new(Parts { text, cluster: None, scheme, folded: None }))
     }
 
     /// The same name, asked for by a client that says it runs in `cluster`.
@@ -73,8 +80,8 @@ impl KubernetesName {
             // The text names the cluster.
             Scheme::Gateway => self,
             scheme => {
-                let text = Arc::clone(&self.0.text);
-                Self(Arc::new(Parts { text, cluster: Some(cluster), scheme }))
+                let (text, folded) = (Arc::clone(&self.0.text), self.0.folded.clone());
+                Self(Arc::new(Parts { text, cluster: Some(cluster), scheme, folded }))
             }
         }
     }
@@ -114,7 +121,7 @@ impl KubernetesName {
 
     fn rest(&self) -> &str {
         match self.0.scheme {
-            Scheme::Bare => self.as_str(),
+            Scheme::Bare => self.0.folded.as_deref().unwrap_or(&self.0.text),
             _ => self.as_str().split_once("://").map_or("", |(_, rest)| rest),
         }
     }
@@ -164,7 +171,9 @@ mod tests {
         }
         let bare = KubernetesName::bare(&"www.example.com-cacert".into()).unwrap();
         assert_eq!((bare.namespace(), bare.base()), (None, Some("www.example.com")));
-        for text in ["", "A", "a_b", "a/b", "a..b", "-a", "*.example.com", &"a".repeat(254)] {
+        let shouted = KubernetesName::bare(&"WWW.Example.com".into()).unwrap();
+        assert_eq!((shouted.as_str(), shouted.name()), ("WWW.Example.com", "www.example.com"));
+        for text in ["", "a_b", "a/b", "a..b", "-a", "*.example.com", &"a".repeat(254)] {
             assert!(KubernetesName::bare(&text.into()).is_none(), "{text}");
         }
     }

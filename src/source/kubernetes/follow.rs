@@ -18,8 +18,7 @@ use crate::kube::{Api, Event, Kind, KubeError, Object, ObjectId, Of, Selection, 
 
 /// How long an object that does not exist is left alone before it is watched: names that clients make up go sooner.
 const ABSENT: Duration = Duration::from_secs(2);
-/// Within this time a watch without a version has told what there is. If not, the object may have been deleted since it was
-/// read.
+/// Within this time a watch without a version has told what there is, also where the API server sends no bookmark then.
 const FIRST_EVENT: Duration = Duration::from_secs(2);
 /// So many objects are parsed in one turn; others of the agent's tasks get theirs in between.
 const TURN: usize = 8;
@@ -173,7 +172,7 @@ impl Follower {
                 }
             };
             failures = 0;
-            // What is there comes at once, unless it was deleted after it was read.
+            // What is there comes at once, and then a bookmark. If it does not, it was deleted after it was read.
             let mut unconfirmed =
                 (from.is_none() && self.content.is_some()).then(|| Instant::now() + FIRST_EVENT);
             loop {
@@ -193,6 +192,7 @@ impl Follower {
                         from = Some(object.version.clone());
                         self.take(Some(object)).await;
                     }
+                    Next::Event(Event::Version(_)) if unconfirmed.is_some() => return,
                     Next::Event(Event::Version(version)) => from = Some(version),
                     // Reading it confirms that.
                     Next::Event(Event::Deleted { .. }) | Next::Reconnected => return,

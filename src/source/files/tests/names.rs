@@ -71,7 +71,14 @@ async fn a_name_that_never_had_a_value_is_forgotten_with_its_last_stream() {
             mount.watches(before).await;
             let now = mount.clock.now();
             let (watched, hanging) = (mount.watcher.count(), HangingPaths::default());
-            let agent = Agent { started: now, now, watched, hanging, log_lines_dropped: [("", 0); 2] };
+            let agent = Agent {
+                started: now,
+                now,
+                watched,
+                hanging,
+                log_lines_dropped: [("", 0); 2],
+                clusters: Vec::new(),
+            };
             let text = mount.metrics.encode(&mount.cache, agent, Format::Prometheus);
             assert!(!text.contains(name.name.as_str()), "{text}");
         }
