@@ -42,6 +42,7 @@ mod inotify;
 mod issuance;
 mod istio;
 mod keys;
+mod kube_rules;
 mod monitoring;
 mod log;
 mod mounted_files;
