@@ -148,6 +148,22 @@ async fn a_watch_without_a_version_begins_with_what_there_is() {
 }
 
 #[tokio::test]
+async fn a_bookmark_ends_the_initial_events() {
+    let directory = tempfile::tempdir().unwrap();
+    let (cluster, client) = cluster(directory.path()).await;
+    cluster.put(&secret("web"));
+    let version = cluster.version();
+    for (name, count) in [("web", 1), ("other", 0)] {
+        let selector = format!("fieldSelector=metadata.name%3D{name}");
+        let mut watch = client.watch(&format!("{SECRETS}?watch=1&allowWatchBookmarks=1&{selector}")).await;
+        for _ in 0..count {
+            assert_eq!(watch.next().await.unwrap().0, "ADDED");
+        }
+        assert_eq!(watch.next().await, event("BOOKMARK", "", version));
+    }
+}
+
+#[tokio::test]
 async fn a_watch_from_a_version_misses_nothing_or_gets_410() {
     let directory = tempfile::tempdir().unwrap();
     let (cluster, client) = cluster(directory.path()).await;
@@ -344,7 +360,9 @@ async fn each_fault_is_what_it_says() {
     assert!(client.get(&path).await.1.is_string(), "half of an object is no JSON");
     cluster.clear_faults();
     let grants = "/apis/gateway.networking.k8s.io/v1/namespaces/shop/referencegrants";
-    assert_eq!(client.get(grants).await.0, 404);
+    assert_eq!(client.get(grants).await, (404, json!("404 page not found\n")));
+    let stranger = Client::connect(&cluster, &cluster.account("shop", "none")).await;
+    assert_eq!(stranger.get(grants).await.0, 403, "rights come first");
     cluster.set_gateway_api(true);
     assert_eq!(client.get(grants).await.0, 200);
 

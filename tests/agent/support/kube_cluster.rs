@@ -53,6 +53,8 @@ pub struct Options {
     pub streams: u32,
     /// The time between the bookmarks of a watch.
     pub bookmarks: Duration,
+    /// Whether the initial events of a watch that takes bookmarks end with one, as of late: it says that there are no more.
+    pub marks_initial: bool,
     /// The time in which the controller fills a Secret for a token.
     pub token_delay: Duration,
     pub has_gateway_api: bool,
@@ -63,6 +65,7 @@ impl Default for Options {
         Self {
             streams: 100,
             bookmarks: Duration::from_secs(60),
+            marks_initial: true,
             token_delay: Duration::from_millis(50),
             has_gateway_api: true,
         }
@@ -91,6 +94,7 @@ struct Shared {
     /// The time that each answer takes.
     latency: Mutex<Duration>,
     bookmarks: Duration,
+    marks_initial: bool,
     token_delay: Duration,
     /// The roots of its TLS, as PEM.
     root: Vec<u8>,
@@ -148,6 +152,7 @@ impl KubeCluster {
             streams: Mutex::new(options.streams),
             latency: Mutex::default(),
             bookmarks: options.bookmarks,
+            marks_initial: options.marks_initial,
             token_delay: options.token_delay,
             root,
         });

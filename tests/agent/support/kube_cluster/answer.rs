@@ -249,7 +249,14 @@ pub fn success(code: u16, body: &Value) -> Response<Body> {
 }
 
 pub fn failed(failure: &Failure) -> Response<Body> {
-    success(failure.code, &failure.body)
+    if let Value::String(text) = &failure.body {
+        return response(failure.code, "text/plain; charset=utf-8", text.clone());
+    }
+    let mut answer = success(failure.code, &failure.body);
+    if let Some(seconds) = failure.body.pointer("/details/retryAfterSeconds").and_then(Value::as_u64) {
+        answer.headers_mut().insert(RETRY_AFTER, seconds.into());
+    }
+    answer
 }
 
 fn too_many(seconds: u64) -> Response<Body> {

@@ -31,9 +31,6 @@ pub fn answer(
 ) -> Result<Response<Body>, Failure> {
     let mut state = shared.state.lock().unwrap();
     let (resource, verb) = (target.resource, call.verb.as_str());
-    if resource.is_custom && !state.has_gateway_api {
-        return Err(status::no_such_path());
-    }
     let selection = match verb {
         "list" | "watch" => Some(Selection::parse(target, &call.query).map_err(|why| {
             shared.violations.add(format!("{why}: {call:#?}"));
@@ -53,6 +50,9 @@ pub fn answer(
         name: named.unwrap_or_default().to_owned(),
     };
     state.require(user, &access)?;
+    if resource.is_custom && !state.has_gateway_api {
+        return Err(status::no_such_path());
+    }
     match (verb, selection, target.key()) {
         ("list", Some(selection), _) => list(&mut state, call, target, &selection),
         ("watch", Some(selection), _) => watch(shared, state, call, target, selection, user),
@@ -191,9 +191,8 @@ fn patched(
 /// Server-side apply: fields that the manager applied before and does not now are removed; the others are merged.
 fn apply(state: &mut State, call: &Call, key: &Key) -> Result<Value, Failure> {
     let Some(manager) = call.query.get("fieldManager").filter(|manager| !manager.is_empty()) else {
-        return Err(status::bad_request(
-            "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch",
-        ));
+        let why = "fieldManager: Required value: is required for apply patch";
+        return Err(status::invalid("PatchOptions.meta.k8s.io", "", why));
     };
     let name = call.body.pointer("/metadata/name").and_then(Value::as_str);
     if call.body.get("apiVersion").is_none() || call.body.get("kind").is_none() || name != Some(&key.name) {
@@ -264,7 +263,7 @@ fn list(
 }
 
 fn too_large(version: u64, current: u64) -> Failure {
-    let message = format!("Too large resource version: {version}, current: {current}");
+    let message = format!("Timeout: Too large resource version: {version}, current: {current}");
     let causes = json!([{ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" }]);
     status::failure(504, "Timeout", &message, Some(json!({ "causes": causes, "retryAfterSeconds": 1 })))
 }
@@ -282,14 +281,14 @@ fn watch(
         None | Some("" | "0") => None,
         Some(text) => Some(text.parse::<u64>().map_err(|_| {
             shared.violations.add(format!("a version that the server never gave: {call:#?}"));
-            status::bad_request(&format!(
-                "Invalid value: \"{text}\": strconv.ParseUint: parsing \"{text}\": invalid syntax"
-            ))
+            let why =
+                format!("Invalid value: \"{text}\": strconv.ParseUint: parsing \"{text}\": invalid syntax");
+            status::failure(500, "", &format!("resourceVersion: {why}"), None)
         })?),
     };
-    let marks_initial = is_true(query, "sendInitialEvents");
+    let sends_initial = is_true(query, "sendInitialEvents");
     let has_bookmarks = is_true(query, "allowWatchBookmarks");
-    if marks_initial != query.contains_key("resourceVersionMatch") || (marks_initial && !has_bookmarks) {
+    if sends_initial != query.contains_key("resourceVersionMatch") || (sends_initial && !has_bookmarks) {
         return Err(status::invalid(
             "ListOptions",
             "",
@@ -302,10 +301,13 @@ fn watch(
             format!("too old resource version: {} ({})", from.unwrap_or_default(), state.store.version);
         return Ok(with_body(200, "application/json", watch::too_old(&status::expired(&message).body)));
     };
+    // Without a version the initial events are marked although the client has not asked for it.
+    let is_marked = sends_initial || (from.is_none() && has_bookmarks && shared.marks_initial);
+    let initial = is_marked.then_some(state.store.version);
     drop(state);
     let seconds =
         query.get("timeoutSeconds").and_then(|text| text.parse().ok()).filter(|seconds| *seconds > 0);
     let lasts = seconds.map_or(LASTS, Duration::from_secs);
-    let opened = Opened { selection, api: target.version, has_bookmarks, marks_initial, lasts, begin };
+    let opened = Opened { selection, api: target.version, has_bookmarks, initial, lasts, begin };
     Ok(with_body(200, "application/json", watch::stream(shared, opened)))
 }

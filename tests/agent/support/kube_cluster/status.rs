@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::rbac::Access;
 use super::resource::{Key, Resource};
 
-/// An answer that is no object: its code, and its `Status`.
+/// An answer that is no object: its code, and its `Status` or text.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub code: u16,
@@ -42,9 +42,9 @@ pub fn not_found(key: &Key) -> Failure {
     failure(404, "NotFound", &message, Some(details(key.plural, &key.name)))
 }
 
-/// A path that the server does not serve.
+/// A path that the server does not serve: no `Status`.
 pub fn no_such_path() -> Failure {
-    failure(404, "NotFound", "the server could not find the requested resource", Some(json!({})))
+    Failure { code: 404, body: Value::String("404 page not found\n".to_owned()) }
 }
 
 pub fn already_exists(key: &Key) -> Failure {

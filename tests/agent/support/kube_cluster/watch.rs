@@ -24,8 +24,8 @@ pub struct Opened {
     /// The version of the API in its objects.
     pub api: &'static str,
     pub has_bookmarks: bool,
-    /// The initial events end with a bookmark that says so.
-    pub marks_initial: bool,
+    /// The version of the initial events, which end with a bookmark that says so.
+    pub initial: Option<u64>,
     pub lasts: Duration,
     pub begin: Begin,
 }
@@ -59,13 +59,12 @@ pub fn too_old(body: &serde_json::Value) -> Body {
 }
 
 async fn run(shared: &Shared, opened: Opened, frames: &Frames) -> Result<(), Ended> {
-    let Opened { selection, api, has_bookmarks, marks_initial, lasts, begin } = opened;
+    let Opened { selection, api, has_bookmarks, initial, lasts, begin } = opened;
     let (first, mut signals, number) = begin;
     for change in first {
         send(frames, line(&change, &selection, api)).await?;
     }
-    if marks_initial {
-        let version = shared.state.lock().unwrap().store.version;
+    if let Some(version) = initial {
         send(frames, bookmark(&selection, api, version, true)).await?;
     }
     let every = shared.bookmarks;
