@@ -51,7 +51,7 @@ async fn run(dir: &Path) {
     let file = |name: &str| Some(dir.join(name).display().to_string());
     let status = unused();
     let args = RunArgs {
-        socket: file("outage.socket"),
+        socket: file("outage.socket").into_iter().collect(),
         ca_address: vec![unused().to_string()],
         ca_root: file("tls-ca/root-cert.pem"),
         token_file: file("token"),

@@ -14,7 +14,7 @@ use crate::os::permissions::{Inventory, Socket};
 use crate::source::issuer::StateDir;
 
 /// The paths of an agent with its sockets at `sds` and `admin`.
-pub(crate) fn inventory(config: &Config, sds: &Path, admin: Option<&Path>) -> Inventory {
+pub(crate) fn inventory(config: &Config, sds: &[PathBuf], admin: Option<&Path>) -> Inventory {
     let outputs = config.output.iter().flat_map(|output| &output.directories);
     let exported_keys = outputs.map(|output| (output.directory.clone(), output.key_mode));
     Inventory {
@@ -26,11 +26,11 @@ pub(crate) fn inventory(config: &Config, sds: &Path, admin: Option<&Path>) -> In
     }
 }
 
-/// The admin socket, and the SDS socket unless the options limit its peers.
-fn sockets(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<Socket> {
+/// The admin socket, and the SDS sockets unless the options limit their peers.
+fn sockets(config: &Config, sds: &[PathBuf], admin: Option<&Path>) -> Vec<Socket> {
     let is_limited = !config.allowed.uids.is_empty() || !config.allowed.gids.is_empty();
-    let sds = (!is_limited).then(|| Socket {
-        path: sds.to_owned(),
+    let sds = sds.iter().filter(|_| !is_limited).map(|sds| Socket {
+        path: sds.clone(),
         what: "the SDS socket, and get the workload's key",
         remedy: "set --socket-mode 0660 (SocketMode= in a .socket unit), or limit the peers with --allow-uid or --allow-gid",
     });
@@ -39,13 +39,13 @@ fn sockets(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<Socket> {
         what: "the admin socket",
         remedy: "set its mode to 0600 (SocketMode= in a .socket unit)",
     });
-    sds.into_iter().chain(admin).collect()
+    sds.chain(admin).collect()
 }
 
 /// Directories in which other users should not replace anything.
-fn directories(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<(PathBuf, &'static str)> {
+fn directories(config: &Config, sds: &[PathBuf], admin: Option<&Path>) -> Vec<(PathBuf, &'static str)> {
     let of = |file: &Path, what: &'static str| (file::directory_of(file).to_owned(), what);
-    let sockets = std::iter::once(sds).chain(admin);
+    let sockets = sds.iter().map(PathBuf::as_path).chain(admin);
     let mut directories: Vec<_> = sockets.map(|socket| of(socket, "the directory of the socket")).collect();
     directories
         .extend(config.workload.state.iter().map(|state| (state.path().to_owned(), "the --state-dir")));
@@ -56,7 +56,7 @@ fn directories(config: &Config, sds: &Path, admin: Option<&Path>) -> Vec<(PathBu
         let roots = match provider.endpoint().map(|(endpoint, _)| &endpoint.roots) {
             Some(Roots::File(file)) => Some(file),
             Some(Roots::FirstOf(files)) => files.iter().find(|file| file.exists()),
-            Some(Roots::System) | None => None,
+            Some(Roots::System | Roots::Given(_) | Roots::Unverified) | None => None,
         };
         directories.extend(roots.map(|file| of(file, "the directory of the CA's root")));
         let credentials = credentials(provider);

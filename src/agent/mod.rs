@@ -21,9 +21,10 @@ use tokio_util::task::TaskTracker;
 pub(crate) use self::inventory::inventory;
 pub use self::requests::Requests;
 pub use self::signals::{RequestSignals, Signals};
-use self::sockets::{Server, Sockets};
+use self::sockets::{SdsSockets, Server, Sockets};
 use self::workloads::{Plan, Running, Shared, Workloads};
 use crate::base::clock::{Clock, millis};
+use crate::base::text;
 use crate::ca::providers;
 use crate::config::Config;
 use crate::export::output::directory;
@@ -67,7 +68,7 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     workloads.spawn(&shared.stop, shared.pending.clone().report(shared.clock.clone()));
     if config.landlock {
         // Before there are other threads.
-        let sockets = [Some(&sds), admin.as_ref()].into_iter().flatten();
+        let sockets = sds.iter().chain(admin.as_ref());
         let own =
             sockets.filter_map(Listener::own_directory).chain(ready_file.as_ref().map(ReadyFile::directory));
         confine(&config, own.map(Path::to_owned).collect(), &shared.disk)?;
@@ -75,24 +76,26 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     }
     workloads.spawn(&shared.stop, log.clone().summarize());
     let admin_path = admin.as_ref().map(|admin| admin.path().to_owned());
-    log_permissions(&shared, config.clone(), sds.path().to_owned(), admin_path, given.is_in_pod);
+    log_permissions(&shared, config.clone(), sds.paths(), admin_path, given.is_in_pod);
 
     let (allowed, options_file) = (config.allowed.clone(), config.options_file.clone());
     let reporter = start_workload(&mut workloads, &shared, &running, config, &sds, addresses).await?;
     serve_page(&mut workloads, &shared, &server, page, &reporter);
     requests.serve(&mut workloads, &shared, options_file, &reporter, &log);
-    let admin_file = admin.and_then(|listener| {
+    let mut files = Vec::new();
+    if let Some(listener) = admin {
         let (socket, file) = listener.into_parts();
+        files.extend(file);
         let peers = AdminPeers::new(shared.metrics.clone(), shared.cache.components(running.workload));
         workloads.spawn(&shared.stop, server.clone().admin(socket, peers, Admin { reporter, log }));
-        file
-    });
+    }
     let peers = Peers::new(allowed, shared.metrics.clone(), shared.cache.components(running.workload));
     let service = workloads.service(&running);
-    let sds_path = sds.path().to_owned();
-    let (socket, sds_file) = sds.into_parts();
-    let sds = Server { stop: running.ended.clone(), ..server }.sds(socket, peers, service);
-    workloads.spawn(&running.ended, sds);
+    let server = Server { stop: running.ended.clone(), ..server };
+    for (socket, file) in sds.into_parts() {
+        workloads.spawn(&running.ended, server.clone().sds(socket, peers.clone(), service.clone()));
+        files.extend(file);
+    }
 
     let (health, watched) = watch::channel(Health::unknown());
     if let Some(file) = ready_file {
@@ -117,10 +120,7 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     };
 
     // The sockets disappear before the streams end, so that a successor may take their place at once.
-    let disk = shared.disk.at_the_edges();
-    if let Err(reason) = disk.run(&sds_path, move || drop((sds_file, admin_file))).await {
-        tracing::warn!(%reason, "sockets not removed");
-    }
+    sockets::remove(files, &shared.disk.at_the_edges()).await;
     ended?;
     shared.stop.cancel();
     shared.calls.close();
@@ -187,7 +187,7 @@ async fn start_workload(
     shared: &Shared,
     running: &Running,
     config: Config,
-    sds: &Listener,
+    sds: &SdsSockets,
     addresses: Addresses,
 ) -> anyhow::Result<Reporter> {
     let cert_dir = config.files.mounted.first().and_then(Place::home);
@@ -200,7 +200,7 @@ async fn start_workload(
         providers::clients(&config.providers, &shared.clock, &shared.disk.within(config.workload.timeout))?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
-        socket = %sds.path().display(),
+        socket = %text::listed(sds.iter().map(|socket| socket.path().display()), ", "),
         config = config.options_file.as_ref().map(|file| tracing::field::display(file.path().display())),
         ca = cas.provider(),
         because = config.provider_reason,
@@ -210,22 +210,40 @@ async fn start_workload(
         page = addresses.page.map(|address| tracing::field::display(format!("http://{address}/"))),
         "attache serves"
     );
+    let named = |socket: &Listener| {
+        let path = std::path::absolute(socket.path()).unwrap_or_else(|_| socket.path().to_owned());
+        (path, socket.id().map(|id| id.to_string()))
+    };
+    let (socket, socket_file) = named(&sds.first);
     let about = About {
         started: shared.clock.now(),
-        socket: std::path::absolute(sds.path()).unwrap_or_else(|_| sds.path().to_owned()),
-        socket_file: sds.id().map(|id| id.to_string()),
+        socket,
+        socket_file,
+        other_sockets: sds.others.iter().map(named).collect(),
         provider: cas.provider(),
         cas: cas.in_order().map(|ca| ca.name.to_string()).collect(),
     };
-    let plan =
-        Plan { files: config.files, crl: config.crl, cas, issuer: config.workload, output: config.output };
+    let plan = Plan {
+        files: config.files,
+        crl: config.crl,
+        cas,
+        issuer: config.workload,
+        mint: config.mint,
+        output: config.output,
+    };
     workloads.start(running, plan).await.context("starting the thread for mounted files failed")?;
     let Shared { cache, history, pending, clock, .. } = shared.clone();
     Ok(Reporter { cache, workload: running.workload, history, pending, about, clock })
 }
 
 /// Logs what every local user could read or replace. Does not wait for a disk that does not answer soon.
-fn log_permissions(shared: &Shared, config: Config, sds: PathBuf, admin: Option<PathBuf>, is_in_pod: bool) {
+fn log_permissions(
+    shared: &Shared,
+    config: Config,
+    sds: Vec<PathBuf>,
+    admin: Option<PathBuf>,
+    is_in_pod: bool,
+) {
     let pending = shared.pending.clone();
     disk::attempt(2 * disk::AT_THE_EDGES, move || {
         let inventory = inventory(&config, &sds, admin.as_deref());

@@ -3,12 +3,13 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -20,36 +21,69 @@ use crate::net::http1::{Connections, Place};
 use crate::net::http2;
 use crate::ops::admin::Admin;
 use crate::os::systemd::PassedSocket;
-use crate::serve::listener::Listener;
+use crate::serve::listener::{Listener, SocketFile};
 use crate::serve::peer::{AdminPeers, Peers};
 use crate::serve::sds::SecretDiscovery;
 
 /// Everything that another process may hold already.
 pub(super) struct Sockets {
-    pub(super) sds: Listener,
+    pub(super) sds: SdsSockets,
     pub(super) admin: Option<Listener>,
     pub(super) status: Option<TcpListener>,
     pub(super) page: Option<TcpListener>,
     pub(super) ready_file: Option<ReadyFile>,
 }
 
+/// The sockets on which the secrets are served.
+pub(super) struct SdsSockets {
+    /// The one that admin commands go by.
+    pub(super) first: Listener,
+    pub(super) others: Vec<Listener>,
+}
+
+impl SdsSockets {
+    /// Takes over the sockets that were `passed` to the agent; if there are none, opens those that `config` names.
+    fn open(config: &Config, passed: Vec<PassedSocket>) -> anyhow::Result<Self> {
+        let take = |passed| Listener::passed(passed).context("taking over the SDS socket failed");
+        let bind = |path: &Path| Listener::bind(path, config.socket_mode, "--socket");
+        let mut passed = passed.into_iter();
+        Ok(match passed.next() {
+            Some(first) => Self { first: take(first)?, others: passed.map(take).collect::<Result<_, _>>()? },
+            None => Self {
+                first: bind(&config.socket)?,
+                others: config.other_sockets.iter().map(|path| bind(path)).collect::<Result<_, _>>()?,
+            },
+        })
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Listener> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        self.iter().map(|socket| socket.path().to_owned()).collect()
+    }
+
+    /// The sockets, and the guards that remove their files on drop.
+    pub(super) fn into_parts(self) -> impl Iterator<Item = (UnixListener, Option<SocketFile>)> {
+        std::iter::once(self.first).chain(self.others).map(Listener::into_parts)
+    }
+}
+
 impl Sockets {
     /// Opens what `config` names, except for the sockets that were passed to the agent.
     pub(super) async fn open(
         config: &Config,
-        sds: Option<PassedSocket>,
+        sds: Vec<PassedSocket>,
         admin: Option<PassedSocket>,
         disk: &Disk,
     ) -> anyhow::Result<Self> {
-        let sds = match sds {
-            Some(passed) => Listener::passed(passed).context("taking over the SDS socket failed")?,
-            None => Listener::bind(&config.socket, config.socket_mode, "--socket")?,
-        };
+        let sds = SdsSockets::open(config, sds)?;
         let admin = match (admin, &config.admin_socket) {
             (Some(passed), _) => {
                 Some(Listener::passed(passed).context("taking over the admin socket failed")?)
             }
-            (None, Some(socket)) => bind_admin(socket, sds.path())?,
+            (None, Some(socket)) => bind_admin(socket, sds.first.path())?,
             (None, None) => None,
         };
         let status = bind_http(config.status_address, "--status-address", "probes and metrics").await?;
@@ -73,6 +107,20 @@ fn bind_admin(socket: &AdminSocket, sds: &Path) -> anyhow::Result<Option<Listene
             Ok(None)
         }
     }
+}
+
+/// Removes the files of sockets. Each disk has its own time to answer.
+pub(super) async fn remove(files: Vec<SocketFile>, disk: &Disk) {
+    let mut removals = JoinSet::new();
+    for file in files {
+        let (path, disk) = (file.path().to_owned(), disk.clone());
+        removals.spawn(async move {
+            if let Err(reason) = disk.run(&path, move || drop(file)).await {
+                tracing::warn!(%reason, "socket not removed");
+            }
+        });
+    }
+    removals.join_all().await;
 }
 
 /// A listener for `purpose` on the address that `option` names.

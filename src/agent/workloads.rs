@@ -24,6 +24,7 @@ use crate::source::crl::{CrlFile, CrlSource};
 use crate::source::files::named::NamedFiles;
 use crate::source::files::{self, FileSource};
 use crate::source::issuer::{IssuanceQueue, Issuer, IssuerContext, IssuerSettings};
+use crate::source::mint::{MintSettings, MintSource};
 use crate::store::history::History;
 use crate::store::{Cache, Workload};
 
@@ -76,6 +77,8 @@ pub struct Plan {
     /// The CAs that sign; empty where mounted files are the only source.
     pub cas: Failover,
     pub issuer: IssuerSettings,
+    /// Certificates for hosts.
+    pub mint: Option<MintSettings>,
     pub output: Option<OutputSettings>,
 }
 
@@ -133,6 +136,11 @@ impl Workloads {
         if !plan.cas.is_empty() {
             let disk = disk.within(plan.issuer.timeout);
             let context = IssuerContext { clock: clock.clone(), metrics: metrics.clone(), queue, disk };
+            if let Some(settings) = plan.mint {
+                let (cas, issuer) = (plan.cas.apart(), plan.issuer.clone());
+                let hosts = MintSource::new(settings, cas, issuer, &cache, *workload, context.clone());
+                self.spawn(ended, hosts.run());
+            }
             let mut issuer = Issuer::new(plan.cas, plan.issuer, &cache, *workload, context);
             issuer.restore().await;
             self.spawn(ended, issuer.run());

@@ -8,6 +8,8 @@ pub const NAMES_PER_STREAM: usize = 10_000;
 pub const NAME_BYTES_PER_STREAM: usize = REQUEST_BYTES;
 /// File names that all streams together may subscribe to.
 pub const NAMES_ON_DEMAND: usize = 20_000;
+/// Hosts that have a certificate by `mint://` at a time.
+pub const HOSTS_MINTED: usize = 1000;
 /// Bytes that all clients of the SDS sockets may make the agent use, as the agent counts them: connections, streams, names
 /// and requests that are not handled. One connection alone may use half of it: 25,000 streams.
 pub const CLIENT_MEMORY: usize = 512 << 20;
@@ -24,6 +26,8 @@ pub const STREAMS_PER_CONNECTION: u32 = 30_000;
 pub const VALUE_BYTES_ON_DEMAND: usize = 64 << 20;
 /// Bytes of a path in such a name: the kernel's limit (`PATH_MAX` less its final NUL).
 pub const PATH_BYTES: usize = 4095;
+/// Bytes of a cluster's name.
+pub const CLUSTER_ID_BYTES: usize = 253;
 /// Characters of a client's text (node ID, NACK reason) that are logged.
 pub const FOREIGN_TEXT: usize = 400;
 /// Characters of a name in a certificate that are shown: those of the longest SPIFFE ID.
@@ -46,6 +50,16 @@ pub const STUCK_THREADS: usize = 16;
 pub const OLD_ROOTS: usize = 32;
 /// Bytes of a CA's response.
 pub const ANSWER_BYTES: usize = 1 << 20;
+/// Bytes of an object of Kubernetes' API, alone or in an event: etcd's limit is half of it.
+pub const KUBE_OBJECT_BYTES: usize = 3 << 20;
+/// Bytes of a page of a list of Kubernetes' API.
+pub const KUBE_PAGE_BYTES: usize = 32 << 20;
+/// Objects of such a page, unless they are so large that it gets too long.
+pub const KUBE_PAGE_OBJECTS: usize = 250;
+/// Connections to one API server. It allows 100 calls and watches on each, or more.
+pub const KUBE_CONNECTIONS: usize = 128;
+/// Bytes of a kubeconfig.
+pub const KUBECONFIG_BYTES: u64 = 1 << 20;
 /// Bytes that are kept of the messages of a configured command.
 pub const COMMAND_MESSAGE_BYTES: usize = 4 << 10;
 /// Lines at the end of a hook's output that the status shows.

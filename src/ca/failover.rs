@@ -46,6 +46,16 @@ impl Failover {
         Self { members }
     }
 
+    /// The same CAs for another certificate, which may be requested at the same time.
+    pub fn apart(&self) -> Self {
+        let apart = |member: &Member| Member {
+            name: Arc::clone(&member.name),
+            client: member.client.apart().unwrap_or_else(|| Arc::clone(&member.client)),
+            health: Health::default(),
+        };
+        Self { members: self.members.iter().map(apart).collect() }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }

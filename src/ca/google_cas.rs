@@ -8,7 +8,7 @@ pub mod fuzz;
 pub mod options;
 
 use std::str::FromStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
@@ -103,9 +103,9 @@ pub struct GoogleCasSettings {
 pub struct GoogleCas {
     endpoint: Endpoint,
     settings: GoogleCasSettings,
-    token: TokenSource,
+    token: Arc<TokenSource>,
     headers: Vec<Header>,
-    connections: Connections,
+    connections: Arc<Connections>,
     open: Mutex<Option<Open>>,
 }
 
@@ -171,6 +171,17 @@ impl CertificateAuthority for GoogleCas {
         }
     }
 
+    fn apart(&self) -> Option<Arc<dyn CertificateAuthority>> {
+        Some(Arc::new(Self {
+            endpoint: self.endpoint.clone(),
+            settings: self.settings.clone(),
+            token: Arc::clone(&self.token),
+            headers: self.headers.clone(),
+            connections: Arc::clone(&self.connections),
+            open: Mutex::default(),
+        }))
+    }
+
     fn pending(&self) -> Option<Pending> {
         let is_repeatable = |open: &Open| open.tries < TRIES && open.since.elapsed() < REMEMBERED;
         self.open().as_ref().is_some_and(is_repeatable).then_some(Pending { waits_for: None })
@@ -211,6 +222,7 @@ impl GoogleCas {
         headers: Vec<Header>,
         connections: Connections,
     ) -> Self {
+        let (token, connections) = (Arc::new(token), Arc::new(connections));
         Self { endpoint, settings, token, headers, connections, open: Mutex::default() }
     }
 

@@ -9,7 +9,7 @@ pub mod fuzz;
 pub mod options;
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -185,6 +185,19 @@ impl CertificateAuthority for Kubernetes {
             }
             _ => None,
         }
+    }
+
+    fn apart(&self) -> Option<Arc<dyn CertificateAuthority>> {
+        Some(Arc::new(Self {
+            endpoint: self.endpoint.clone(),
+            token: self.token.clone(),
+            signer: self.signer.clone(),
+            roots: self.roots.clone(),
+            key_type: self.key_type,
+            clock: self.clock.clone(),
+            disk: self.disk.clone(),
+            requests: Mutex::default(),
+        }))
     }
 
     fn pending(&self) -> Option<Pending> {

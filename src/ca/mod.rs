@@ -17,6 +17,7 @@ pub mod providers;
 pub mod vault;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::error::CaError;
@@ -43,6 +44,11 @@ pub trait CertificateAuthority: fmt::Debug + Send + Sync {
     /// The unfinished request at a CA that signs asynchronously: after a call that failed or timed out, `sign` resumes it
     /// when it gets the same request again.
     fn pending(&self) -> Option<Pending> {
+        None
+    }
+
+    /// A client of the same CA that may have another request open at the same time; none if this client has no such limit.
+    fn apart(&self) -> Option<Arc<dyn CertificateAuthority>> {
         None
     }
 

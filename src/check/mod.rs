@@ -93,7 +93,8 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
     let is_running = f.socket(&config, scope).await;
     f.addresses(&config, scope, is_running);
     let admin = config.admin_socket.as_ref().map(|socket| socket.path.as_path());
-    let inventory = inventory(&config, &config.socket, admin);
+    let sockets: Vec<_> = config.sockets().map(Path::to_owned).collect();
+    let inventory = inventory(&config, &sockets, admin);
     for concern in permissions::concerns(&inventory, scope.is_in_pod, &PendingOperations::default()) {
         f.note(Severity::Warning, "modes", concern);
     }
@@ -120,7 +121,11 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
 
 impl Findings {
     fn note(&mut self, state: Severity, about: &'static str, text: impl Into<String>) {
-        self.all.push(Finding { state, about, text: text.into() });
+        let finding = Finding { state, about, text: text.into() };
+        // The same may be true of several sockets.
+        if !self.all.contains(&finding) {
+            self.all.push(finding);
+        }
     }
 
     fn options(&mut self, config: &Config) {

@@ -30,13 +30,27 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const SET_GROUP_ID: u32 = 0o2000;
 
 impl Findings {
-    /// Checks the sockets and their peers. Returns whether an agent is running on the SDS socket.
+    /// Checks the sockets and their peers. Returns whether an agent is running on the first SDS socket.
     pub(super) async fn socket(&mut self, config: &Config, scope: Scope) -> bool {
         if let Some(admin) = config.admin_socket.as_ref().filter(|admin| admin.is_named) {
             self.place("admin socket", "--admin-socket", &admin.path).await;
         }
         let is_running = self.place("socket", "--socket", &config.socket).await;
-        self.peers(config, scope);
+        for other in &config.other_sockets {
+            if self.place("socket", "--socket", other).await && !is_running {
+                let (other, first) = (other.display(), config.socket.display());
+                self.note(
+                    Severity::Error,
+                    "socket",
+                    format!(
+                        "{other}: the agent there does not serve {first}: stop it, or choose another path with --socket"
+                    ),
+                );
+            }
+        }
+        for socket in config.sockets() {
+            self.peers(config, scope, socket);
+        }
         is_running
     }
 
@@ -87,11 +101,11 @@ impl Findings {
         false
     }
 
-    /// Checks which users the socket's mode and the options let connect.
-    fn peers(&mut self, config: &Config, scope: Scope) {
+    /// Checks which users the mode of `socket` and the options let connect.
+    fn peers(&mut self, config: &Config, scope: Scope, socket: &Path) {
         let (uid, mut gid) = (getuid().as_raw(), getgid().as_raw());
         // New files in such a directory get its group. A Pod's volumes with an fsGroup are set up so.
-        if let Ok(directory) = fs::metadata(file::directory_of(&config.socket))
+        if let Ok(directory) = fs::metadata(file::directory_of(socket))
             && directory.mode() & SET_GROUP_ID != 0
         {
             gid = directory.gid();

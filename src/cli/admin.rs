@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-use super::sds_client::{connect_remedy, sds_socket};
+use super::sds_client::{agents_socket, connect_remedy, sds_socket};
 use super::variable;
 use crate::config::default_admin_socket;
 use crate::serve::listener::FileId;
@@ -58,7 +58,7 @@ impl AdminArgs {
                 "this agent has no admin socket (admin-socket is none); start it with one, or name another agent's with \
                  --admin-socket"
             ),
-            Some(admin) => Ok(Target { admin, sds: variable("ATTACHE_SOCKET"), is_derived: false }),
+            Some(admin) => Ok(Target { admin, sds: agents_socket(), is_derived: false }),
             None => Ok(derived(sds_socket(None))),
         }
     }
@@ -130,8 +130,14 @@ fn served(report: &Value) -> Option<&Path> {
     report.get("socket").and_then(Value::as_str).filter(|path| !path.is_empty()).map(Path::new)
 }
 
-/// Whether the agent that sent `report` serves `sds`. Paths may differ where a directory is mounted in two places.
+/// Whether the agent that sent `report` serves `sds`, among other sockets or alone.
 fn serves(report: &Value, sds: &Path) -> bool {
+    let others = report.get("other_sockets").and_then(Value::as_array).into_iter().flatten();
+    std::iter::once(report).chain(others).any(|socket| is_same(socket, sds))
+}
+
+/// Whether the socket of a report is `sds`. Paths may differ where a directory is mounted in two places.
+fn is_same(report: &Value, sds: &Path) -> bool {
     let file = report.get("socket_file").and_then(Value::as_str);
     match (FileId::of(sds), file) {
         (Ok(asked), Some(file)) => asked.to_string() == file,

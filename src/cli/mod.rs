@@ -214,6 +214,9 @@ fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<
     outcome
 }
 
+/// The agent's SDS sockets: the only path in the environment that is repeatable and that other commands read.
+const SOCKETS: &str = "ATTACHE_SOCKET";
+
 /// A path from the environment, or from the options file that it names. An empty variable counts as not set, as for the
 /// agent.
 fn variable(name: &str) -> Option<PathBuf> {
@@ -223,7 +226,11 @@ fn variable(name: &str) -> Option<PathBuf> {
         let file = ("ATTACHE_CONFIG".to_owned(), variable("ATTACHE_CONFIG")?.into_string().ok()?);
         agents_option(&[file].into(), &option)
     };
-    variable(name).map(PathBuf::from).or_else(|| in_file().map(PathBuf::from))
+    let path = |value: OsString| match name == SOCKETS {
+        true => std::env::split_paths(&value).next().unwrap_or_default(),
+        false => value.into(),
+    };
+    variable(name).map(path).or_else(|| in_file().map(PathBuf::from))
 }
 
 /// Prints the command's result to standard output.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use tokio::net::UnixStream;
 
-use super::variable;
+use super::{SOCKETS, variable};
 use crate::config::DEFAULT_SOCKET;
 use crate::net::http2;
 use crate::os::denial::denial;
@@ -19,13 +19,18 @@ pub(super) type SdsClient = SecretDiscoveryServiceClient<http2::Connection>;
 
 /// The SDS socket: the given one, else the one in the environment, which is the agent's own in its container.
 pub(super) fn sds_socket(given: Option<&Path>) -> PathBuf {
-    given.map(Path::to_owned).or_else(|| variable("ATTACHE_SOCKET")).unwrap_or_else(|| DEFAULT_SOCKET.into())
+    given.map(Path::to_owned).or_else(agents_socket).unwrap_or_else(|| DEFAULT_SOCKET.into())
+}
+
+/// The SDS socket in the agent's environment or options file; of several, the first one.
+pub(super) fn agents_socket() -> Option<PathBuf> {
+    variable(SOCKETS)
 }
 
 /// The first request of a stream, or the only one of a call.
 pub(super) fn first_request(name: &str, node_id: &str) -> DiscoveryRequest {
     DiscoveryRequest {
-        node: Some(Node { id: node_id.to_owned(), cluster: String::new() }),
+        node: Some(Node { id: node_id.to_owned(), ..Node::default() }),
         resource_names: vec![name.to_owned()],
         type_url: SECRET_TYPE_URL.to_owned(),
         ..DiscoveryRequest::default()

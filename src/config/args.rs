@@ -34,10 +34,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", help_heading = "Options file")]
     pub config: Option<String>,
 
-    /// The socket that Envoy connects to [default: /var/run/secrets/workload-spiffe-uds/socket]
+    /// The socket that Envoy connects to; repeatable (in the environment separated by ":"): the same secrets on each. The
+    /// first one is that of attache status and the admin socket [default: /var/run/secrets/workload-spiffe-uds/socket]
     #[arg(long, value_name = "PATH", help_heading = "Socket")]
-    pub socket: Option<String>,
-    /// The socket's file mode, octal [default: 0660]
+    pub socket: Vec<String>,
+    /// The file mode of each socket, octal [default: 0660]
     #[arg(long, value_name = "MODE", help_heading = "Socket")]
     pub socket_mode: Option<String>,
     /// Let only processes of this user id connect (a number; repeatable; in the environment separated by ","), and
@@ -146,6 +147,11 @@ pub struct RunArgs {
     /// Spread the renewal over ± this share of the lifetime [default: 0.1] [SECRET_GRACE_PERIOD_RATIO_JITTER]
     #[arg(long, value_name = "0..1", help_heading = "Certificate")]
     pub grace_jitter: Option<String>,
+    /// Issue a certificate for a host when Envoy asks for mint://HOST, if the host is beneath this domain (.example.com),
+    /// or is or is beneath it (example.com); repeatable (in the environment separated by ","). The certificate has the
+    /// workload's identity and the host's DNS name: the CA must issue both [default: none]
+    #[arg(long, value_name = "DOMAIN", help_heading = "Certificate")]
+    pub mint_suffix: Vec<String>,
 
     /// The directory of mounted cert-chain.pem, key.pem and root-cert.pem, or tls.crt, tls.key and ca.crt, which win over the
     /// CA if they exist. Missing files are looked for in /var/run/secrets/workload-spiffe-credentials. Not used if it is also
@@ -202,8 +208,43 @@ pub struct RunArgs {
     #[arg(long, value_name = "DURATION", help_heading = "Output")]
     pub output_hook_timeout: Option<String>,
 
+    /// Serve Secrets and ConfigMaps of Kubernetes as kubernetes://[NAMESPACE/]NAME, sds://[NAMESPACE/]NAME,
+    /// kubernetes-gateway://NAMESPACE/NAME (each with -cacert for trust roots) and configmap://NAMESPACE/NAME. The agent's
+    /// service account needs get and watch on those that are asked for (see docs/gateway.md)
+    #[arg(long, help_heading = "Kubernetes Secrets")]
+    pub kubernetes_secrets: bool,
+    /// A kubeconfig with the API server and a credential for it [default: the service account of the Pod]
+    #[arg(long, value_name = "FILE", help_heading = "Kubernetes Secrets")]
+    pub kubeconfig: Option<String>,
+    /// The context of --kubeconfig [default: its current one]
+    #[arg(long, value_name = "NAME", help_heading = "Kubernetes Secrets")]
+    pub kube_context: Option<String>,
+    /// A name that means nothing else is that of a Secret in the own namespace: the host that a client asks for, if Envoy
+    /// fetches certificates on demand
+    #[arg(long, help_heading = "Kubernetes Secrets")]
+    pub kubernetes_bare_names: bool,
+    /// Who may be served a Secret: own (whoever can connect; the agent's own rights decide), namespace (only of the
+    /// workload's own namespace), rbac (the API server is asked whether the workload's service account may get it) or
+    /// istio (istiod's rules) [default: own]
+    #[arg(long, value_name = "RULE", help_heading = "Kubernetes Secrets")]
+    pub authorize: Option<String>,
+    /// Read remote clusters from Secrets with the label istio/multiCluster=true, whose key is the cluster's name and whose
+    /// value its kubeconfig
+    #[arg(long, help_heading = "Kubernetes Secrets")]
+    pub remote_clusters: bool,
+    /// The namespace of these Secrets [default: istio-system]
+    #[arg(long, value_name = "NAME", help_heading = "Kubernetes Secrets")]
+    pub system_namespace: Option<String>,
+    /// Read remote clusters from the kubeconfigs in this directory; a file's name is the cluster's
+    #[arg(long, value_name = "DIR", help_heading = "Kubernetes Secrets")]
+    pub clusters_dir: Option<String>,
+    /// What kubeconfigs of remote clusters may do: files (name files of this host), insecure-server (skip TLS
+    /// verification); repeatable [default: neither]
+    #[arg(long, value_name = "RISK", help_heading = "Kubernetes Secrets")]
+    pub clusters_allow: Vec<String>,
+
     /// The socket of attache status, renew and log, for this user alone; none to disable it
-    /// [default: --socket with .admin at its end]
+    /// [default: the first --socket with .admin at its end]
     #[arg(long, value_name = "PATH", help_heading = "Operation")]
     pub admin_socket: Option<String>,
     /// The address of the status page, for browsers; a port alone is one of 127.0.0.1. Every client that can reach it can

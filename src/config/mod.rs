@@ -10,6 +10,8 @@ mod files;
 pub mod fuzz;
 mod identity;
 mod key;
+pub mod kubernetes;
+mod mint;
 mod operation;
 mod options_file;
 mod output;
@@ -23,6 +25,7 @@ use std::time::Duration;
 
 pub use self::args::RunArgs;
 use self::certificate::CertificateOptions;
+pub use self::kubernetes::KubernetesConfig;
 use self::files::{FileOptions, OwnDir, holds_key_pair, resolved};
 pub use self::options_file::agents_option;
 use self::selection::ProviderOptions;
@@ -34,11 +37,11 @@ use crate::fs::generation::Place;
 use crate::ops::telemetry::LogConfig;
 pub use crate::options::{ConfigErrors, Environment, parse_duration};
 use crate::options::{OptionsFile, Reader};
-use crate::serve::listener::ListenError;
 use crate::serve::peer::Allowed;
 use crate::source::crl::CrlFile;
 use crate::source::files as mounted;
 use crate::source::issuer::{self, StateDir};
+use crate::source::mint::MintSettings;
 
 /// Where Istio's proxies look for the socket of another agent than their own.
 pub const DEFAULT_SOCKET: &str = "/var/run/secrets/workload-spiffe-uds/socket";
@@ -53,8 +56,11 @@ pub fn default_admin_socket(sds: &Path) -> PathBuf {
 /// A valid configuration of `attache run`.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The socket that Envoy connects to.
+    /// The socket that Envoy connects to; of several, the first, by which admin commands find the agent.
     pub socket: PathBuf,
+    /// Further ones, which serve the same.
+    pub other_sockets: Vec<PathBuf>,
+    /// The mode of each socket.
     pub socket_mode: u32,
     /// The users and groups that may connect.
     pub allowed: Allowed,
@@ -63,6 +69,10 @@ pub struct Config {
     /// The option that selected them, for logs.
     pub provider_reason: String,
     pub workload: issuer::IssuerSettings,
+    /// Certificates for hosts.
+    pub mint: Option<MintSettings>,
+    /// Where Secrets of Kubernetes are served from.
+    pub kubernetes: Option<KubernetesConfig>,
     pub files: mounted::FileSettings,
     /// The CRLs for the trust bundle.
     pub crl: CrlFile,
@@ -100,6 +110,11 @@ pub struct AdminSocket {
 }
 
 impl Config {
+    /// Every SDS socket, in the order of the options.
+    pub fn sockets(&self) -> impl Iterator<Item = &Path> {
+        std::iter::once(&self.socket).chain(&self.other_sockets).map(PathBuf::as_path)
+    }
+
     /// Reads all options: from flags, environment, and the options file that these name.
     pub fn load(args: &RunArgs, environment: &Environment) -> Result<Self, ConfigErrors> {
         match options_file::read(args, environment)? {
@@ -123,7 +138,7 @@ impl Config {
         let mut reader = Reader::new(environment, file);
         let r = &mut reader;
         mistakes.into_iter().for_each(|mistake| r.mistake(mistake));
-        let socket = socket(r, args);
+        let (socket, other_sockets) = operation::sockets(r, args);
         let socket_mode = r.parsed("socket-mode", &args.socket_mode, &[], parse_mode).or(0o660_u32);
         let allowed = Allowed {
             uids: numbers(r, "allow-uid", &args.allow_uid),
@@ -134,15 +149,23 @@ impl Config {
         let output = output::output(r, args);
         let state = output::state(r, args);
 
+        let has_kubernetes_secrets = kubernetes::is_enabled(r, args);
         let options = ProviderOptions::new(r, args);
         let mut own = own_dirs(output.as_ref(), state.as_ref());
-        let selection = options.select(r, &files.places(&own).0);
-        let mounted = mounted_files(r, &files, &mut own, &options, &selection);
+        let selection = options.select(r, &files.places(&own).0, has_kubernetes_secrets);
+        let mut mounted = mounted_files(r, &files, &mut own, &options, &selection);
+        if has_kubernetes_secrets && selection.choice == Some(Choice::Files) && !files.is_named() {
+            // An agent that serves Secrets alone is ready without files.
+            mounted.retain(|place| holds_key_pair(place) != Some(false));
+        }
         let mut private: Vec<PathBuf> = own.iter().map(|(path, _)| (*path).to_owned()).collect();
         check_output(r, &files, output.as_ref(), &selection, &mounted);
         let (workload, providers) = workload_and_providers(r, args, options, &selection, state);
 
-        let admin_socket = operation::admin_socket(r, args, &socket);
+        let mint = mint::mint(r, args, &selection, &workload.identity);
+        let kubernetes =
+            kubernetes::kubernetes(r, args, &workload.identity, has_kubernetes_secrets);
+        let admin_socket = operation::admin_socket(r, args, &socket, &other_sockets);
         let status_address = operation::status_address(r, args);
         let admin_address = operation::admin_address(r, args, status_address);
         let landlock = operation::landlock(r, args, &providers, output.as_ref());
@@ -152,12 +175,15 @@ impl Config {
         let own = own.into_iter().map(|(path, _)| path.to_owned()).collect();
         let config = Self {
             socket,
+            other_sockets,
             socket_mode,
             allowed,
             files: files.into_settings(mounted, own, absolute(private), providers.is_empty()),
             providers,
             provider_reason: selection.reason,
             workload,
+            mint,
+            kubernetes,
             crl,
             output,
             admin_socket,
@@ -172,14 +198,6 @@ impl Config {
         };
         reader.finish(config)
     }
-}
-
-fn socket(r: &mut Reader<'_>, args: &RunArgs) -> PathBuf {
-    let socket = PathBuf::from(r.text("socket", &args.socket, &[]).or(DEFAULT_SOCKET));
-    if let Err(error) = ListenError::check_path(&socket, "--socket") {
-        r.mistake(error.to_string());
-    }
-    socket
 }
 
 /// The directories that the agent writes to, which are no source of mounted files.

@@ -6,15 +6,45 @@ use std::path::{Path, PathBuf};
 use tracing_subscriber::filter::Targets;
 
 use super::args::RunArgs;
-use super::{AdminSocket, default_admin_socket};
+use super::files::resolved;
+use super::{AdminSocket, DEFAULT_SOCKET, default_admin_socket};
 use crate::ca::providers::Provider;
 use crate::export::output;
 use crate::ops::telemetry::{LogConfig, parse_filter};
 use crate::options::Reader;
 use crate::serve::listener::ListenError;
 
-/// Beside the SDS socket, unless `--admin-socket` is set.
-pub(super) fn admin_socket(r: &mut Reader<'_>, args: &RunArgs, socket: &Path) -> Option<AdminSocket> {
+/// The first SDS socket, and the others.
+pub(super) fn sockets(r: &mut Reader<'_>, args: &RunArgs) -> (PathBuf, Vec<PathBuf>) {
+    let parse = |text: &str| {
+        if text.is_empty() {
+            return Err("a socket needs a path: give it a value, or leave it out".to_owned());
+        }
+        let path = PathBuf::from(text);
+        ListenError::check_path(&path, "--socket").map_err(|error| error.to_string())?;
+        Ok(path)
+    };
+    let found = r.list("socket", &args.socket, &[], ':', parse).value.unwrap_or_default();
+    if found.len() > 1 {
+        let paths = resolved(found.iter().map(PathBuf::as_path));
+        for (index, path) in paths.iter().enumerate() {
+            let is_earlier = paths.iter().take(index).any(|earlier| earlier == path);
+            if let Some(socket) = found.get(index).filter(|_| is_earlier) {
+                r.mistake(format!("--socket {} is named twice: drop one of them", socket.display()));
+            }
+        }
+    }
+    let mut found = found.into_iter();
+    (found.next().unwrap_or_else(|| DEFAULT_SOCKET.into()), found.collect())
+}
+
+/// Beside the first SDS socket, unless `--admin-socket` is set.
+pub(super) fn admin_socket(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    socket: &Path,
+    others: &[PathBuf],
+) -> Option<AdminSocket> {
     let path = r.text("admin-socket", &args.admin_socket, &[]);
     let is_named = path.value.is_some();
     let path = match path.value {
@@ -22,7 +52,7 @@ pub(super) fn admin_socket(r: &mut Reader<'_>, args: &RunArgs, socket: &Path) ->
         Some(path) => PathBuf::from(path),
         None => default_admin_socket(socket),
     };
-    if path == socket {
+    if path == socket || others.contains(&path) {
         r.mistake(format!(
             "{} is the SDS socket, too: give the admin socket a path of its own",
             path.display()

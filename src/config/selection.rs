@@ -37,20 +37,25 @@ impl ProviderOptions {
     }
 
     /// The provider that these options select. If that is nothing valid, it is a mistake. `mounted` is where files are
-    /// looked for.
-    pub(super) fn select(&self, r: &mut Reader<'_>, mounted: &[Place]) -> Selection {
+    /// looked for. With another source of secrets, no CA is needed.
+    pub(super) fn select(&self, r: &mut Reader<'_>, mounted: &[Place], has_other_source: bool) -> Selection {
         let level = self.ca.level;
         if let Some(choice) = self.ca.value {
             return self.judge(r, choice);
         }
-        match self.infer(r, mounted) {
+        match self.infer(r, mounted, has_other_source) {
             Some((choice, reason)) => Selection { choice: Some(choice), level, named: None, reason },
             None => Selection { choice: None, level, named: None, reason: String::new() },
         }
     }
 
     /// The provider without a valid `--ca`, and why.
-    fn infer(&self, r: &mut Reader<'_>, mounted: &[Place]) -> Option<(Choice, String)> {
+    fn infer(
+        &self,
+        r: &mut Reader<'_>,
+        mounted: &[Place],
+        has_other_source: bool,
+    ) -> Option<(Choice, String)> {
         let Self { ca, files_only, addresses, client_cert } = self;
         if ca.is_invalid || addresses.is_invalid || files_only.is_invalid {
             return None;
@@ -73,6 +78,9 @@ impl ProviderOptions {
             };
             let directory = place.home().unwrap_or(Path::new("--cert-dir")).display();
             return Some((Choice::Files, format!("no CA is configured, and {directory} {why}")));
+        }
+        if has_other_source {
+            return Some((Choice::Files, "no CA is configured: only Secrets of Kubernetes are served".to_owned()));
         }
         let directory = mounted.first().and_then(Place::home).unwrap_or(Path::new("--cert-dir"));
         r.mistake(format!(

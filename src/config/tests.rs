@@ -1,4 +1,5 @@
 mod options_file;
+mod sockets;
 mod tokens;
 
 use clap::Parser;

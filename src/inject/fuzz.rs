@@ -12,7 +12,7 @@ fn sidecar(is_native: bool) -> Sidecar {
         args: vec!["run".to_owned()],
         is_native,
         run_as: Some(1337),
-        socket_dir: "/run/attache".to_owned(),
+        socket_dirs: vec!["/run/attache".to_owned()],
         socket: "/run/attache/sds.sock".to_owned(),
         is_open: false,
         admin_socket: Some("/run/attache/sds.sock.admin".to_owned()),

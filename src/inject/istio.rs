@@ -1,19 +1,24 @@
 //! Pods that Istio injects its proxy into when they are created.
 //!
-//! Istio's template mounts the volume `workload-socket` into the proxy, and keeps an existing one. pilot-agent looks for a
-//! socket in that volume once, at its start, so the agent has to start first.
+//! Istio's template mounts the volumes `workload-socket` and `credential-socket` into the proxy, and keeps existing ones.
+//! pilot-agent looks for a socket in them once, at its start, so the agent has to start first.
 
 use serde_json::{Value, json};
 
 use super::edit::Edits;
 use super::pod::{Container, ISTIO_PROXY, Pod};
 use super::problem::Problem;
+use super::sidecar::Sidecar;
 use super::yaml::{Kind, Node};
 
-/// The volume of the socket.
-pub(super) const VOLUME: &str = "workload-socket";
+/// The volume of the workload's socket.
+const VOLUME: &str = "workload-socket";
 /// Where the proxy mounts that volume.
 const SOCKET_DIR: &str = "/var/run/secrets/workload-spiffe-uds";
+/// The volume of the socket that gateways ask for `credentialName: sds://NAME`.
+const CREDENTIAL_VOLUME: &str = "credential-socket";
+/// Where the proxy mounts that volume.
+const CREDENTIAL_DIR: &str = "/var/run/secrets/credential-uds";
 /// "false" makes the proxy an ordinary container. A native proxy starts before all other containers.
 const NATIVE: &str = "sidecar.istio.io/nativeSidecar";
 const INJECT: &str = "sidecar.istio.io/inject";
@@ -38,16 +43,37 @@ pub(super) fn is_injected_later(object: &Node, containers: &[Container<'_>], vol
     }
 }
 
-/// The volume as Istio defines it.
-pub(super) fn volume() -> Value {
-    json!({ "name": VOLUME, "emptyDir": {} })
+/// Istio's volume at each of the sockets' directories, if it has one there.
+pub(super) fn volumes(sidecar: &Sidecar) -> Vec<Option<&'static str>> {
+    sidecar.socket_dirs.iter().map(|dir| volume_at(dir)).collect()
+}
+
+fn volume_at(dir: &str) -> Option<&'static str> {
+    match dir.trim_end_matches('/') {
+        SOCKET_DIR => Some(VOLUME),
+        CREDENTIAL_DIR => Some(CREDENTIAL_VOLUME),
+        _ => None,
+    }
+}
+
+/// The volume `name` as Istio defines it.
+pub(super) fn volume(name: &str) -> Value {
+    json!({ "name": name, "emptyDir": {} })
+}
+
+/// Whether `value` is one of these volumes.
+pub(super) fn is_volume(value: &Value) -> bool {
+    [VOLUME, CREDENTIAL_VOLUME].iter().any(|name| *value == volume(name))
 }
 
 /// Checks that the options suit the proxy that Istio injects.
 pub(super) fn check_options(pod: &Pod<'_>) -> Result<(), Problem> {
     let sidecar = pod.sidecar;
-    let conflict = if sidecar.socket_dir.trim_end_matches('/') != SOCKET_DIR {
-        format!("which looks for the socket in {SOCKET_DIR}: leave --socket out")
+    let conflict = if sidecar.socket_dirs.iter().any(|dir| volume_at(dir).is_none()) {
+        format!(
+            "which looks for sockets in {SOCKET_DIR} and, as a gateway, in {CREDENTIAL_DIR}, under the name socket: leave \
+             --socket out, or give these paths"
+        )
     } else if !sidecar.is_native {
         "which looks for the socket once, at its start: drop --native=false".to_owned()
     } else if !sidecar.containers.is_empty() {

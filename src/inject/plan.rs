@@ -75,8 +75,11 @@ impl<'a> Plan<'a> {
         checks::check_sidecar_kind(pod, &containers)?;
         checks::check_volumes(pod, volumes)?;
         checks::check_service_account(pod)?;
-        let shared = if is_injected_later { Some(istio::VOLUME) } else { pod.shared_volume(&containers)? };
-        if let Some(shared) = shared {
+        let shared = match is_injected_later {
+            true => istio::volumes(pod.sidecar),
+            false => pod.shared_volumes(&containers)?,
+        };
+        for shared in shared.iter().flatten() {
             checks::check_agents(pod, &containers, shared)?;
         }
         self.warnings.extend(checks::warnings(pod, &containers, is_injected_later));
@@ -85,12 +88,14 @@ impl<'a> Plan<'a> {
             istio::annotate(pod, &mut self.edits, step)?;
         }
         let has_istio = is_injected_later || containers.iter().any(|container| container.name == ISTIO_PROXY);
-        let mut own_volumes = pod.sidecar.own_volumes(shared.is_some());
-        if is_injected_later && !volumes.iter().any(|volume| volume.text_of("name") == shared) {
-            own_volumes.insert(0, istio::volume());
+        let mut own_volumes = pod.sidecar.own_volumes(&shared);
+        if is_injected_later {
+            let is_there = |name: &str| volumes.iter().any(|volume| volume.text_of("name") == Some(name));
+            let missing = shared.iter().flatten().filter(|name| !is_there(name));
+            own_volumes.splice(..0, missing.map(|name| istio::volume(name)));
         }
-        let wanted = Wanted { container: pod.sidecar.container(shared, has_istio), volumes: own_volumes };
-        PodEdits { pod, step, edits: &mut self.edits }.make(&containers, wanted, shared.is_some())?;
+        let wanted = Wanted { container: pod.sidecar.container(&shared, has_istio), volumes: own_volumes };
+        PodEdits { pod, step, edits: &mut self.edits }.make(&containers, wanted, &shared)?;
         if is_injected_later {
             return Ok(SocketMounts::InjectedLater);
         }
@@ -118,7 +123,7 @@ impl PodEdits<'_, '_, '_> {
         &mut self,
         containers: &[Container<'_>],
         wanted: Wanted,
-        has_shared: bool,
+        shared: &[Option<&str>],
     ) -> Result<(), Problem> {
         let Pod { sidecar, spec, .. } = *self.pod;
         let (native, ordinary) = match sidecar.is_native {
@@ -138,10 +143,10 @@ impl PodEdits<'_, '_, '_> {
         let volumes = List::at_end(spec, "volumes", Some("containers"));
         self.sync(&volumes, &is_own_volume, wanted.volumes)?;
         for Container { node, is_target, .. } in containers {
-            let mounts = if *is_target { sidecar.target_mounts(has_shared) } else { Vec::new() };
+            let mounts = if *is_target { sidecar.target_mounts(shared) } else { Vec::new() };
             // Another container may read the output, too, where its mount was written by hand.
             let is_own_mount = |item: &Node| match sidecar.purpose_of(item) {
-                Some(Purpose::Socket) => true,
+                Some(Purpose::Socket(_)) => true,
                 Some(purpose @ Purpose::Output(_)) => {
                     *is_target || sidecar.volumes.iter().all(|volume| volume.purpose != purpose)
                 }

@@ -65,12 +65,19 @@ impl<'a> Pod<'a> {
         Ok(containers)
     }
 
-    /// The Pod's own volume for the socket, if the targets mount one in the socket's directory.
-    pub(super) fn shared_volume<'n>(&self, containers: &[Container<'n>]) -> Result<Option<&'n str>, Problem> {
+    /// For each of the sockets' directories, the Pod's own volume that the targets mount there, if they do.
+    pub(super) fn shared_volumes<'n>(
+        &self,
+        containers: &[Container<'n>],
+    ) -> Result<Vec<Option<&'n str>>, Problem> {
+        self.sidecar.socket_dirs.iter().map(|dir| self.shared_volume(containers, dir)).collect()
+    }
+
+    fn shared_volume<'n>(&self, containers: &[Container<'n>], dir: &str) -> Result<Option<&'n str>, Problem> {
+        let dir = dir.trim_end_matches('/');
         let mut shared = None;
         for (index, target) in containers.iter().filter(|container| container.is_target).enumerate() {
             let mounts = self.document.list(target.node, "volumeMounts")?.iter();
-            let dir = self.sidecar.socket_dir.trim_end_matches('/');
             let volume = mounts
                 .filter(|mount| self.sidecar.purpose_of(mount).is_none())
                 .find(|mount| mount.text_of("mountPath").map(|path| path.trim_end_matches('/')) == Some(dir))

@@ -19,9 +19,9 @@ pub struct Sidecar {
     pub is_native: bool,
     /// User and group; none where the platform assigns them.
     pub run_as: Option<u32>,
-    /// The socket's directory.
-    pub socket_dir: String,
-    /// The socket's path.
+    /// The directories of the sockets, each once.
+    pub socket_dirs: Vec<String>,
+    /// The path of the first socket.
     pub socket: String,
     /// Whether the socket's mode lets every user connect.
     pub is_open: bool,
@@ -31,7 +31,7 @@ pub struct Sidecar {
     pub status_port: Option<u16>,
     /// The containers that get the socket; if empty, the Envoys, and if there are none, all containers.
     pub containers: Vec<String>,
-    /// The volumes that the agent needs besides that of the socket.
+    /// The volumes that the agent needs besides those of the sockets.
     pub volumes: Vec<Volume>,
     /// The Pod's own volumes, each with the path where the agent mounts it.
     pub mounts: Vec<(String, String)>,
@@ -52,8 +52,8 @@ pub struct Volume {
 /// The purpose of a volume, which is the suffix of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// The socket's directory.
-    Socket,
+    /// A socket's directory. They are numbered.
+    Socket(usize),
     /// The token for the CA.
     Token,
     /// The root certificate of the CA's server.
@@ -67,13 +67,13 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// All but the output directories.
-    const SINGLE: [Self; 5] = [Self::Socket, Self::Token, Self::CaRoot, Self::State, Self::Ca];
+    /// All but the numbered ones.
+    const SINGLE: [Self; 4] = [Self::Token, Self::CaRoot, Self::State, Self::Ca];
 
     /// The volume's directory, for error messages.
     pub fn description(self) -> &'static str {
         match self {
-            Self::Socket => "the directory of --socket",
+            Self::Socket(_) => "the directory of --socket",
             Self::Token => "the directory of the token",
             Self::CaRoot => "the directory of the CA's root",
             Self::State => "--state-dir",
@@ -84,7 +84,8 @@ impl Purpose {
 
     pub(super) fn suffix(self) -> Cow<'static, str> {
         match self {
-            Self::Socket => "socket".into(),
+            Self::Socket(0) => "socket".into(),
+            Self::Socket(index) => format!("socket-{index}").into(),
             Self::Token => "token".into(),
             Self::CaRoot => "ca-root".into(),
             Self::State => "state".into(),
@@ -96,9 +97,12 @@ impl Purpose {
 
     fn from_suffix(suffix: &str) -> Option<Self> {
         let single = Self::SINGLE.into_iter().find(|purpose| purpose.suffix() == suffix);
-        let number = || suffix.strip_prefix("output-").map_or(Some(0), |index| index.parse().ok());
-        let output = || number().map(Self::Output).filter(|output| output.suffix() == suffix);
-        single.or_else(output)
+        let number = || suffix.rsplit_once('-').map_or(Some(0), |(_, index)| index.parse().ok());
+        let numbered = || {
+            let index = number()?;
+            [Self::Socket(index), Self::Output(index)].into_iter().find(|purpose| purpose.suffix() == suffix)
+        };
+        single.or_else(numbered)
     }
 
     /// The type of the volume's source in the Kubernetes API.
@@ -106,7 +110,7 @@ impl Purpose {
         match self {
             Self::Token => "projected",
             Self::CaRoot => "configMap",
-            Self::Socket | Self::State | Self::Ca | Self::Output(_) => "emptyDir",
+            Self::Socket(_) | Self::State | Self::Ca | Self::Output(_) => "emptyDir",
         }
     }
 
@@ -135,10 +139,24 @@ impl Sidecar {
         self.purpose(item.text_of("name")?)
     }
 
-    pub(super) fn own_volumes(&self, has_shared: bool) -> Vec<Value> {
-        let socket = json!({
-            "name": self.volume_name(Purpose::Socket),
-            "emptyDir": { "medium": "Memory", "sizeLimit": "1Mi" },
+    /// The sockets' directories, each with the Pod's own volume for it, if there is one.
+    fn sockets<'a>(
+        &'a self,
+        shared: &'a [Option<&'a str>],
+    ) -> impl Iterator<Item = (Purpose, &'a str, Option<&'a str>)> {
+        let shared = shared.iter().copied().chain(std::iter::repeat(None));
+        let dirs = self.socket_dirs.iter().zip(shared).enumerate();
+        dirs.map(|(index, (dir, shared))| (Purpose::Socket(index), dir.as_str(), shared))
+    }
+
+    /// The volumes for all but the directories that have a volume in `shared`.
+    pub(super) fn own_volumes(&self, shared: &[Option<&str>]) -> Vec<Value> {
+        let own = self.sockets(shared).filter(|(_, _, shared)| shared.is_none());
+        let sockets = own.map(|(purpose, ..)| {
+            json!({
+                "name": self.volume_name(purpose),
+                "emptyDir": { "medium": "Memory", "sizeLimit": "1Mi" },
+            })
         });
         let others = self.volumes.iter().map(|volume| {
             let mut described = json!({ "name": self.volume_name(volume.purpose) });
@@ -147,20 +165,21 @@ impl Sidecar {
             }
             described
         });
-        Some(socket).filter(|_| !has_shared).into_iter().chain(others).collect()
+        sockets.chain(others).collect()
     }
 
     /// The mounts of the containers that use the agent.
-    pub(super) fn target_mounts(&self, has_shared: bool) -> Vec<Value> {
-        let socket = (Purpose::Socket, self.socket_dir.as_str());
+    pub(super) fn target_mounts(&self, shared: &[Option<&str>]) -> Vec<Value> {
+        let own = self.sockets(shared).filter(|(_, _, shared)| shared.is_none());
+        let sockets = own.map(|(purpose, path, _)| (purpose, path));
         let outputs = self.volumes.iter().filter(|volume| matches!(volume.purpose, Purpose::Output(_)));
         let outputs = outputs.map(|volume| (volume.purpose, volume.path.as_str()));
-        let all = Some(socket).filter(|_| !has_shared).into_iter().chain(outputs);
+        let all = sockets.chain(outputs);
         all.map(|(purpose, path)| json!({ "name": self.volume_name(purpose), "mountPath": path, "readOnly": true }))
             .collect()
     }
 
-    pub(super) fn container(&self, shared: Option<&str>, is_istio: bool) -> Value {
+    pub(super) fn container(&self, shared: &[Option<&str>], is_istio: bool) -> Value {
         let mut container = json!({ "name": self.name, "image": self.image });
         if self.is_native {
             set(&mut container, "restartPolicy", json!("Always"));
@@ -183,9 +202,12 @@ impl Sidecar {
         container
     }
 
-    fn own_mounts(&self, shared: Option<&str>) -> Vec<Value> {
-        let socket = shared.map_or_else(|| self.volume_name(Purpose::Socket), str::to_owned);
-        let mut mounts = vec![json!({ "name": socket, "mountPath": self.socket_dir })];
+    fn own_mounts(&self, shared: &[Option<&str>]) -> Vec<Value> {
+        let sockets = self.sockets(shared).map(|(purpose, path, shared)| {
+            let name = shared.map_or_else(|| self.volume_name(purpose), str::to_owned);
+            json!({ "name": name, "mountPath": path })
+        });
+        let mut mounts: Vec<_> = sockets.collect();
         for volume in &self.volumes {
             let mut mount = json!({ "name": self.volume_name(volume.purpose), "mountPath": volume.path });
             if !volume.purpose.is_writable() {

@@ -11,7 +11,7 @@ fn sidecar() -> Sidecar {
         args: vec!["run".to_owned(), "--ca-address=istiod.istio-system.svc:15012".to_owned()],
         is_native: true,
         run_as: Some(1337),
-        socket_dir: "/run/attache".to_owned(),
+        socket_dirs: vec!["/run/attache".to_owned()],
         socket: "/run/attache/sds.sock".to_owned(),
         is_open: false,
         admin_socket: Some("/run/attache/sds.sock.admin".to_owned()),
@@ -149,7 +149,7 @@ fn every_shape_gets_the_sidecar_and_keeps_all_other_bytes() {
                 };
                 let shared = spec["volumes"][0]["name"].as_str().filter(|name| *name == "own");
                 let is_istio = shared.is_some();
-                assert_eq!(named(list), [sidecar.container(shared, is_istio)], "{out}");
+                assert_eq!(named(list), [sidecar.container(&[shared], is_istio)], "{out}");
                 assert_eq!(named(others), [json!(null); 0], "{out}");
                 let volumes = spec["volumes"].as_array().unwrap();
                 let volumes = volumes.iter().map(|volume| volume["name"].as_str().unwrap());
@@ -382,7 +382,7 @@ fn refusal(text: &str, sidecar: &Sidecar) -> String {
 
 fn at_istios_path() -> Sidecar {
     let dir = "/var/run/secrets/workload-spiffe-uds";
-    Sidecar { socket_dir: dir.to_owned(), socket: format!("{dir}/socket"), ..sidecar() }
+    Sidecar { socket_dirs: vec![dir.to_owned()], socket: format!("{dir}/socket"), ..sidecar() }
 }
 
 #[test]
@@ -427,6 +427,34 @@ fn if_istio_injects_its_proxy_later_the_socket_is_in_the_volume_that_the_proxy_m
         assert!(injected(&pod(metadata, ""), &sidecar).contains("attache-socket"));
     }
 
+    // A gateway, which looks for a second socket.
+    let both = Sidecar {
+        socket_dirs: ["workload-spiffe-uds", "credential-uds"]
+            .map(|dir| format!("/var/run/secrets/{dir}"))
+            .into(),
+        ..sidecar.clone()
+    };
+    let gateway = "  volumes:\n  - name: credential-socket\n    emptyDir: {}\n";
+    for spec in ["", gateway] {
+        let text = pod(label, spec);
+        let out = injected(&text, &both);
+        assert_eq!(injected(&out, &both), out);
+        let spec = specs(&out).remove(0);
+        let mut names: Vec<_> = spec["volumes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|volume| volume["name"].as_str().unwrap())
+            .collect();
+        names.sort_unstable();
+        assert_eq!(names, ["attache-token", "credential-socket", "workload-socket"], "{out}");
+        let mounts = &spec["initContainers"][0]["volumeMounts"];
+        assert_eq!(
+            mounts[1],
+            json!({ "name": "credential-socket", "mountPath": "/var/run/secrets/credential-uds" })
+        );
+    }
+
     let text = pod(label, "");
     let native =
         "  annotations: {sidecar.istio.io/nativeSidecar: \"true\", sidecar.istio.io/inject: \"true\"}\n";
@@ -441,6 +469,37 @@ fn if_istio_injects_its_proxy_later_the_socket_is_in_the_volume_that_the_proxy_m
         let refusal = refusal(&text, &sidecar);
         assert!(refusal.contains(expected), "{refusal}");
     }
+}
+
+#[test]
+fn each_directory_with_a_socket_is_a_volume_of_agent_and_envoy() {
+    let dirs = ["/run/a", "/run/attache", "/run/c"].map(str::to_owned);
+    let sidecar = Sidecar { socket_dirs: dirs.into(), ..sidecar() };
+    let text = deployment(
+        "volumes:\n- name: own\n  emptyDir: {}\ncontainers:\n- name: envoy\n  volumeMounts:\n  - mountPath: /run/attache/\n\
+         \x20   name: own",
+    );
+    let out = injected(&text, &sidecar);
+    assert_eq!(injected(&out, &sidecar), out);
+    let spec = specs(&out).remove(0);
+    let names = |list: &Value| -> Vec<String> {
+        list.as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(
+        names(&spec["volumes"]),
+        ["own", "attache-socket", "attache-socket-2", "attache-token"],
+        "{out}"
+    );
+    let agent = names(&spec["initContainers"][0]["volumeMounts"]);
+    assert_eq!(agent, ["attache-socket", "own", "attache-socket-2", "attache-token"], "{out}");
+    assert_eq!(
+        names(&spec["containers"][0]["volumeMounts"]),
+        ["own", "attache-socket", "attache-socket-2"],
+        "{out}"
+    );
+    // With fewer sockets the others' volumes go.
+    let one = Sidecar { socket_dirs: vec!["/run/attache".to_owned()], ..sidecar };
+    assert!(!injected(&out, &one).contains("attache-socket"), "{}", injected(&out, &one));
 }
 
 #[test]
@@ -511,7 +570,7 @@ fn two_agents_do_not_serve_on_one_socket() {
     for text in [pod("{containers: [{name: envoy}]}"), pod("{containers: [{name: envoy}, {name: web}]}")] {
         let refusal = refusal(&injected(&text, &sidecar()), &second);
         assert!(refusal.contains("give --name attache"), "{refusal}");
-        let elsewhere = Sidecar { socket_dir: "/run/second".to_owned(), ..second.clone() };
+        let elsewhere = Sidecar { socket_dirs: vec!["/run/second".to_owned()], ..second.clone() };
         injected(&injected(&text, &sidecar()), &elsewhere);
     }
 }

@@ -49,14 +49,14 @@ fn strip(object: &mut Node, sidecar: &Sidecar) {
     istio::strip_annotation(pod);
     let Some(spec) = pod.get_mut(last) else { return };
     strip_list(spec, "volumes", &|item| {
-        sidecar.purpose_of(item).is_some() || item.value() == istio::volume()
+        sidecar.purpose_of(item).is_some() || istio::is_volume(&item.value())
     });
     for list in CONTAINER_LISTS {
         strip_list(spec, list, &|item| sidecar.is_container(item));
         if let Some(Kind::Sequence(containers, _)) = spec.get_mut(list).map(|list| &mut list.kind) {
             for container in containers {
                 strip_list(container, "volumeMounts", &|item| {
-                    matches!(sidecar.purpose_of(item), Some(Purpose::Socket | Purpose::Output(_)))
+                    matches!(sidecar.purpose_of(item), Some(Purpose::Socket(_) | Purpose::Output(_)))
                 });
             }
         }

@@ -25,6 +25,8 @@ pub struct About {
     /// The workload's SDS socket, and device and inode of its file, by which clients recognize it.
     pub socket: std::path::PathBuf,
     pub socket_file: Option<String>,
+    /// The same of further sockets.
+    pub other_sockets: Vec<(std::path::PathBuf, Option<String>)>,
     /// The provider's name, as `--ca` takes it.
     pub provider: &'static str,
     /// The CAs' addresses, in order.
@@ -39,6 +41,7 @@ impl About {
             started: std::time::UNIX_EPOCH,
             socket: "/run/sds.sock".into(),
             socket_file: None,
+            other_sockets: Vec::new(),
             provider: "none",
             cas: Vec::new(),
         }
@@ -85,8 +88,15 @@ impl Reporter {
             "events": history.events(*workload).iter().map(event).collect::<Vec<_>>(),
         });
         let name = cache.name_of(*workload);
-        if let Some(fields) = report.as_object_mut().filter(|_| !name.is_empty()) {
-            fields.insert("workload".to_owned(), json!(&*name));
+        if let Some(fields) = report.as_object_mut() {
+            if !name.is_empty() {
+                fields.insert("workload".to_owned(), json!(&*name));
+            }
+            if !about.other_sockets.is_empty() {
+                let other = |(path, file): &(std::path::PathBuf, Option<String>)| json!({ "socket": path.display().to_string(), "socket_file": file });
+                let others: Vec<_> = about.other_sockets.iter().map(other).collect();
+                fields.insert("other_sockets".to_owned(), json!(others));
+            }
         }
         report
     }

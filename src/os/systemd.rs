@@ -31,7 +31,8 @@ const BACKOFF: Backoff = Backoff { base: Duration::from_secs(1), cap: Duration::
 #[derive(Debug, Default)]
 pub struct Started {
     pub manager: Option<Manager>,
-    pub sds: Option<PassedSocket>,
+    /// They replace `--socket`. The first one is that of admin commands.
+    pub sds: Vec<PassedSocket>,
     pub admin: Option<PassedSocket>,
     /// The agent runs in a Pod of Kubernetes.
     pub is_in_pod: bool,
@@ -57,7 +58,8 @@ pub enum StartError {
     )]
     Kind { number: usize, name: String, reason: String },
     #[error(
-        "one of {count} passed sockets is named {name:?}: give each its own name, sds or admin, with FileDescriptorName="
+        "one of {count} passed sockets is named {name:?}: with FileDescriptorName= give each the name sds, or one of them \
+         the name admin"
     )]
     Name { count: usize, name: String },
 }
@@ -73,12 +75,12 @@ impl Started {
         let count = passed.len();
         for index in 0..count {
             let name = names.next().unwrap_or_default();
-            let slot = match name {
-                ADMIN => &mut started.admin,
-                // A single socket may have the name of its unit.
-                _ if name == SDS || count == 1 => &mut started.sds,
-                _ => return Err(StartError::Name { count, name: name.to_owned() }),
-            };
+            // A single socket may have the name of its unit. One unit may open several for SDS.
+            let is_sds = name == SDS || count == 1 && name != ADMIN;
+            let is_second_admin = name == ADMIN && started.admin.is_some();
+            if is_second_admin || !is_sds && name != ADMIN {
+                return Err(StartError::Name { count, name: name.to_owned() });
+            }
             let wrong =
                 |reason: String| StartError::Kind { number: 3 + index, name: name.to_owned(), reason };
             let taken = passed.take_unix_listener(index);
@@ -86,8 +88,11 @@ impl Started {
                 .map_err(|_| wrong("is not a Unix stream socket".to_owned()))?
                 .ok_or_else(|| wrong("was passed twice".to_owned()))?;
             let path = path_of(&listener).map_err(wrong)?;
-            if slot.replace(PassedSocket { listener, path }).is_some() {
-                return Err(StartError::Name { count, name: name.to_owned() });
+            let passed = PassedSocket { listener, path };
+            if is_sds {
+                started.sds.push(passed);
+            } else {
+                started.admin = Some(passed);
             }
         }
         Ok(started)

@@ -52,6 +52,17 @@ impl FromStr for CommonName {
     }
 }
 
+impl DnsName {
+    /// Whether the first label is a `*`.
+    pub fn is_wildcard(&self) -> bool {
+        self.0.starts_with('*')
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 impl fmt::Display for DnsName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

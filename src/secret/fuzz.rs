@@ -167,7 +167,13 @@ pub fn name(bytes: &[u8]) -> bool {
     match &name {
         SecretName::FileKeyPair(pair) => check_pair(pair, &text, is_path),
         SecretName::FileRoots(roots) => check_roots(roots, &text, is_path),
+        SecretName::Minted(host) => assert_eq!(format!("mint://{}", host.host()), text),
         SecretName::Workload | SecretName::Roots | SecretName::SystemRoots => {}
+        SecretName::Kubernetes(name) => {
+            let namespace = name.namespace().map(|namespace| format!("{namespace}/")).unwrap_or_default();
+            assert!(text.ends_with(&format!("://{namespace}{}", name.name())), "{text}");
+            assert!(name.name().len() <= 253 && namespace.len() <= 64, "{text}");
+        }
     }
     assert_eq!(name.to_string().parse(), Ok(name));
     true
@@ -225,6 +231,9 @@ mod tests {
             "file-root:/etc/certs/root-cert.pem",
             "file-cert:/etc/certs/cert-chain.pem~/etc/certs/key.pem",
             "file-cert:\u{e9}/../a b~./c",
+            "kubernetes://shop/web.example.com-cacert",
+            "sds://web",
+            "configmap://shop/roots",
             &long,
         ];
         let samples = samples.map(|text| text.as_bytes().to_vec());

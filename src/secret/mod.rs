@@ -12,7 +12,7 @@ use std::fmt;
 use std::time::SystemTime;
 
 pub use self::key_pair::{KeyPair, NotAKeyPair};
-pub use self::name::{BadName, NameKind, PairName, RootsName, SecretName};
+pub use self::name::{BadName, KubernetesName, MintName, NameKind, PairName, RootsName, Scheme, SecretName};
 pub use self::revocation::{Gap, Revocation, Uncovered};
 pub use self::trust_bundle::{NotATrustBundle, TrustBundle, Unchained};
 pub use self::wire::{Payload, Resource, Version};

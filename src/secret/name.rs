@@ -1,11 +1,15 @@
 //! Resource names as Envoy requests them.
 
+mod kubernetes;
+
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
+pub use self::kubernetes::{KubernetesName, Scheme};
 use crate::base::limits;
+use crate::pki::csr::DnsName;
 
 /// The resource name of a secret that this agent can serve. Clones share the text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,6 +24,10 @@ pub enum SecretName {
     FileRoots(RootsName),
     /// `file-root:system`: the roots of the operating system.
     SystemRoots,
+    /// A key pair or trust bundle from a Secret or ConfigMap of Kubernetes.
+    Kubernetes(KubernetesName),
+    /// `mint://DNSNAME`: a key pair for that host, from the agent's CA.
+    Minted(MintName),
 }
 
 /// The kinds of names on demand. Demand for a name goes to the source of its kind.
@@ -27,6 +35,10 @@ pub enum SecretName {
 pub enum NameKind {
     /// Mounted files, and the roots of the operating system.
     File,
+    /// Kubernetes' Secrets and ConfigMaps.
+    Kubernetes,
+    /// Key pairs for hosts, from the agent's CA.
+    Mint,
 }
 
 /// A valid `file-cert:CHAIN~KEY`.
@@ -37,12 +49,17 @@ pub struct PairName(Arc<str>);
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RootsName(Arc<str>);
 
+/// A valid `mint://DNSNAME`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MintName(Arc<str>);
+
 /// Why this agent does not serve a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadName {
     #[error(
         "unknown resource name {0:?}: this agent serves \"default\" (key pair), \"ROOTCA\" (trust bundle), \
-         file-cert:CHAIN~KEY, file-root:PATH and file-root:system"
+         file-cert:CHAIN~KEY, file-root:PATH, file-root:system and, with --kubernetes-secrets, \
+         kubernetes://[NAMESPACE/]NAME"
     )]
     Unknown(String),
     #[error("resource name {name:?}: {reason}")]
@@ -56,6 +73,7 @@ pub enum BadName {
 const KEY_PAIR: &str = "file-cert:";
 const ROOTS: &str = "file-root:";
 const SYSTEM: &str = "file-root:system";
+const MINT: &str = "mint://";
 /// Separates the two files of a key pair.
 const SEPARATOR: char = '~';
 
@@ -79,6 +97,13 @@ impl RootsName {
     }
 }
 
+impl MintName {
+    /// The host as it is written.
+    pub fn host(&self) -> &str {
+        self.0.strip_prefix(MINT).unwrap_or_default()
+    }
+}
+
 impl SecretName {
     /// The names that are served without demand.
     pub const OWN: [Self; 2] = [Self::Workload, Self::Roots];
@@ -90,6 +115,8 @@ impl SecretName {
             Self::FileKeyPair(name) => &name.0,
             Self::FileRoots(name) => &name.0,
             Self::SystemRoots => SYSTEM,
+            Self::Kubernetes(name) => name.as_str(),
+            Self::Minted(name) => &name.0,
         }
     }
 
@@ -98,6 +125,8 @@ impl SecretName {
         match self {
             Self::Workload | Self::Roots => None,
             Self::FileKeyPair(_) | Self::FileRoots(_) | Self::SystemRoots => Some(NameKind::File),
+            Self::Kubernetes(_) => Some(NameKind::Kubernetes),
+            Self::Minted(_) => Some(NameKind::Mint),
         }
     }
 
@@ -127,7 +156,7 @@ impl SecretName {
         Self::parse(text, || Arc::clone(text))
     }
 
-    fn parse(text: &str, shared: impl FnOnce() -> Arc<str>) -> Result<Self, BadName> {
+    fn parse(text: &str, shared: impl Fn() -> Arc<str>) -> Result<Self, BadName> {
         // The text comes from a client and is logged: it is cut to the length of a usual name.
         let start = || text.chars().take(200).collect();
         let malformed = |reason| Err(BadName::Malformed { name: start(), reason });
@@ -136,6 +165,14 @@ impl SecretName {
         }
         if text == SYSTEM {
             return Ok(Self::SystemRoots);
+        }
+        if let Some(host) = text.strip_prefix(MINT) {
+            return match host.parse::<DnsName>() {
+                Ok(name) if !name.is_wildcard() => Ok(Self::Minted(MintName(shared()))),
+                _ => malformed(
+                    "mint:// must be followed by the DNS name of one host, like mint://web.example.com",
+                ),
+            };
         }
         let is_path =
             |path: &str| (1..=limits::PATH_BYTES).contains(&path.len()) && !path.contains(char::is_control);
@@ -146,6 +183,9 @@ impl SecretName {
                     "file-root: must be followed by a path of at most 4095 bytes without control characters",
                 ),
             };
+        }
+        if let Some(name) = KubernetesName::parse(text, &shared) {
+            return name.map(Self::Kubernetes).or_else(malformed);
         }
         let Some(files) = text.strip_prefix(KEY_PAIR) else { return Err(BadName::Unknown(start())) };
         match files.split_once(SEPARATOR) {
@@ -174,11 +214,14 @@ mod tests {
             "file-root:/etc/certs/root-cert.pem",
             "file-cert:/etc/certs/cert-chain.pem~/etc/certs/key.pem",
             "file-cert:a b~c",
+            "mint://web.example.com",
+            "mint://WEB",
         ];
         for text in names {
             let name: SecretName = text.parse().unwrap();
             assert_eq!(name.as_str(), text);
-            assert_eq!(name.is_on_demand(), text.starts_with("file-"), "{text}");
+            let is_on_demand = text.starts_with("file-") || text.starts_with("mint:");
+            assert_eq!(name.is_on_demand(), is_on_demand, "{text}");
         }
         let SecretName::FileKeyPair(pair) = "file-cert:a/b~../c".parse().unwrap() else { panic!("no pair") };
         assert_eq!((pair.chain(), pair.key()), (Path::new("a/b"), Path::new("../c")));
@@ -188,7 +231,7 @@ mod tests {
 
     #[test]
     fn unknown_and_malformed_names_are_distinguished() {
-        for text in ["", "Default", "rootca", "kubernetes://x", "file-cert", "file:/etc/passwd"] {
+        for text in ["", "Default", "rootca", "kubernetes:x", "file-cert", "file:/etc/passwd"] {
             assert!(matches!(text.parse::<SecretName>(), Err(BadName::Unknown(_))), "{text}");
         }
         for text in [
@@ -200,11 +243,16 @@ mod tests {
             "file-cert:/a\n~/b",
             "file-root:",
             "file-root:/a\0b",
+            "mint://",
+            "mint://*.example.com",
+            "mint://10.0.0.1",
+            "mint://a/b",
+            "mint://web.",
         ] {
             assert!(matches!(text.parse::<SecretName>(), Err(BadName::Malformed { .. })), "{text}");
         }
         let long = "x".repeat(10_000);
-        for prefix in ["", "file-root:", "file-cert:/a~"] {
+        for prefix in ["", "file-root:", "file-cert:/a~", "mint://"] {
             let error = format!("{prefix}{long}").parse::<SecretName>().unwrap_err();
             assert!(error.to_string().len() < 500, "{error}");
         }

@@ -62,6 +62,12 @@ pub struct SocketFile {
     id: FileId,
 }
 
+impl SocketFile {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     #[error(

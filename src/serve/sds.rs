@@ -6,6 +6,7 @@ mod fetch;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod message;
+pub mod naming;
 mod requests;
 pub mod session;
 mod stream;
@@ -13,18 +14,19 @@ pub mod turns;
 pub mod version;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 pub use self::call::Calls;
+pub use self::naming::Naming;
 use self::turns::Turns;
 use crate::base::budget::{Budget, Charge, Full, Share};
 use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::metrics::Metrics;
-use crate::secret::{Resource, SecretName};
+use crate::secret::{BadName, Resource};
 use crate::store::health::Components;
 use crate::store::{Cache, Connection, Entry, Key, Workload};
 
@@ -54,6 +56,7 @@ struct Service {
     clock: Clock,
     budget: Budget,
     turns: Turns,
+    naming: OnceLock<Naming>,
     /// Ends every stream: the agent stops, or the workload was removed.
     draining: CancellationToken,
 }
@@ -79,7 +82,15 @@ impl SecretDiscovery {
         Capacity { budget, turns }: Capacity,
     ) -> Self {
         let components = cache.components(workload);
-        Self(Arc::new(Service { cache, workload, components, metrics, clock, budget, turns, draining }))
+        let naming = OnceLock::new();
+        let service =
+            Service { cache, workload, components, metrics, clock, budget, turns, naming, draining };
+        Self(Arc::new(service))
+    }
+
+    /// Which names clients may use, beside those that every agent serves. Set once, before the first connection.
+    pub fn set_naming(&self, naming: Naming) {
+        let _ = self.0.naming.set(naming);
     }
 
     /// Serves a new connection; none if there is no memory for another one, which is counted.
@@ -100,8 +111,14 @@ impl Service {
         entry.valid_at(self.clock.now()).map(|good| &good.resource)
     }
 
-    fn key(&self, name: SecretName) -> Key {
-        Key { workload: self.workload, name }
+    /// The key of the name `text`, for a client that says it runs in `cluster`.
+    fn key(&self, text: &Arc<str>, cluster: Option<&Arc<str>>) -> Result<Key, BadName> {
+        let name = self.naming().name(text, cluster)?;
+        Ok(Key { workload: self.workload, name })
+    }
+
+    fn naming(&self) -> Naming {
+        self.naming.get().copied().unwrap_or_default()
     }
 
     /// Counts and reports a refusal.

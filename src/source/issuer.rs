@@ -27,6 +27,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
 pub use self::identity::IdentitySource;
 pub use self::queue::IssuanceQueue;
 pub use self::retry::{Validity, retry_delay};
@@ -76,14 +78,15 @@ pub struct IssuerContext {
     pub disk: Disk,
 }
 
-/// Keeps one workload's key pair and trust bundle fresh. One call at a time, however many streams there are. Dropping
+/// Keeps one workload's key pair and trust bundle fresh, or the key pair of one host alone. One call at a time, however many streams there are. Dropping
 /// it, or the future of [`Issuer::run`], wipes the workload's keys.
 #[derive(Debug)]
 pub struct Issuer {
     cas: Failover,
     settings: IssuerSettings,
     key_pair: Publisher,
-    roots: Publisher,
+    /// None for a host: the roots are the workload's.
+    roots: Option<Publisher>,
     trust: Trust,
     state: Option<StateWriter>,
     /// By the CA's name: requests that the CA may still answer.
@@ -96,10 +99,21 @@ pub struct Issuer {
     failovers: FailureLog,
     renewals: Renewals,
     queue: IssuanceQueue,
+    /// For a host.
+    minted: Option<Minted>,
     clock: Clock,
     disk: Disk,
     metrics: Metrics,
     components: Components,
+}
+
+/// What the issuer of a host's key pair has besides.
+#[derive(Clone, Debug)]
+pub struct Minted {
+    /// Of all hosts together, before the queue of all certificates: hosts don't keep workloads waiting.
+    pub queue: IssuanceQueue,
+    /// Notified when there is room for a value that had none.
+    pub room: Arc<Notify>,
 }
 
 impl Issuer {
@@ -111,22 +125,49 @@ impl Issuer {
         workload: Workload,
         context: IssuerContext,
     ) -> Self {
-        let IssuerContext { clock, metrics, queue, disk } = context;
-        let publisher = |name| cache.publisher(Key { workload, name }, Origin::CA);
-        let key_pair = publisher(SecretName::Workload);
-        let state = settings.state.clone();
-        let components = cache.components(workload);
-        let state = state.map(|dir| StateWriter::new(dir, components.clone(), disk.clone()));
-        components.report_renewal(|renewal| {
-            *renewal = RenewalHealth::new(cas.in_order().map(|ca| Arc::clone(&ca.name)));
+        let key_pair = Key { workload, name: SecretName::Workload };
+        let issuer = Self::of(cas, settings, cache, key_pair, None, context);
+        issuer.components.report_renewal(|renewal| {
+            *renewal = RenewalHealth::new(issuer.cas.in_order().map(|ca| Arc::clone(&ca.name)));
         });
+        let roots = cache.publisher(Key { workload, name: SecretName::Roots }, Origin::CA);
+        let state = issuer.settings.state.clone();
+        let state = state.map(|dir| StateWriter::new(dir, issuer.components.clone(), issuer.disk.clone()));
+        Self { roots: Some(roots), state, ..issuer }
+    }
+
+    /// An issuer that publishes the key pair of a host under `key`, with the workload's identity and the names in
+    /// `settings`.
+    pub fn minting(
+        cas: Failover,
+        settings: IssuerSettings,
+        cache: &Cache,
+        key: Key,
+        minted: Minted,
+        context: IssuerContext,
+    ) -> Self {
+        Self::of(cas, settings, cache, key, Some(minted), context)
+    }
+
+    fn of(
+        cas: Failover,
+        settings: IssuerSettings,
+        cache: &Cache,
+        key: Key,
+        minted: Option<Minted>,
+        context: IssuerContext,
+    ) -> Self {
+        let IssuerContext { clock, metrics, queue, disk } = context;
+        let components = cache.components(key.workload);
+        let key_pair = cache.publisher(key, Origin::CA);
         Self {
             cas,
             renewals: key_pair.renewals(),
             key_pair,
-            roots: publisher(SecretName::Roots),
+            roots: None,
             trust: Trust::new(settings.drops_old_roots),
-            state,
+            state: None,
+            minted,
             unfinished: BTreeMap::new(),
             early: BTreeMap::new(),
             failures: FailureLog::default(),
@@ -150,14 +191,14 @@ impl Issuer {
             match self.renew().await {
                 Ok(()) => {
                     failures = 0;
-                    self.components.report_renewal(RenewalHealth::round_ended);
+                    self.report_renewal(RenewalHealth::round_ended);
                     self.renewals.settle();
                 }
                 Err(failed) => {
                     failures = failures.saturating_add(1);
                     let delay = self.delay(&failed, failures);
                     let next_try = self.clock.now() + delay;
-                    self.components.report_renewal(|renewal| renewal.round_failed(failures, next_try));
+                    self.report_renewal(|renewal| renewal.round_failed(failures, next_try));
                     self.report(&failed, delay);
                     self.renewals.settle();
                     self.tidy(failed.iter().map(|failed| &failed.ca)).await;
@@ -165,6 +206,18 @@ impl Issuer {
                 }
             }
         }
+    }
+
+    /// Reports the renewal of the workload's certificate. Those of hosts are in their entries alone.
+    fn report_renewal(&self, change: impl FnOnce(&mut RenewalHealth)) {
+        if self.minted.is_none() {
+            self.components.report_renewal(change);
+        }
+    }
+
+    /// The host's name in logs; none for the workload's certificate.
+    fn logged_name(&self) -> Option<&str> {
+        self.minted.as_ref().map(|_| self.key_pair.key().name.as_str())
     }
 }
 

@@ -61,6 +61,8 @@ pub struct Demand(mpsc::UnboundedReceiver<Event>);
 pub enum Event {
     /// A stream asks for it, and it has no entry yet; or there is room now for its value, which had none.
     Wanted(Key),
+    /// Another stream asks for it. Not for files, which are looked at whenever they change.
+    Asked(Key),
     /// The last of its streams has left.
     Deserted(Key),
 }
@@ -76,7 +78,7 @@ impl Demand {
         let events = std::iter::from_fn(|| self.0.try_recv().ok());
         events.into_iter().find_map(|event| match event {
             Event::Wanted(key) => Some(key),
-            Event::Deserted(_) => None,
+            Event::Asked(_) | Event::Deserted(_) => None,
         })
     }
 }
@@ -89,6 +91,13 @@ impl Desertion {
     pub(super) fn report(&self, key: &Key) {
         // Fails when the source has ended.
         let _ = self.0.send(Event::Deserted(key.clone()));
+    }
+
+    /// Another stream asks for the name.
+    pub(super) fn ask(&self, key: &Key) {
+        if key.name.kind() != Some(NameKind::File) {
+            let _ = self.0.send(Event::Asked(key.clone()));
+        }
     }
 }
 
@@ -145,7 +154,12 @@ impl Routes {
         let kind = key.name.kind().ok_or(NotServed::NoSource)?;
         let scopes = [Scope::Workload(key.workload), Scope::Every];
         let mut routes = scopes.iter().filter_map(|scope| self.0.get(&(kind, *scope)));
-        routes.find(|route| !route.sender.is_closed()).ok_or(NotServed::NoSource)
+        let none = match kind {
+            NameKind::File => NotServed::NoSource,
+            NameKind::Mint => NotServed::Forbidden("it is served only with --mint-suffix"),
+            NameKind::Kubernetes => NotServed::Forbidden("it is served only with --kubernetes-secrets"),
+        };
+        routes.find(|route| !route.sender.is_closed()).ok_or(none)
     }
 
     pub(super) fn forget(&mut self, workload: Workload) {

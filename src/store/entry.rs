@@ -28,6 +28,7 @@ pub struct Origin(Source);
 enum Source {
     Ca,
     Files,
+    Kubernetes,
 }
 
 impl Origin {
@@ -35,6 +36,8 @@ impl Origin {
     pub const CA: Self = Self(Source::Ca);
     /// Read from mounted files.
     pub const FILES: Self = Self(Source::Files);
+    /// Read from Kubernetes' Secrets and ConfigMaps.
+    pub const KUBERNETES: Self = Self(Source::Kubernetes);
 }
 
 impl fmt::Display for Origin {
@@ -42,6 +45,7 @@ impl fmt::Display for Origin {
         f.write_str(match self.0 {
             Source::Ca => "ca",
             Source::Files => "files",
+            Source::Kubernetes => "kubernetes",
         })
     }
 }
@@ -55,6 +59,9 @@ pub struct Entry {
     pub(super) failures: Failures,
     /// The source that holds the entry: sources of lower rank can't publish, and need not try.
     pub holder: Option<Origin>,
+    /// The source knows that there is nothing to serve, and took back what it served: streams tell their clients where the
+    /// protocol can.
+    pub is_withdrawn: bool,
     /// The workload was removed: nothing more is published.
     pub(super) is_removed: bool,
 }

@@ -46,6 +46,10 @@ impl Publisher {
         &self.cache
     }
 
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
     /// Announces the key pair that is published next: roots that are published before it are served with CRLs only if
     /// the CRLs cover its chain. A pair that is outranked changes nothing.
     pub fn announce(&self, pair: &KeyPair, now: SystemTime) {
@@ -87,6 +91,7 @@ impl Publisher {
             let arrived = entry.good.as_ref().filter(|_| same).map(|good| good.received);
             let (origin, received) = (self.origin, arrived.unwrap_or(received));
             entry.good = Some(Arc::new(Good { secret, resource, origin, received, renews }));
+            entry.is_withdrawn = false;
             !same || taken_over || recovered
         });
         outcome
@@ -96,6 +101,20 @@ impl Publisher {
     /// failure does not matter.
     pub fn fail(&self, reason: String) {
         self.note(Some(Failure::new(self.origin, reason, false)), false);
+    }
+
+    /// Takes back what this source serves, for `reason`: there is nothing to serve, and streams tell their clients.
+    pub fn withdraw(&self, reason: String) {
+        self.slot.modify(|entry| {
+            if entry.holder > Some(self.origin) {
+                return false;
+            }
+            let is_news = entry.good.take().is_some() | !std::mem::replace(&mut entry.is_withdrawn, true);
+            entry.failures.set(self.origin, Some(Failure::new(self.origin, reason, false))) || is_news
+        });
+        if self.key.name.is_on_demand() {
+            self.cache.lock().forget_value(&self.slot);
+        }
     }
 
     /// Lets sources of lower rank publish again: this one has nothing more to deliver. The value stays until one of them

@@ -256,7 +256,10 @@ impl Cache {
     ) -> Result<Subscription, NotServed> {
         let mut slots = self.lock();
         let slot = match slots.by_key.get(key) {
-            Some(Filed(slot)) => Arc::clone(slot),
+            Some(Filed(slot)) => {
+                slot.desertion.as_ref().inspect(|source| source.ask(key));
+                Arc::clone(slot)
+            }
             None => slots.demand(key, subscriber.connection())?,
         };
         Ok(Subscription::new(slot, subscriber, number))

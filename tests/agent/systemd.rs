@@ -187,6 +187,24 @@ async fn passed_sockets_are_served_and_not_removed() {
 }
 
 #[tokio::test]
+async fn several_passed_sockets_serve_the_same_and_the_first_is_that_of_admin_commands() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let (one, other) = (path("one"), path("other"));
+    let mut agent = activate(directory.path(), &["-l", &one, "-l", &other, "--fdname=sds:sds"]).await;
+    let _peer = connect(&mut agent, &other).await;
+    agent.wait_log(" ready ").await;
+    for socket in [&one, &other] {
+        let shown = output(&["get", "--socket", socket]).await;
+        assert!(shown.status.success(), "{}", String::from_utf8_lossy(&shown.stderr));
+    }
+    assert!(output(&["status", "--socket", &one]).await.status.success());
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.ended().await.code(), Some(0));
+    assert!(Path::new(&one).exists() && Path::new(&other).exists());
+}
+
+#[tokio::test]
 async fn an_unusable_passed_socket_is_named_in_the_error() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).display().to_string();
@@ -199,7 +217,7 @@ async fn an_unusable_passed_socket_is_named_in_the_error() {
     assert_eq!(datagrams.ended().await.code(), Some(2));
     std::fs::remove_file(&one).unwrap();
 
-    for names in ["--fdname=sds:third", "--fdname=sds:sds"] {
+    for names in ["--fdname=sds:third", "--fdname=admin:admin"] {
         let mut agent = activate(directory.path(), &["-l", &one, "-l", &other, names]).await;
         let _peer = connect(&mut agent, &other).await;
         let (_, line) = agent.wait_log("attache: ").await;

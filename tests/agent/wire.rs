@@ -59,11 +59,21 @@ fn full_any(value: &[u8]) -> full_protobuf::Any {
 }
 
 fn node() -> core::Node {
-    core::Node { id: "sidecar~1".into(), cluster: "web".into() }
+    core::Node {
+        id: "sidecar~1".into(),
+        cluster: "web".into(),
+        metadata: full_metadata().encode_to_vec().into(),
+    }
 }
 
 fn full_node() -> full_core::Node {
-    full_core::Node { id: "sidecar~1".into(), cluster: "web".into(), ..Default::default() }
+    let metadata = Some(full_metadata());
+    full_core::Node { id: "sidecar~1".into(), cluster: "web".into(), metadata, ..Default::default() }
+}
+
+fn full_metadata() -> full_protobuf::Struct {
+    let kind = Some(full_protobuf::value::Kind::StringValue("east".into()));
+    full_protobuf::Struct { fields: [("CLUSTER_ID".to_owned(), full_protobuf::Value { kind })].into() }
 }
 
 fn status() -> proto::google::rpc::Status {

@@ -50,6 +50,7 @@ fn plan(account: &str, ca: &Path) -> Plan {
             drops_old_roots: false,
             state: None,
         },
+        mint: None,
         output: None,
     }
 }

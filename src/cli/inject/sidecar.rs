@@ -30,7 +30,13 @@ pub(super) fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
     let config = config(&run, unknown)?;
 
     let mut paths = Paths::default();
-    let socket = paths.absolute("--socket", &config.socket);
+    let sockets: Vec<_> = config.sockets().map(|path| paths.absolute("--socket", path)).collect();
+    let mut socket_dirs: Vec<String> = Vec::new();
+    for dir in sockets.iter().map(|socket| parent(socket).to_owned()) {
+        let is_known =
+            socket_dirs.iter().any(|known| known.trim_end_matches('/') == dir.trim_end_matches('/'));
+        socket_dirs.extend((!is_known).then_some(dir));
+    }
     let admin_socket = config.admin_socket.as_ref().filter(|admin| admin.is_named);
     let admin_socket =
         admin_socket.map(|admin| ("--admin-socket", paths.absolute("--admin-socket", &admin.path)));
@@ -54,8 +60,8 @@ pub(super) fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
         args: run_args,
         is_native: args.native,
         run_as: args.run_as.0,
-        socket_dir: parent(&socket).to_owned(),
-        socket,
+        socket_dirs,
+        socket: sockets.into_iter().next().unwrap_or_default(),
         is_open: config.socket_mode & 0o002 != 0,
         admin_socket: config.admin_socket.map(|admin| admin.path.to_string_lossy().into_owned()),
         status_port: status.map(|address| address.port()),
@@ -184,10 +190,11 @@ fn parent(path: &str) -> &str {
     Path::new(path).parent().and_then(Path::to_str).unwrap_or_default()
 }
 
-/// The directories of all volumes that are added, the socket's first.
+/// The directories of all volumes that are added, the sockets' first.
 fn directories(sidecar: &Sidecar) -> impl Iterator<Item = (Purpose, &str)> {
     let volumes = sidecar.volumes.iter().map(|volume| (volume.purpose, volume.path.as_str()));
-    std::iter::once((Purpose::Socket, sidecar.socket_dir.as_str())).chain(volumes)
+    let sockets = sidecar.socket_dirs.iter().enumerate();
+    sockets.map(|(index, dir)| (Purpose::Socket(index), dir.as_str())).chain(volumes)
 }
 
 /// Directories of two volumes, which Kubernetes would refuse.

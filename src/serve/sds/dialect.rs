@@ -22,6 +22,9 @@ pub trait Dialect: Default {
     /// What a client decodes of a [`Message`].
     type Response;
 
+    /// The metadata of the client's node, encoded; mostly only in the first request.
+    fn metadata(request: &Self::Request) -> Option<&[u8]>;
+
     /// How many names are in a request.
     fn names(request: &Self::Request) -> usize;
 
@@ -30,6 +33,9 @@ pub trait Dialect: Default {
 
     /// `name` can never be served: the client is informed if the protocol allows it.
     fn refuse(&self, session: &mut Session, name: NameId);
+
+    /// `name` is withdrawn: the client is informed if the protocol allows it, and keeps what it has if not.
+    fn withdraw(&self, session: &mut Session, name: NameId);
 
     /// What to send now.
     fn respond(&mut self, session: &mut Session) -> Option<(Push, Message)>;

@@ -1,6 +1,7 @@
 //! `FetchSecrets`: one request, one response.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::task::Context;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use super::version::Combined;
 use crate::base::limits;
 use crate::base::text;
 use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
-use crate::secret::{Resource, SecretName};
+use crate::secret::Resource;
 use crate::store::{NotServed, Subscriber, Subscription};
 
 /// How long `FetchSecrets` waits for secrets that are not available yet, if the client sets no deadline.
@@ -51,7 +52,8 @@ pub(super) async fn fetch(
     let bytes = request.resource_names.iter().map(String::len).sum::<usize>();
     let _charge = peer.charge(count * limits::NAME_MEMORY + bytes)?;
 
-    let mut fetch = Fetch { peer, subscriber: Subscriber::new(peer.connection), names: Vec::new() };
+    let cluster = peer.service.naming().cluster(request.node.as_ref().map(|node| &*node.metadata));
+    let mut fetch = Fetch { peer, subscriber: Subscriber::new(peer.connection), cluster, names: Vec::new() };
     fetch.subscribe(request.resource_names).await;
     // An available secret does not wait for a name that fails. If none is available, a CA may still respond, but a file is
     // unlikely to be repaired meanwhile.
@@ -67,13 +69,14 @@ pub(super) async fn fetch(
 struct Fetch<'a> {
     peer: &'a Peer,
     subscriber: Subscriber,
+    cluster: Option<Arc<str>>,
     /// Sorted, each once.
     names: Vec<Requested>,
 }
 
 /// One name of the request.
 struct Requested {
-    text: String,
+    text: Arc<str>,
     is_on_demand: bool,
     /// It can't be served now, but it may be later: there is no room for it.
     lacks_room: bool,
@@ -100,20 +103,20 @@ impl Fetch<'_> {
                 turn.end();
                 turn.take().await;
             }
-            let name = self.requested(text);
+            let name = self.requested(text.into());
             self.names.push(name);
             self.look_at(self.names.len() - 1);
         }
         turn.end();
     }
 
-    fn requested(&self, text: String) -> Requested {
+    fn requested(&self, text: Arc<str>) -> Requested {
         let service = &self.peer.service;
         let number = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
-        let (label, reason, lacks_room) = match text.parse::<SecretName>() {
-            Ok(name) => {
-                let is_on_demand = name.is_on_demand();
-                match service.cache.subscribe_as(&service.key(name), &self.subscriber, number) {
+        let (label, reason, lacks_room) = match service.key(&text, self.cluster.as_ref()) {
+            Ok(key) => {
+                let is_on_demand = key.name.is_on_demand();
+                match service.cache.subscribe_as(&key, &self.subscriber, number) {
                     Ok(subscription) => {
                         let (subscription, outcome) = (Some(subscription), Outcome::Open);
                         return Requested { text, is_on_demand, lacks_room: false, subscription, outcome };
@@ -167,7 +170,7 @@ impl Fetch<'_> {
         self.names.iter().enumerate().filter_map(|(index, name)| match &name.outcome {
             Outcome::Found(resource) => Some(PushItem {
                 id: NameId::from_index(index),
-                name: name.text.as_str().into(),
+                name: Arc::clone(&name.text),
                 resource: resource.clone(),
             }),
             _ => None,

@@ -82,14 +82,14 @@ struct Subscribed {
     rejected: Option<Box<Vec<Version>>>,
 }
 
-/// Whether a name can ever be served.
+/// Whether a name is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// Now or later.
+    /// Now, or as soon as there is a value.
     Servable,
-    /// Never, and the client does not know yet.
+    /// Not now, and maybe never. The client does not know yet.
     Refused,
-    /// Never, and the client was sent the refusal.
+    /// The same, and the client was sent that it is removed.
     RefusalSent,
 }
 
@@ -135,7 +135,7 @@ pub struct Push {
     pub nonce: u64,
     /// Sorted by name.
     pub items: Vec<PushItem>,
-    /// Names that can never be served, sorted.
+    /// Names that are not served, sorted.
     pub removed: Vec<Arc<str>>,
 }
 
@@ -188,6 +188,26 @@ impl Session {
         self.name_bytes += name.len();
         self.ids.insert(name, id);
         Some(id)
+    }
+
+    /// There is nothing more to send for `id`. What the client has, it keeps.
+    pub fn retract(&mut self, id: NameId) {
+        let Some(subscribed) = self.at(id) else { return };
+        let was_offered = subscribed.offered.take().is_some();
+        self.offered -= usize::from(was_offered);
+    }
+
+    /// There is nothing to serve as `id`: the next response removes it from the client, once.
+    pub fn withdraw(&mut self, id: NameId) {
+        self.retract(id);
+        let Self { names, sent, .. } = self;
+        let Some(subscribed) = names.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        if let (Some(version), Some(sum)) = (subscribed.sent.take(), sent) {
+            sum.remove(&subscribed.name, &version);
+        }
+        if subscribed.fate == Fate::Servable {
+            self.refuse(id);
+        }
     }
 
     /// `id` can never be served: the next response removes it.
@@ -253,6 +273,7 @@ impl Session {
     pub fn offer(&mut self, id: NameId, resource: Resource) {
         let Some(subscribed) = self.at(id) else { return };
         let is_first = subscribed.offered.replace(resource).is_none();
+        subscribed.fate = Fate::Servable;
         self.offered += usize::from(is_first);
         self.confirm(id);
         self.mark(id);

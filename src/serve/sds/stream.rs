@@ -20,7 +20,6 @@ use super::turns::{AT_ONCE, Turn};
 use crate::base::budget::Charge;
 use crate::base::limits;
 use crate::base::text;
-use crate::secret::SecretName;
 use crate::store::{NotServed, Subscriber, Subscription, Unserved, Waiting};
 
 /// The responses of one stream.
@@ -30,6 +29,8 @@ pub struct SecretStream<D: Dialect, I> {
     dialect: D,
     session: Session,
     subscriber: Subscriber,
+    /// Where the client says it runs, if that matters.
+    cluster: Option<Arc<str>>,
     /// By [`NameId`]; none where nothing is served.
     names: Vec<Option<Subscribed>>,
     /// A request with many names and its memory, until it is this stream's turn.
@@ -80,6 +81,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
         Self {
             subscriber: Subscriber::new(peer.connection),
             turn: Turn::new(peer.service.turns.clone()),
+            cluster: None,
             peer,
             requests,
             dialect: D::default(),
@@ -98,6 +100,9 @@ impl<D: Dialect, I> SecretStream<D, I> {
     fn receive(&mut self, request: D::Request) -> Result<(), Status> {
         let before = self.memory_of_names();
         let is_first = self.dialect.node_id().is_empty();
+        if is_first {
+            self.cluster = self.peer.service.naming().cluster(D::metadata(&request));
+        }
         let received = self.dialect.receive(&mut self.session, request);
         let received = received.map_err(|refusal| self.refuse(refusal))?;
         if is_first {
@@ -178,10 +183,9 @@ impl<D: Dialect, I> SecretStream<D, I> {
 
     fn subscribe(&mut self, id: NameId) {
         let Some(name) = self.session.name(id).cloned() else { return };
-        let (label, reason, is_final) = match SecretName::from_shared(&name) {
-            Ok(parsed) => {
-                let service = &self.peer.service;
-                let (key, number) = (service.key(parsed), number(id));
+        let (label, reason, is_final) = match self.peer.service.key(&name, self.cluster.as_ref()) {
+            Ok(key) => {
+                let (service, number) = (&self.peer.service, number(id));
                 match service.cache.subscribe_as(&key, &self.subscriber, number) {
                     Ok(subscription) => {
                         tracing::debug!(node = &*self.dialect.node_id(), name = &*name, "subscribed");
@@ -239,9 +243,13 @@ impl<D: Dialect, I> SecretStream<D, I> {
 
     fn offer(&mut self, id: NameId) {
         if let Some(Some(Subscribed::To(subscription))) = self.names.get(id.index()) {
-            let resource = subscription.entry(|entry| self.peer.service.sendable(entry).ok().cloned());
-            if let Some(resource) = resource {
-                self.session.offer(id, resource);
+            let service = &self.peer.service;
+            let (resource, is_withdrawn) =
+                subscription.entry(|entry| (service.sendable(entry).ok().cloned(), entry.is_withdrawn));
+            match resource {
+                Some(resource) => self.session.offer(id, resource),
+                None if is_withdrawn => self.dialect.withdraw(&mut self.session, id),
+                None => {}
             }
         }
     }

@@ -185,6 +185,7 @@ impl NamedFiles {
                         running.add(key);
                     }
                     Some(Event::Deserted(key)) => running.desert(key),
+                    Some(Event::Asked(_)) => {}
                     // The workload was removed.
                     None => return std::future::pending().await,
                 },

@@ -20,6 +20,7 @@ impl Issuer {
         // However odd the answer, the CA is not asked in a tight loop.
         let renews = self.renewal(&pair, now).max(now + Duration::from_millis(200));
         tracing::info!(
+            name = self.logged_name(),
             identity = pair.leaf().names(),
             serial = pair.leaf().serial,
             not_after = %rfc3339(not_after),
@@ -30,7 +31,9 @@ impl Issuer {
             "certificate issued"
         );
         let lifetime = not_after.duration_since(not_before.max(now)).unwrap_or_default();
-        self.trust.answered(&ca.name, bundle.roots(), lifetime, now);
+        if self.roots.is_some() {
+            self.trust.answered(&ca.name, bundle.roots(), lifetime, now);
+        }
         // Roots first: an Envoy must know a new root before it meets a peer that has a leaf of it. But the bundle's CRLs
         // must cover the new chain already.
         self.key_pair.announce(&pair, now);
@@ -41,22 +44,34 @@ impl Issuer {
         let anchors = self.trust.anchors();
         let encode = || state::encode(ca.client.name(), &ca.name, key_type, now, &pair, anchors);
         let content = self.state.is_some().then(encode);
-        self.key_pair.publish(Secret::KeyPair(pair), now, Some(renews));
+        self.publish_key_pair(Secret::KeyPair(pair), now, renews).await;
         if let (Some(writer), Some(content)) = (&mut self.state, content) {
             writer.write(content).await;
         }
     }
 
+    /// Publishes the key pair; that of a host as soon as there is room for it.
+    async fn publish_key_pair(&self, pair: Secret, received: SystemTime, renews: SystemTime) {
+        loop {
+            let published = self.key_pair.publish(pair.clone(), received, Some(renews));
+            match &self.minted {
+                Some(minted) if published == Published::NoRoom => minted.room.notified().await,
+                _ => return,
+            }
+        }
+    }
+
     /// Publishes the known roots. True if there are new ones among them.
     pub(super) fn publish_roots(&self, renews: Option<SystemTime>) -> bool {
+        let Some(publisher) = &self.roots else { return false };
         let Ok(bundle) = TrustBundle::new(self.trust.roots()) else { return false };
-        let before = self.roots.entry().good;
+        let before = publisher.entry().good;
         let before = match before.as_deref().map(|good| &good.secret) {
             Some(Secret::TrustBundle(before)) => before.roots(),
             _ => bundle.roots(),
         };
         let (added, removed) = (subjects(bundle.roots(), before), subjects(before, bundle.roots()));
-        let published = self.roots.publish(Secret::TrustBundle(bundle), self.clock.now(), renews);
+        let published = publisher.publish(Secret::TrustBundle(bundle), self.clock.now(), renews);
         if published != Published::Changed || (added.is_empty() && removed.is_empty()) {
             return false;
         }
@@ -74,10 +89,10 @@ impl Issuer {
     async fn wait_for_verdicts(&self) {
         const LONGEST: Duration = Duration::from_secs(5);
         // The served certificate can wait no longer than half of its remaining life.
-        let Validity::Left(left) = self.validity() else { return };
+        let (Validity::Left(left), Some(roots)) = (self.validity(), &self.roots) else { return };
         let longest = LONGEST.min(left / 2);
-        if tokio::time::timeout(longest, self.roots.settled()).await.is_err() {
-            let streams = self.roots.observed().streams;
+        if tokio::time::timeout(longest, roots.settled()).await.is_err() {
+            let streams = roots.observed().streams;
             tracing::warn!(
                 streams,
                 waited_ms = millis(longest),

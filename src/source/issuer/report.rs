@@ -14,12 +14,13 @@ impl Issuer {
     pub(super) fn note_success(&mut self, ca: &Member, failed: &[Failed]) {
         let had_failed = self.cas.signed(&ca.name);
         let now = self.clock.now();
-        self.components.report_renewal(|renewal| renewal.issued(&ca.name, now));
+        self.report_renewal(|renewal| renewal.issued(&ca.name, now));
         if had_failed {
             self.failovers.recovered();
         }
         if self.failures.recovered() || had_failed && failed.is_empty() {
             tracing::info!(
+                name = self.logged_name(),
                 provider = ca.client.name(),
                 ca = self.cas.has_several().then_some(&*ca.name),
                 "the CA signs again"
@@ -30,9 +31,9 @@ impl Issuer {
         }
         let reason = self.reasons(failed);
         if self.failovers.is_new(&reason) {
-            tracing::warn!(reason, "failed over to the next CA");
+            tracing::warn!(name = self.logged_name(), reason, "failed over to the next CA");
         } else {
-            tracing::debug!(reason, "failed over to the next CA");
+            tracing::debug!(name = self.logged_name(), reason, "failed over to the next CA");
         }
     }
 
@@ -79,12 +80,16 @@ impl Issuer {
         };
         let retry_in_ms = millis(delay);
         let provider = self.cas.provider();
-        if self.failures.is_new(&reason) {
-            tracing::warn!(provider, reason, served, retry_in_ms, "no new certificate");
+        let is_new = self.failures.is_new(&reason);
+        let name = self.logged_name();
+        if is_new {
+            tracing::warn!(name, provider, reason, served, retry_in_ms, "no new certificate");
         } else {
-            tracing::debug!(provider, reason, served, retry_in_ms, "no new certificate");
+            tracing::debug!(name, provider, reason, served, retry_in_ms, "no new certificate");
         }
         self.key_pair.fail(reason.clone());
-        self.roots.fail(reason);
+        if let Some(roots) = &self.roots {
+            roots.fail(reason);
+        }
     }
 }

@@ -77,15 +77,22 @@ impl Issuer {
     }
 
     /// Waits for the right to call the CAs; none if files take over meanwhile.
-    async fn permit(&self) -> Option<Permit> {
+    async fn permit(&self) -> Option<(Option<Permit>, Permit)> {
         loop {
             let left = match self.validity() {
                 Validity::Left(left) => left,
                 Validity::Past(_) | Validity::Nothing => Duration::ZERO,
             };
+            let acquire = async {
+                let before = match &self.minted {
+                    Some(minted) => Some(minted.queue.acquire(left).await),
+                    None => None,
+                };
+                (before, self.queue.acquire(left).await)
+            };
             tokio::select! {
                 biased;
-                permit = self.queue.acquire(left) => return Some(permit),
+                permits = acquire => return Some(permits),
                 () = self.files_take_over() => return None,
                 // What is left is something else now.
                 () = self.clock.jumped() => {}
@@ -111,7 +118,7 @@ impl Issuer {
                 self.cas.failed(&ca.name, error.retry_after(), Instant::now(), fastrand::f64());
             }
             let (reason, now) = (error.to_string(), self.clock.now());
-            self.components.report_renewal(|renewal| renewal.call_failed(&ca.name, reason, now));
+            self.report_renewal(|renewal| renewal.call_failed(&ca.name, reason, now));
             failed.push(Failed { ca: ca.clone(), error });
             if is_pending {
                 return None;

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
+use tokio::sync::watch;
+
 use super::{Issued, Issuer, Validity};
 use crate::secret::{KeyPair, Secret};
 use crate::store::health::RenewalHealth;
-use crate::store::{Entry, Origin};
+use crate::store::{Entry, Origin, Publisher};
 
 /// When a certificate is renewed: with `ratio` of its lifetime left, give or take `jitter`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,6 +42,28 @@ enum Due {
     Never,
 }
 
+/// What the issuer publishes, whichever source writes it.
+struct Entries {
+    key_pair: watch::Receiver<Entry>,
+    roots: Option<watch::Receiver<Entry>>,
+}
+
+impl Entries {
+    async fn changed(&mut self) {
+        let roots = async {
+            match &mut self.roots {
+                Some(roots) => roots.changed().await,
+                None => std::future::pending().await,
+            }
+        };
+        // The senders live as long as the issuer's publishers, so this does not fail.
+        tokio::select! {
+            _ = self.key_pair.changed() => {}
+            _ = roots => {}
+        }
+    }
+}
+
 impl Issuer {
     /// When a key pair that came at `received` is to be renewed: another moment for each draw.
     pub(super) fn renewal(&self, pair: &KeyPair, received: SystemTime) -> SystemTime {
@@ -57,15 +81,15 @@ impl Issuer {
     }
 
     pub(super) async fn wait_until_due(&mut self) {
-        let mut entries = (self.key_pair.watch(), self.roots.watch());
+        let mut entries = self.entries();
         loop {
             let due = {
                 // Files that are removed release both: the roots alone are no reason to request a certificate.
                 let _together = self.key_pair.cache().together();
-                self.due(&entries.0.borrow_and_update(), &entries.1.borrow_and_update())
+                self.due(&mut entries)
             };
             if due == Due::Never {
-                self.components.report_renewal(RenewalHealth::round_ended);
+                self.report_renewal(RenewalHealth::round_ended);
                 self.early.clear();
             }
             let renewal = async {
@@ -82,19 +106,24 @@ impl Issuer {
                 () = self.clock.sleep_until_any(old_root) => self.drop_old_roots(),
                 // These may change what is due.
                 () = self.clock.jumped() => {}
-                _ = entries.0.changed() => {}
-                _ = entries.1.changed() => {}
+                () = entries.changed() => {}
             }
         }
     }
 
+    fn entries(&self) -> Entries {
+        Entries { key_pair: self.key_pair.watch(), roots: self.roots.as_ref().map(Publisher::watch) }
+    }
+
     /// The key pair's renewal decides; the roots' only where files hold the key pair.
-    fn due(&self, key_pair: &Entry, roots: &Entry) -> Due {
+    fn due(&self, entries: &mut Entries) -> Due {
+        let key_pair = entries.key_pair.borrow_and_update();
+        let roots = entries.roots.as_mut().map(watch::Receiver::borrow_and_update);
         let is_held = |entry: &Entry| entry.holder > Some(Origin::CA);
-        let entry = match (is_held(key_pair), is_held(roots)) {
-            (true, true) => return Due::Never,
-            (true, false) => roots,
-            (false, _) => key_pair,
+        let entry: &Entry = match (is_held(&key_pair), &roots) {
+            (false, _) => &key_pair,
+            (true, Some(roots)) if !is_held(roots) => roots,
+            (true, _) => return Due::Never,
         };
         let Some(good) = &entry.good else { return Due::At(SystemTime::UNIX_EPOCH) };
         // The clocks of the agent and the CA were ahead when it came: peers refuse it, and its renewal may be years away.
@@ -132,12 +161,9 @@ impl Issuer {
     /// Returns when files hold both secrets. Where they hold one of the two, the CA is still asked for the other, no
     /// sooner than before.
     pub(super) async fn files_take_over(&self) {
-        let (mut key_pair, mut roots) = (self.key_pair.watch(), self.roots.watch());
-        while self.due(&key_pair.borrow_and_update(), &roots.borrow_and_update()) != Due::Never {
-            tokio::select! {
-                _ = key_pair.changed() => {}
-                _ = roots.changed() => {}
-            }
+        let mut entries = self.entries();
+        while self.due(&mut entries) != Due::Never {
+            entries.changed().await;
         }
     }
 }

@@ -34,7 +34,7 @@ pub async fn on_connection<T>(socket: &Path, talk: impl AsyncFnOnce(Client) -> T
 /// A client's first request.
 pub fn request(names: &[&str]) -> DiscoveryRequest {
     DiscoveryRequest {
-        node: Some(Node { id: "test".to_owned(), cluster: "tests".to_owned() }),
+        node: Some(Node { id: "test".to_owned(), cluster: "tests".to_owned(), ..Node::default() }),
         resource_names: names.iter().map(|name| (*name).to_owned()).collect(),
         type_url: SECRET_TYPE_URL.to_owned(),
         ..DiscoveryRequest::default()

@@ -1,5 +1,5 @@
 //! Delta: requests list only changes, each resource has its own version, each response has its own ACK or NACK, and a name
-//! that can never be served is sent as removed.
+//! that can never be served, or that its source has withdrawn, is sent as removed.
 
 use std::sync::Arc;
 
@@ -23,6 +23,10 @@ impl Dialect for Delta {
 
     fn node_id(&self) -> Arc<str> {
         self.node_id.clone().unwrap_or_default()
+    }
+
+    fn metadata(request: &DeltaDiscoveryRequest) -> Option<&[u8]> {
+        Some(&request.node.as_ref()?.metadata)
     }
 
     fn names(request: &DeltaDiscoveryRequest) -> usize {
@@ -66,6 +70,10 @@ impl Dialect for Delta {
     /// it from a running Envoy.
     fn refuse(&self, session: &mut Session, name: NameId) {
         session.refuse(name);
+    }
+
+    fn withdraw(&self, session: &mut Session, name: NameId) {
+        session.withdraw(name);
     }
 
     fn respond(&mut self, session: &mut Session) -> Option<(Push, Message)> {

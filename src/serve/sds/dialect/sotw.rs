@@ -25,6 +25,10 @@ impl Dialect for StateOfTheWorld {
         self.node_id.clone().unwrap_or_default()
     }
 
+    fn metadata(request: &DiscoveryRequest) -> Option<&[u8]> {
+        Some(&request.node.as_ref()?.metadata)
+    }
+
     fn names(request: &DiscoveryRequest) -> usize {
         request.resource_names.len()
     }
@@ -57,6 +61,10 @@ impl Dialect for StateOfTheWorld {
 
     /// The name is only not sent: this protocol has no field for refusing a single name.
     fn refuse(&self, _: &mut Session, _: NameId) {}
+
+    fn withdraw(&self, session: &mut Session, name: NameId) {
+        session.retract(name);
+    }
 
     fn respond(&mut self, session: &mut Session) -> Option<(Push, Message)> {
         self.settle_claim(session);

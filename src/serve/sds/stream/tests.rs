@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::metrics::{ByReason, Metrics};
 use crate::pki::key::{KeyType, SigningKey};
-use crate::secret::{Secret, TrustBundle, Version};
+use crate::secret::{Secret, SecretName, TrustBundle, Version};
 use crate::serve::sds::dialect::client::{ClientDialect, RequestFields, ResponseFields};
 use crate::serve::sds::{Capacity, SecretDiscovery};
 use crate::store::{Cache, Key, Observed, Origin, Published, Publisher, Verdicts, Workload};

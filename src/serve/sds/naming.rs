@@ -1,0 +1,86 @@
+//! Which secret a client means by a name.
+
+use std::sync::Arc;
+
+use prost::Message as _;
+
+use crate::base::limits;
+use crate::proto::google::protobuf::{Struct, value::Kind};
+use crate::secret::{BadName, KubernetesName, SecretName};
+
+/// Which names clients may use beside those that every agent serves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Naming {
+    /// A bare name that means nothing else is that of a Secret.
+    pub has_bare_names: bool,
+    /// Clients are trusted to say in which cluster they run.
+    pub trusts_clusters: bool,
+}
+
+impl Naming {
+    pub(super) fn name(self, text: &Arc<str>, cluster: Option<&Arc<str>>) -> Result<SecretName, BadName> {
+        let name = SecretName::from_shared(text).or_else(|error| {
+            let bare = KubernetesName::bare(text).filter(|_| self.has_bare_names);
+            bare.map(SecretName::Kubernetes).ok_or(error)
+        });
+        Ok(match (name?, cluster) {
+            (SecretName::Kubernetes(name), Some(cluster)) => {
+                SecretName::Kubernetes(name.in_cluster(Arc::clone(cluster)))
+            }
+            (name, _) => name,
+        })
+    }
+
+    /// The cluster that a node says it runs in, in its encoded metadata.
+    pub(super) fn cluster(self, metadata: Option<&[u8]>) -> Option<Arc<str>> {
+        let metadata = metadata.filter(|metadata| self.trusts_clusters && !metadata.is_empty())?;
+        let metadata = Struct::decode(metadata).ok()?;
+        match metadata.fields.get("CLUSTER_ID")?.kind.as_ref()? {
+            Kind::StringValue(id) if (1..=limits::CLUSTER_ID_BYTES).contains(&id.len()) => {
+                Some(id.as_str().into())
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::google::protobuf::Value;
+
+    fn metadata(id: Kind) -> Vec<u8> {
+        let value = Value { kind: Some(id) };
+        Struct { fields: [("CLUSTER_ID".to_owned(), value)].into() }.encode_to_vec()
+    }
+
+    #[test]
+    fn a_bare_name_is_that_of_a_secret_where_that_is_allowed() {
+        let all = Naming { has_bare_names: true, trusts_clusters: false };
+        for text in ["www.example.com", "default", "ROOTCA", "file-root:/a", "kubernetes://web"] {
+            let name = all.name(&text.into(), None).unwrap();
+            assert_eq!(name.as_str(), text);
+            let plain = text.parse::<SecretName>();
+            assert_eq!(plain.is_ok(), text != "www.example.com");
+            assert_eq!(plain.unwrap_or(name.clone()), name);
+        }
+        assert!(Naming::default().name(&"www.example.com".into(), None).is_err());
+        assert!(all.name(&"www.Example.com".into(), None).is_err());
+    }
+
+    #[test]
+    fn the_cluster_comes_from_the_node_where_that_is_trusted() {
+        let naming = Naming { has_bare_names: false, trusts_clusters: true };
+        let east = metadata(Kind::StringValue("east".to_owned()));
+        let cluster = naming.cluster(Some(&east)).unwrap();
+        assert_eq!(&*cluster, "east");
+        let name = naming.name(&"kubernetes://web".into(), Some(&cluster)).unwrap();
+        assert_ne!(name, naming.name(&"kubernetes://web".into(), None).unwrap());
+        assert_eq!(naming.name(&"default".into(), Some(&cluster)).unwrap(), SecretName::Workload);
+        assert_eq!(Naming::default().cluster(Some(&east)), None);
+        let long = metadata(Kind::StringValue("x".repeat(300)));
+        for useless in [&metadata(Kind::BoolValue(true)), &long, &b"junk".to_vec(), &Vec::new()] {
+            assert_eq!(naming.cluster(Some(useless)), None);
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! What a Secret or ConfigMap holds: a key pair, trust roots, CRLs. Checked like mounted files.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::base::clock::rfc3339;
+use crate::kube::{Object, Version};
+use crate::pki::crl::{self, Crl, NotCrls};
+use crate::pki::key::{NotAKey, PrivateKey};
+use crate::pki::pem::{self, NotPem};
+use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle};
+
+/// The keys of a key pair, in the order in which they count.
+const PAIRS: [(&str, &str); 2] = [("cert", "key"), ("tls.crt", "tls.key")];
+/// The keys of roots and of their CRLs, in the order in which they count.
+const ROOTS: [(&str, &str); 2] = [("cacert", "crl"), ("ca.crt", "ca.crl")];
+
+/// What names ask of an object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wants {
+    pub(super) pair: bool,
+    pub(super) roots: bool,
+}
+
+impl Wants {
+    pub(super) fn covers(self, other: Self) -> bool {
+        (self.pair || !other.pair) && (self.roots || !other.roots)
+    }
+
+    pub(super) fn or(self, other: Self) -> Self {
+        Self { pair: self.pair || other.pair, roots: self.roots || other.roots }
+    }
+}
+
+/// What an object holds, as far as it was wanted. Names that serve the same share it.
+#[derive(Debug)]
+pub(super) struct Content {
+    pub(super) version: Version,
+    pub(super) wants: Wants,
+    pub(super) pair: Option<Result<KeyPair, Unusable>>,
+    pub(super) roots: Option<Result<Roots, Unusable>>,
+    /// The newest key pair and roots that fit together.
+    fitting: Option<(KeyPair, TrustBundle)>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Roots {
+    pub(super) bundle: TrustBundle,
+    /// Their own error costs the CRLs alone.
+    pub(super) crls: Result<Vec<Arc<Crl>>, Unusable>,
+}
+
+/// Why an object can't be served.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unusable {
+    #[error("it has no key pair: it needs the keys tls.crt and tls.key (or cert and key)")]
+    NoPair,
+    #[error("it has {present} but no {absent}: a key pair needs both")]
+    Half { present: &'static str, absent: &'static str },
+    #[error("it has no trust roots: it needs the key ca.crt (or cacert)")]
+    NoRoots,
+    #[error("{key}: {source}")]
+    Certificates { key: &'static str, source: NotPem },
+    #[error("{key}: {source}")]
+    Key { key: &'static str, source: NotAKey },
+    #[error("{chain} and {key}: {source}")]
+    Pair { chain: &'static str, key: &'static str, source: NotAKeyPair },
+    #[error("{key}: {source}")]
+    Bundle { key: &'static str, source: NotATrustBundle },
+    #[error("{key}: {source}; its roots are served without CRLs")]
+    Crls { key: &'static str, source: NotCrls },
+    #[error(
+        "its key pair is unusable, and its new roots do not reach the certificate that is served: they are held back until \
+         the key pair is usable"
+    )]
+    RootsHeldBack,
+    #[error(
+        "its roots are unusable, and the ones that are served do not reach its new certificate: it is held back until the \
+         roots are usable"
+    )]
+    PairHeldBack,
+    #[error("its certificate expired at {}; renew it", rfc3339(*.0))]
+    Expired(SystemTime),
+    #[error("its certificate is not valid before {}; it is served from then on", rfc3339(*.0))]
+    NotYetValid(SystemTime),
+}
+
+impl Unusable {
+    /// A word for metrics.
+    pub(super) fn label(&self) -> &'static str {
+        match self {
+            Self::NoPair | Self::Half { .. } | Self::NoRoots => "incomplete",
+            Self::Expired(_) => "expired",
+            Self::NotYetValid(_) => "not_yet_valid",
+            Self::Pair { .. } => "mismatch",
+            Self::RootsHeldBack | Self::PairHeldBack => "held_back",
+            Self::Certificates { .. } | Self::Key { .. } | Self::Bundle { .. } | Self::Crls { .. } => {
+                "not_parsed"
+            }
+        }
+    }
+}
+
+impl Content {
+    /// Parses what is wanted of `object`. Roots that are those of `before` are not parsed again.
+    pub(super) fn parse(object: &Object, wants: Wants, before: Option<&Self>, now: SystemTime) -> Self {
+        let of_before = before.and_then(|before| before.roots.as_ref()?.as_ref().ok());
+        let mut content = Self {
+            version: object.version.clone(),
+            wants,
+            pair: wants.pair.then(|| pair(object)),
+            roots: wants.roots.then(|| roots(object, of_before.map(|roots| &roots.bundle))),
+            fitting: before.and_then(|before| before.fitting.clone()),
+        };
+        content.hold_back(now);
+        content
+    }
+
+    /// One half is not served without the other where what is served would no longer fit together.
+    fn hold_back(&mut self, now: SystemTime) {
+        let (Some(pair), Some(roots)) = (&mut self.pair, &mut self.roots) else { return };
+        let fits = |bundle: &TrustBundle, pair: &KeyPair| bundle.verify(pair, now).is_ok();
+        match (&*pair, &*roots, &self.fitting) {
+            (Ok(new), Ok(new_roots), _) => {
+                self.fitting = fits(&new_roots.bundle, new).then(|| (new.clone(), new_roots.bundle.clone()));
+            }
+            (Err(_), Ok(new_roots), Some((served, old))) if fits(old, served) => {
+                if !fits(&new_roots.bundle, served) {
+                    *roots = Err(Unusable::RootsHeldBack);
+                }
+            }
+            (Ok(new), Err(_), Some((served, old))) if fits(old, served) => {
+                if !fits(old, new) {
+                    *pair = Err(Unusable::PairHeldBack);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// How many bytes there are to parse.
+    pub(super) fn bytes(object: &Object) -> usize {
+        object.data.values().map(|value| value.len()).sum()
+    }
+}
+
+/// The key pair if it is valid at `now`.
+pub(super) fn valid_pair(pair: &Result<KeyPair, Unusable>, now: SystemTime) -> Result<KeyPair, Unusable> {
+    let pair = pair.clone()?;
+    if pair.not_after() <= now {
+        return Err(Unusable::Expired(pair.not_after()));
+    }
+    if pair.leaf().not_before > now {
+        return Err(Unusable::NotYetValid(pair.leaf().not_before));
+    }
+    Ok(pair)
+}
+
+/// The roots, unless all have expired at `now`.
+pub(super) fn valid_roots(roots: &Result<Roots, Unusable>, now: SystemTime) -> Result<Roots, Unusable> {
+    let roots = roots.clone()?;
+    match roots.bundle.not_after() {
+        not_after if not_after <= now => Err(Unusable::Expired(not_after)),
+        _ => Ok(roots),
+    }
+}
+
+/// The first of the pairs of keys of which `object` has one, and what is under both.
+fn first_of<'a>(
+    object: &'a Object,
+    pairs: [(&'static str, &'static str); 2],
+) -> Option<((&'static str, &'static str), Option<&'a [u8]>, Option<&'a [u8]>)> {
+    let value =
+        |key: &str| object.data.get(key).map(|value| value.as_slice()).filter(|value| !value.is_empty());
+    let found = pairs.map(|(one, other)| ((one, other), value(one), value(other)));
+    // A whole pair goes before half of one.
+    let whole = found.iter().find(|(_, one, other)| one.is_some() && other.is_some());
+    whole.or_else(|| found.iter().find(|(_, one, other)| one.is_some() || other.is_some())).copied()
+}
+
+fn pair(object: &Object) -> Result<KeyPair, Unusable> {
+    let ((chain_key, key_key), chain, key) = first_of(object, PAIRS).ok_or(Unusable::NoPair)?;
+    let (chain, key) = match (chain, key) {
+        (Some(chain), Some(key)) => (chain, key),
+        (None, _) => return Err(Unusable::Half { present: key_key, absent: chain_key }),
+        (_, None) => return Err(Unusable::Half { present: chain_key, absent: key_key }),
+    };
+    let chain =
+        pem::certificates(chain).map_err(|source| Unusable::Certificates { key: chain_key, source })?;
+    let key = PrivateKey::from_pem(key).map_err(|source| Unusable::Key { key: key_key, source })?;
+    KeyPair::new(chain, key).map_err(|source| Unusable::Pair { chain: chain_key, key: key_key, source })
+}
+
+fn roots(object: &Object, before: Option<&TrustBundle>) -> Result<Roots, Unusable> {
+    let value =
+        |key: &str| object.data.get(key).map(|value| value.as_slice()).filter(|value| !value.is_empty());
+    let found = ROOTS.into_iter().find_map(|(key, crl)| Some((key, crl, value(key)?)));
+    let (key, crl_key, text) = found.ok_or(Unusable::NoRoots)?;
+    let roots = pem::certificates(text).map_err(|source| Unusable::Certificates { key, source })?;
+    let bundle = TrustBundle::of(roots, before).map_err(|source| Unusable::Bundle { key, source })?;
+    let crls = match value(crl_key) {
+        Some(text) if !crl::is_blank(text) => crl::from_pem(text)
+            .map(|crls| crls.into_iter().map(Arc::new).collect())
+            .map_err(|source| Unusable::Crls { key: crl_key, source }),
+        _ => Ok(Vec::new()),
+    };
+    Ok(Roots { bundle, crls })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::super::testing::{object, pair_of, root_of};
+    use super::*;
+
+    const BOTH: Wants = Wants { pair: true, roots: true };
+
+    #[test]
+    fn both_shapes_of_a_secret_are_read_and_the_first_whole_pair_counts() {
+        let ((chain, key), (other_chain, other_key)) = (pair_of("one"), pair_of("two"));
+        let root = root_of("root");
+        let leaf = |data: &[(&str, &str)]| {
+            let content = Content::parse(&object("web", 1, data), BOTH, None, UNIX_EPOCH);
+            content.pair.unwrap().map(|pair| pair.leaf().names())
+        };
+        let one = leaf(&[("tls.crt", &chain), ("tls.key", &key), ("ca.crt", &root)]).unwrap();
+        assert_eq!(leaf(&[("cert", &chain), ("key", &key)]).unwrap(), one);
+        let both = [("cert", &*chain), ("key", &*key), ("tls.crt", &*other_chain), ("tls.key", &*other_key)];
+        assert_eq!(leaf(&both).unwrap(), one);
+        assert_eq!(leaf(&[("cert", &other_chain), ("tls.crt", &chain), ("tls.key", &key)]).unwrap(), one);
+        assert_eq!(leaf(&[("ca.crt", &root)]).unwrap_err(), Unusable::NoPair);
+        let half = Unusable::Half { present: "tls.key", absent: "tls.crt" };
+        assert_eq!(leaf(&[("tls.key", &key), ("tls.crt", "")]).unwrap_err(), half);
+        let mixed = leaf(&[("tls.crt", &chain), ("tls.key", &other_key)]).unwrap_err();
+        assert_eq!(mixed.label(), "mismatch");
+        assert!(
+            mixed.to_string().starts_with("tls.crt and tls.key: the private key does not match"),
+            "{mixed}"
+        );
+    }
+
+    #[test]
+    fn roots_come_from_either_key_and_bad_crls_cost_the_crls_alone() {
+        let (one, two) = (root_of("one"), root_of("two"));
+        let parse = |data: &[(&str, &str)]| {
+            Content::parse(&object("ca", 1, data), BOTH, None, UNIX_EPOCH).roots.unwrap()
+        };
+        let roots = parse(&[("cacert", &one), ("ca.crt", &two)]).unwrap();
+        assert_eq!(roots.bundle.roots(), parse(&[("ca.crt", &one)]).unwrap().bundle.roots());
+        assert_eq!(roots.crls, Ok(Vec::new()));
+        let bad = parse(&[("ca.crt", &one), ("ca.crl", "junk")]).unwrap();
+        assert_eq!(bad.crls.unwrap_err().label(), "not_parsed");
+        assert_eq!(parse(&[("ca.crt", &one), ("ca.crl", "\n")]).unwrap().crls, Ok(Vec::new()));
+        assert_eq!(parse(&[("tls.crt", &one)]).unwrap_err(), Unusable::NoRoots);
+        assert_eq!(parse(&[("ca.crt", "junk")]).unwrap_err().label(), "not_parsed");
+    }
+
+    #[test]
+    fn only_what_is_wanted_is_parsed() {
+        let (chain, key) = pair_of("web");
+        let secret = object("web", 7, &[("tls.crt", &chain), ("tls.key", &key)]);
+        let content = Content::parse(&secret, Wants { pair: true, roots: false }, None, UNIX_EPOCH);
+        assert!(content.roots.is_none() && content.pair.is_some());
+        let pair = content.pair.unwrap();
+        let leaf = pair.as_ref().unwrap().leaf().clone();
+        assert_eq!(valid_pair(&pair, leaf.not_after).unwrap_err(), Unusable::Expired(leaf.not_after));
+        let early = leaf.not_before - Duration::from_secs(1);
+        assert_eq!(valid_pair(&pair, early).unwrap_err(), Unusable::NotYetValid(leaf.not_before));
+        assert!(valid_pair(&pair, leaf.not_before).is_ok());
+    }
+}

@@ -1,0 +1,284 @@
+//! Which objects are followed, and how: one watch for each, or one for all of a namespace.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::cluster::{Cluster, FORBIDDEN};
+use super::content::{Content, Wants};
+use super::follow::{Follower, Group, GroupFollower, Names, Place, Reports, Seen};
+use crate::store::Key;
+
+/// With more objects than this of one namespace, all are followed with one watch, where RBAC allows it.
+const MANY: usize = 100;
+/// How long it is remembered that an object does not exist, or must not be read, which is not asked for any longer.
+const REMEMBERED: Duration = Duration::from_secs(10);
+/// How many of these are remembered.
+const MOST_REMEMBERED: usize = 10_000;
+/// How long a name waits while too many names that don't exist are asked for.
+const POSTPONED: Duration = Duration::from_secs(10);
+const TOO_MANY_MISSES: &str = "too many names that don't exist, or that the agent may not read, are asked for: this one is \
+    looked up later";
+
+/// The objects of all clusters that names need.
+pub(super) struct Objects {
+    followed: HashMap<Place, Followed>,
+    groups: HashMap<Group, Members>,
+    /// Those without names, until they are forgotten; the oldest first.
+    remembered: VecDeque<(Instant, Place)>,
+    reports: Reports,
+}
+
+struct Followed {
+    cluster: Arc<Cluster>,
+    names: SmallVec<[Key; 2]>,
+    wants: Wants,
+    seen: Option<Seen>,
+    /// Why nothing newer than what was seen can be read.
+    trouble: Option<Arc<str>>,
+    /// None where one watch follows the whole namespace, and where nothing does.
+    task: Option<Task>,
+}
+
+/// Ends with this.
+struct Task(AbortHandle);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The objects of one namespace.
+#[derive(Default)]
+struct Members {
+    count: usize,
+    follower: Option<GroupTask>,
+    /// The API server refused to list it: not tried again before.
+    refused_until: Option<Instant>,
+}
+
+struct GroupTask {
+    names: Arc<Names>,
+    added: mpsc::UnboundedSender<Arc<str>>,
+    /// It has listed the namespace, and follows all of its objects.
+    is_ready: bool,
+    _task: Task,
+}
+
+impl Objects {
+    pub(super) fn new(reports: Reports) -> Self {
+        let (followed, groups, remembered) = Default::default();
+        Self { followed, groups, remembered, reports }
+    }
+
+    pub(super) fn seen(&self, place: &Place) -> Option<&Seen> {
+        self.followed.get(place)?.seen.as_ref()
+    }
+
+    /// Why nothing newer than what was seen can be read.
+    pub(super) fn trouble(&self, place: &Place) -> Option<Arc<str>> {
+        self.followed.get(place)?.trouble.clone()
+    }
+
+    /// The names that need an object.
+    pub(super) fn names(&self, place: &Place) -> SmallVec<[Key; 2]> {
+        self.followed.get(place).map(|followed| followed.names.clone()).unwrap_or_default()
+    }
+
+    /// `key` needs an object.
+    pub(super) fn follow(&mut self, cluster: &Arc<Cluster>, place: &Place, key: &Key, wants: Wants) {
+        let entry = self.followed.entry(place.clone()).or_insert_with(|| Followed {
+            cluster: Arc::clone(cluster),
+            names: SmallVec::new(),
+            wants: Wants::default(),
+            seen: None,
+            trouble: None,
+            task: None,
+        });
+        let was_idle = entry.names.is_empty();
+        if !entry.names.contains(key) {
+            entry.names.push(key.clone());
+        }
+        let had_all = entry.wants.covers(wants);
+        entry.wants = entry.wants.or(wants);
+        if was_idle {
+            let group = Group::of(place);
+            self.groups.entry(group.clone()).or_default().count += 1;
+            self.count(cluster);
+            self.start(place);
+            self.join(cluster, group);
+        } else if !had_all {
+            self.start(place);
+        }
+    }
+
+    /// Begins to follow an object that nothing follows, or of which more is wanted.
+    fn start(&mut self, place: &Place) {
+        let Some(followed) = self.followed.get_mut(place) else { return };
+        let group = self.groups.get(&Group::of(place)).and_then(|members| members.follower.as_ref());
+        if let Some(group) = group {
+            group.names.want(Arc::clone(&place.object.name), followed.wants);
+            if group.is_ready {
+                // Fails when the group has ended, which is reported.
+                let _ = group.added.send(Arc::clone(&place.object.name));
+                return;
+            }
+        }
+        let is_remembered = matches!(followed.seen, Some(Seen::Absent | Seen::Unknown { .. }));
+        let mut pause = if is_remembered { REMEMBERED } else { Duration::ZERO };
+        if followed.seen.is_none() && !followed.cluster.may_miss() {
+            followed.seen = Some(Seen::Unknown { reason: TOO_MANY_MISSES.into(), is_final: true });
+            pause = POSTPONED.mul_f64(0.5 + fastrand::f64());
+        }
+        let content = match &followed.seen {
+            Some(Seen::Present(content)) if content.wants.covers(followed.wants) => Some(Arc::clone(content)),
+            _ => None,
+        };
+        let follower = Follower {
+            cluster: Arc::clone(&followed.cluster),
+            place: place.clone(),
+            wants: followed.wants,
+            reports: self.reports.clone(),
+            content,
+            pause,
+        };
+        followed.task = Some(Task(tokio::spawn(async { match follower.run().await {} }).abort_handle()));
+    }
+
+    /// Begins to follow a whole namespace if so many of its objects are needed that this is less work.
+    fn join(&mut self, cluster: &Arc<Cluster>, group: Group) {
+        let Some(members) = self.groups.get_mut(&group) else { return };
+        let is_refused = members.refused_until.is_some_and(|until| until > Instant::now());
+        if members.count <= MANY || members.follower.is_some() || is_refused {
+            return;
+        }
+        let of_group =
+            self.followed.iter().filter(|(place, it)| Group::of(place) == group && !it.names.is_empty());
+        let (mut wanted, mut contents) = (HashMap::new(), HashMap::<_, Arc<Content>>::new());
+        for (place, followed) in of_group {
+            let name = &place.object.name;
+            wanted.insert(Arc::clone(name), followed.wants);
+            if let Some(Seen::Present(content)) = &followed.seen {
+                contents.insert(Arc::clone(name), Arc::clone(content));
+            }
+        }
+        let names = Arc::new(Names::new(wanted));
+        let (added, to_add) = mpsc::unbounded_channel();
+        let follower = GroupFollower::new(
+            Arc::clone(cluster),
+            group,
+            Arc::clone(&names),
+            to_add,
+            self.reports.clone(),
+            contents,
+        );
+        let task = Task(tokio::spawn(follower.run()).abort_handle());
+        members.follower = Some(GroupTask { names, added, is_ready: false, _task: task });
+    }
+
+    /// One watch follows the objects of a namespace from now on.
+    pub(super) fn taken(&mut self, group: &Group) {
+        let Some(follower) = self.groups.get_mut(group).and_then(|members| members.follower.as_mut()) else {
+            return;
+        };
+        follower.is_ready = true;
+        for (place, followed) in &mut self.followed {
+            if Group::of(place) != *group || followed.task.take().is_none() {
+                continue;
+            }
+            if !matches!(followed.seen, Some(Seen::Present(_))) {
+                let _ = follower.added.send(Arc::clone(&place.object.name));
+            }
+        }
+    }
+
+    /// A namespace can't be followed with one watch: each object keeps, or gets, its own.
+    pub(super) fn not_taken(&mut self, group: &Group) {
+        let Some(members) = self.groups.get_mut(group) else { return };
+        members.refused_until = Some(Instant::now() + 10 * FORBIDDEN);
+        members.follower = None;
+        let alone = self
+            .followed
+            .iter()
+            .filter(|(place, it)| Group::of(place) == *group && it.task.is_none() && !it.names.is_empty());
+        let alone: Vec<_> = alone.map(|(place, _)| place.clone()).collect();
+        for place in alone {
+            self.start(&place);
+        }
+    }
+
+    /// Notes what was found out of an object. False if nothing needs it any longer.
+    pub(super) fn note(&mut self, place: &Place, seen: Seen) -> bool {
+        let Some(followed) = self.followed.get_mut(place) else { return false };
+        followed.trouble = None;
+        match seen {
+            Seen::Present(_) => followed.cluster.sample(&place.object),
+            Seen::Absent => followed.cluster.forget_sample(&place.object),
+            Seen::Unknown { .. } => {}
+        }
+        match (&followed.seen, seen) {
+            // What was there stays known while the API server does not say.
+            (Some(Seen::Present(_)), Seen::Unknown { reason, is_final }) => {
+                followed.trouble = Some(reason).filter(|_| is_final);
+            }
+            (_, seen) => followed.seen = Some(seen),
+        }
+        !followed.names.is_empty()
+    }
+
+    /// `key` no longer needs an object.
+    pub(super) fn unfollow(&mut self, place: &Place, key: &Key) {
+        let Some(followed) = self.followed.get_mut(place) else { return };
+        let Some(at) = followed.names.iter().position(|name| name == key) else { return };
+        followed.names.remove(at);
+        if !followed.names.is_empty() {
+            return;
+        }
+        followed.task = None;
+        followed.cluster.forget_sample(&place.object);
+        let cluster = Arc::clone(&followed.cluster);
+        let is_worth_knowing = matches!(followed.seen, Some(Seen::Absent | Seen::Unknown { .. }));
+        if is_worth_knowing && self.remembered.len() < MOST_REMEMBERED {
+            self.remembered.push_back((Instant::now() + REMEMBERED, place.clone()));
+        } else {
+            self.followed.remove(place);
+        }
+        let group = Group::of(place);
+        if let Some(members) = self.groups.get_mut(&group) {
+            members.count -= 1;
+            if let Some(follower) = &members.follower {
+                follower.names.forget(&place.object.name);
+            }
+            if members.count == 0 && members.refused_until.is_none_or(|until| until <= Instant::now()) {
+                self.groups.remove(&group);
+            }
+        }
+        self.count(&cluster);
+    }
+
+    /// When the next object is to be forgotten.
+    pub(super) fn next_to_forget(&self) -> Option<Instant> {
+        self.remembered.front().map(|(until, _)| *until)
+    }
+
+    /// Forgets the objects whose time is over.
+    pub(super) fn forget(&mut self) {
+        let now = Instant::now();
+        while let Some((_, place)) = self.remembered.pop_front_if(|(until, _)| *until <= now) {
+            if self.followed.get(&place).is_some_and(|followed| followed.names.is_empty()) {
+                self.followed.remove(&place);
+            }
+        }
+    }
+
+    fn count(&self, cluster: &Arc<Cluster>) {
+        let of_cluster = self.groups.iter().filter(|(group, _)| group.cluster == cluster.id);
+        cluster.set_names(of_cluster.map(|(_, members)| members.count).sum());
+    }
+}

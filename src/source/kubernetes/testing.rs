@@ -1,0 +1,308 @@
+//! A cluster in memory that keeps the rules of an API server as far as the source relies on them, and can fail.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use http::StatusCode;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use zeroize::Zeroizing;
+
+use crate::kube::{
+    Access, Account, Api, Event, Grant, Kind, KubeError, List, Object, ObjectId, Of, Selection, Version,
+    Watch,
+};
+use crate::pki::crl::testing::Authority;
+use crate::pki::pem;
+
+/// An object with these entries.
+pub(super) fn object(name: &str, version: u64, data: &[(&str, &str)]) -> Object {
+    let value = |text: &str| Zeroizing::new(text.as_bytes().to_vec());
+    Object {
+        name: name.into(),
+        version: Version(version.to_string().into()),
+        labels: BTreeMap::new(),
+        annotations: BTreeMap::new(),
+        data: data.iter().map(|(key, text)| ((*key).into(), value(text))).collect(),
+    }
+}
+
+/// The PEM of a certificate chain of `ca`, and of its key.
+pub(super) fn pair_from(ca: &Authority) -> (String, String) {
+    let (chain, key) = ca.issue();
+    let chain = String::from_utf8(pem::of_certificates(&chain)).unwrap();
+    (chain, String::from_utf8(key.to_pem().to_vec()).unwrap())
+}
+
+pub(super) fn pair_of(ca: &str) -> (String, String) {
+    pair_from(&Authority::root(ca))
+}
+
+/// The PEM of a root.
+pub(super) fn root_of(name: &str) -> String {
+    String::from_utf8(pem::of_certificates([&Authority::root(name).certificate])).unwrap()
+}
+
+/// Clones are the same cluster.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FakeApi(Arc<Mutex<State>>);
+
+type Data = Vec<(String, String)>;
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) objects: BTreeMap<ObjectId, (u64, Data)>,
+    version: u64,
+    /// Versions before this one are too old to watch from.
+    oldest: u64,
+    history: Vec<(u64, ObjectId, Option<Data>)>,
+    watchers: Vec<Watcher>,
+    /// What was called, like `get Secret shop/web`.
+    pub(super) calls: Vec<String>,
+    /// Nothing answers.
+    pub(super) is_away: bool,
+    /// Verbs that are forbidden.
+    pub(super) forbidden: BTreeSet<&'static str>,
+    /// Answers of reviews: which accounts may do what, like `gateway get shop/web`.
+    pub(super) rights: BTreeSet<String>,
+    pub(super) grants: Vec<Grant>,
+    /// Reviews fail.
+    pub(super) reviews_fail: bool,
+    /// Every call answers 429.
+    pub(super) throttles: Option<Duration>,
+}
+
+#[derive(Debug)]
+struct Watcher {
+    selection: String,
+    wanted: Box<dyn Selects>,
+    events: mpsc::UnboundedSender<Result<Event, KubeError>>,
+}
+
+trait Selects: std::fmt::Debug + Send {
+    fn selects(&self, id: &ObjectId) -> bool;
+    fn wants(&self, name: &str) -> bool;
+}
+
+struct OfSelection(Selection);
+
+impl std::fmt::Debug for OfSelection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&shown(&self.0))
+    }
+}
+
+impl Selects for OfSelection {
+    fn selects(&self, id: &ObjectId) -> bool {
+        let is_named = match &self.0.of {
+            Of::Name(name) => *name == id.name,
+            Of::Label(_) | Of::Wanted(_) => true,
+        };
+        is_named && id.kind == self.0.kind && id.namespace == self.0.namespace
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        match &self.0.of {
+            Of::Wanted(wanted) => wanted(name),
+            _ => true,
+        }
+    }
+}
+
+fn shown(selection: &Selection) -> String {
+    let of = match &selection.of {
+        Of::Name(name) => &**name,
+        Of::Label(label) => label,
+        Of::Wanted(_) => "*",
+    };
+    format!("{} {}/{of}", selection.kind, selection.namespace)
+}
+
+fn status(status: StatusCode, retry_after: Option<Duration>) -> KubeError {
+    KubeError::Status { address: "fake".to_owned(), status, message: "so it is".to_owned(), retry_after }
+}
+
+impl State {
+    fn call(&mut self, verb: &'static str, what: &str) -> Result<(), KubeError> {
+        self.calls.push(format!("{verb} {what}"));
+        if self.is_away {
+            return Err(KubeError::Silent { address: "fake".to_owned(), patience: Duration::from_secs(10) });
+        }
+        if let Some(delay) = self.throttles {
+            return Err(status(StatusCode::TOO_MANY_REQUESTS, Some(delay)));
+        }
+        match self.forbidden.contains(verb) {
+            true => Err(status(StatusCode::FORBIDDEN, None)),
+            false => Ok(()),
+        }
+    }
+
+    fn found(&self, id: &ObjectId) -> Option<Object> {
+        let (version, data) = self.objects.get(id)?;
+        Some(made(id, *version, data))
+    }
+
+    fn tell(&mut self, version: u64, id: &ObjectId, data: Option<&Data>) {
+        self.watchers.retain(|watcher| {
+            !watcher.wanted.selects(id)
+                || watcher.events.send(Ok(event(&*watcher.wanted, version, id, data))).is_ok()
+        });
+    }
+}
+
+fn made(id: &ObjectId, version: u64, data: &Data) -> Object {
+    let data: Vec<_> = data.iter().map(|(key, text)| (key.as_str(), text.as_str())).collect();
+    object(&id.name, version, &data)
+}
+
+fn event(wanted: &dyn Selects, version: u64, id: &ObjectId, data: Option<&Data>) -> Event {
+    let at = Version(version.to_string().into());
+    match data {
+        _ if !wanted.wants(&id.name) => Event::Version(at),
+        Some(data) => Event::Object(made(id, version, data)),
+        None => Event::Deleted { name: (&*id.name).into(), version: at },
+    }
+}
+
+pub(super) fn secret(namespace: &str, name: &str) -> ObjectId {
+    ObjectId { kind: Kind::Secret, namespace: namespace.into(), name: name.into() }
+}
+
+impl FakeApi {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    pub(super) fn put(&self, id: &ObjectId, data: &[(&str, &str)]) {
+        let mut state = self.lock();
+        state.version += 1;
+        let version = state.version;
+        let data: Data = data.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect();
+        state.objects.insert(id.clone(), (version, data.clone()));
+        state.history.push((version, id.clone(), Some(data.clone())));
+        state.tell(version, id, Some(&data));
+    }
+
+    pub(super) fn delete(&self, id: &ObjectId) {
+        let mut state = self.lock();
+        state.version += 1;
+        let version = state.version;
+        if state.objects.remove(id).is_some() {
+            state.history.push((version, id.clone(), None));
+            state.tell(version, id, None);
+        }
+    }
+
+    /// A watch tells of a deletion that has not happened.
+    pub(super) fn lie(&self, id: &ObjectId) {
+        let mut state = self.lock();
+        let version = state.version;
+        state.tell(version, id, None);
+    }
+
+    /// All watches end with an error.
+    pub(super) fn disconnect(&self) {
+        for watcher in self.lock().watchers.drain(..) {
+            let error = KubeError::Silent { address: "fake".to_owned(), patience: Duration::from_secs(25) };
+            let _ = watcher.events.send(Err(error));
+        }
+    }
+
+    /// What happened so far is forgotten.
+    pub(super) fn compact(&self) {
+        let mut state = self.lock();
+        state.version += 1;
+        state.oldest = state.version;
+        state.history.clear();
+    }
+
+    /// How many calls there were that begin with `words`.
+    pub(super) fn count(&self, words: &str) -> usize {
+        self.lock().calls.iter().filter(|call| call.starts_with(words)).count()
+    }
+
+    /// The watches that are open.
+    pub(super) fn watches(&self) -> Vec<String> {
+        let mut state = self.lock();
+        state.watchers.retain(|watcher| !watcher.events.is_closed());
+        state.watchers.iter().map(|watcher| watcher.selection.clone()).collect()
+    }
+}
+
+#[tonic::async_trait]
+impl Api for FakeApi {
+    async fn get(&self, id: &ObjectId) -> Result<Option<Object>, KubeError> {
+        let found = {
+            let mut state = self.lock();
+            state.call("get", &id.to_string())?;
+            state.found(id)
+        };
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        Ok(found)
+    }
+
+    async fn list(&self, selection: &Selection) -> Result<List, KubeError> {
+        let list = {
+            let mut state = self.lock();
+            state.call("list", &shown(selection))?;
+            let of = OfSelection(selection.clone());
+            let all = state.objects.keys().filter(|id| of.selects(id) && of.wants(&id.name));
+            let objects = all.filter_map(|id| state.found(id)).collect();
+            List { objects, version: Version(state.version.to_string().into()) }
+        };
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        Ok(list)
+    }
+
+    async fn watch(&self, selection: &Selection, from: Option<&Version>) -> Result<Watch, KubeError> {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        let mut state = self.lock();
+        state.call("watch", &shown(selection))?;
+        let wanted = OfSelection(selection.clone());
+        let (events, receiver) = mpsc::unbounded_channel();
+        match from {
+            None => {
+                let present = state.objects.iter().filter(|(id, _)| wanted.selects(id));
+                for (id, (version, data)) in present {
+                    let _ = events.send(Ok(event(&wanted, *version, id, Some(data))));
+                }
+            }
+            Some(Version(from)) => {
+                let from: u64 = from.parse().unwrap();
+                if from < state.oldest {
+                    return Err(KubeError::Expired { address: "fake".to_owned() });
+                }
+                let since =
+                    state.history.iter().filter(|(version, id, _)| *version > from && wanted.selects(id));
+                for (version, id, data) in since {
+                    let _ = events.send(Ok(event(&wanted, *version, id, data.as_ref())));
+                }
+            }
+        }
+        let (selection, wanted) = (shown(selection), Box::new(wanted));
+        state.watchers.push(Watcher { selection, wanted, events });
+        Ok(Watch(Box::pin(UnboundedReceiverStream::new(receiver))))
+    }
+
+    async fn may(&self, account: &Account, access: &Access) -> Result<bool, KubeError> {
+        let name = access.name.as_deref().unwrap_or("*");
+        let right = format!("{} {} {}/{name}", account.name, access.verb, access.namespace);
+        let mut state = self.lock();
+        state.call("review", &right)?;
+        match state.reviews_fail {
+            true => Err(status(StatusCode::TOO_MANY_REQUESTS, None)),
+            false => Ok(state.rights.contains(&right)),
+        }
+    }
+
+    async fn grants(&self, namespace: &str) -> Result<Vec<Grant>, KubeError> {
+        let mut state = self.lock();
+        state.call("grants", namespace)?;
+        Ok(state.grants.clone())
+    }
+
+    async fn probe(&self) -> Result<(), KubeError> {
+        self.lock().call("probe", "")
+    }
+}

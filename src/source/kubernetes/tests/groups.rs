@@ -1,0 +1,93 @@
+//! Many names: one watch for a namespace, or bounded calls.
+
+use super::*;
+
+fn many(agent: &Agent, count: usize) -> (Vec<String>, Vec<Subscription>) {
+    let names: Vec<_> = (0..count).map(|number| format!("kubernetes://host-{number}")).collect();
+    let streams = names.iter().map(|name| agent.open(name)).collect();
+    (names, streams)
+}
+
+fn put_many(agent: &Agent, count: usize) {
+    let (chain, key) = pair_of("ca");
+    for number in 0..count {
+        let id = secret("shop", &format!("host-{number}"));
+        agent.api.put(&id, &[("tls.crt", &chain), ("tls.key", &key)]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_watch_takes_over_where_more_than_a_hundred_names_of_a_namespace_are_asked_for() {
+    let agent = Agent::start();
+    put_many(&agent, 150);
+    let (names, streams) = many(&agent, 150);
+    for name in &names {
+        agent.until_served(name).await;
+    }
+    rest(10).await;
+    assert_eq!(agent.api.watches(), ["Secret shop/*"]);
+    // Changes, deletions and new names are noticed.
+    let leaf = agent.leaf(&names[3]).unwrap();
+    put_pair(&agent.api, &secret("shop", "host-3"));
+    agent.until("the change", |agent| agent.leaf(&names[3]).is_some_and(|now| now != leaf)).await;
+    agent.api.delete(&secret("shop", "host-4"));
+    agent.until("the deletion", |agent| agent.entry(&names[4]).is_withdrawn).await;
+    put_pair(&agent.api, &secret("shop", "late"));
+    let _late = agent.open("kubernetes://late");
+    agent.until_served("kubernetes://late").await;
+    let calls = agent.api.lock().calls.len();
+    let absent: Vec<_> =
+        (0..500).map(|number| agent.open(&format!("kubernetes://absent-{number}"))).collect();
+    agent.until("the refusal", |agent| agent.entry("kubernetes://absent-499").is_withdrawn).await;
+    assert_eq!(agent.api.lock().calls.len(), calls, "a name that does not exist costs no call");
+    put_pair(&agent.api, &secret("shop", "absent-7"));
+    agent.until_served("kubernetes://absent-7").await;
+    drop((streams, absent));
+    rest(600).await;
+    assert_eq!(agent.api.watches(), ["Secret shop/*"], "one name is left");
+    drop(_late);
+    rest(600).await;
+    assert!(agent.api.watches().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_the_right_to_list_each_name_keeps_its_own_watch() {
+    let agent = Agent::start();
+    agent.api.lock().forbidden.insert("list");
+    put_many(&agent, 150);
+    let (names, _streams) = many(&agent, 150);
+    for name in &names {
+        agent.until_served(name).await;
+    }
+    rest(30).await;
+    assert_eq!((agent.api.watches().len(), agent.api.count("list")), (150, 1));
+    assert_eq!((agent.api.count("get"), agent.api.count("watch")), (150, 150));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_names_that_do_not_exist_costs_bounded_calls_and_they_are_remembered() {
+    let agent = Agent::start();
+    agent.api.lock().forbidden.insert("list");
+    // Each is asked for again and again, as with one connection after another.
+    for round in 0..20 {
+        for number in 0..500 {
+            let name =
+                format!("flood-{}.example.com", if round < 10 { number } else { number + 500 * round });
+            let stream = agent.open(&name);
+            if number % 50 == 0 {
+                rest(0).await;
+            }
+            drop(stream);
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    let gets = agent.api.count("get");
+    assert!(gets < 700, "{gets} calls in 10 s");
+    assert_eq!(agent.api.count("watch"), 0);
+    put_pair(&agent.api, &secret("shop", "real.example.com"));
+    rest(30).await;
+    let _stream = agent.open("real.example.com");
+    agent.until_served("real.example.com").await;
+    rest(600).await;
+    assert_eq!(agent.cache.snapshot().len(), 1);
+}
