@@ -105,7 +105,7 @@ pub(super) fn kubernetes(
         },
     };
     let remote = RemoteClusters {
-        namespace: uses_secrets.then(|| namespace.or("istio-system".into())),
+        namespace: uses_secrets.then(|| namespace.or("istio-system")),
         directory: directory.value.map(PathBuf::from),
         allows: allows.value.unwrap_or_default(),
     };
