@@ -25,8 +25,8 @@ use std::time::Duration;
 
 pub use self::args::RunArgs;
 use self::certificate::CertificateOptions;
-pub use self::kubernetes::KubernetesConfig;
 use self::files::{FileOptions, OwnDir, holds_key_pair, resolved};
+pub use self::kubernetes::KubernetesConfig;
 pub use self::options_file::agents_option;
 use self::selection::ProviderOptions;
 use self::shared::Credentials;
@@ -163,8 +163,7 @@ impl Config {
         let (workload, providers) = workload_and_providers(r, args, options, &selection, state);
 
         let mint = mint::mint(r, args, &selection, &workload.identity);
-        let kubernetes =
-            kubernetes::kubernetes(r, args, &workload.identity, has_kubernetes_secrets);
+        let kubernetes = kubernetes::kubernetes(r, args, &workload.identity, has_kubernetes_secrets);
         let admin_socket = operation::admin_socket(r, args, &socket, &other_sockets);
         let status_address = operation::status_address(r, args);
         let admin_address = operation::admin_address(r, args, status_address);

@@ -80,7 +80,10 @@ impl ProviderOptions {
             return Some((Choice::Files, format!("no CA is configured, and {directory} {why}")));
         }
         if has_other_source {
-            return Some((Choice::Files, "no CA is configured: only Secrets of Kubernetes are served".to_owned()));
+            return Some((
+                Choice::Files,
+                "no CA is configured: only Secrets of Kubernetes are served".to_owned(),
+            ));
         }
         let directory = mounted.first().and_then(Place::home).unwrap_or(Path::new("--cert-dir"));
         r.mistake(format!(

@@ -114,7 +114,11 @@ impl RemoteClusters {
         }
         for (id, kubeconfig) in found {
             if id == self.clusters.local().id {
-                tracing::info!(cluster = &*id.0, from = &**origin, "kubeconfig of the agent's own cluster ignored");
+                tracing::info!(
+                    cluster = &*id.0,
+                    from = &**origin,
+                    "kubeconfig of the agent's own cluster ignored"
+                );
                 continue;
             }
             let version = Version::of(&kubeconfig);
@@ -164,7 +168,12 @@ impl RemoteClusters {
             Ok(api) => api,
             Err(reason) => {
                 let cluster = &*id.0;
-                tracing::warn!(cluster, from = &*origin, reason, "kubeconfig of a remote cluster is not used");
+                tracing::warn!(
+                    cluster,
+                    from = &*origin,
+                    reason,
+                    "kubeconfig of a remote cluster is not used"
+                );
                 return;
             }
         };
@@ -321,7 +330,8 @@ async fn find_in_directory(directory: PathBuf, disk: Disk, changes: mpsc::Sender
     loop {
         let path = directory.clone();
         let read = disk.run(&directory, move || read_all(&path)).await;
-        let read = read.map_err(|error| error.to_string()).and_then(|read| read.map_err(|error| error.to_string()));
+        let read =
+            read.map_err(|error| error.to_string()).and_then(|read| read.map_err(|error| error.to_string()));
         match read {
             Ok(files) => {
                 log.recovered();
