@@ -48,6 +48,16 @@ pub const STUCK_THREADS: usize = 16;
 pub const OLD_ROOTS: usize = 32;
 /// Bytes of a CA's response.
 pub const ANSWER_BYTES: usize = 1 << 20;
+/// Bytes of an object of Kubernetes' API, alone or in an event: etcd's limit is half of it.
+pub const KUBE_OBJECT_BYTES: usize = 3 << 20;
+/// Bytes of a page of a list of Kubernetes' API.
+pub const KUBE_PAGE_BYTES: usize = 32 << 20;
+/// Objects of such a page, unless they are so large that it gets too long.
+pub const KUBE_PAGE_OBJECTS: usize = 250;
+/// Connections to one API server. It allows 100 calls and watches on each, or more.
+pub const KUBE_CONNECTIONS: usize = 128;
+/// Bytes of a kubeconfig.
+pub const KUBECONFIG_BYTES: u64 = 1 << 20;
 /// Bytes that are kept of the messages of a configured command.
 pub const COMMAND_MESSAGE_BYTES: usize = 4 << 10;
 /// Lines at the end of a hook's output that the status shows.

@@ -30,6 +30,9 @@ pub enum KubeError {
     /// The answer makes no sense.
     #[error("the API server {address} sent something unreadable: {reason}")]
     Unreadable { address: String, reason: String },
+    /// The review has no result.
+    #[error("the API server {address} could not decide about a right: {reason}")]
+    Undecided { address: String, reason: String },
     #[error("the API server {address} did not answer within {patience:?}")]
     Silent { address: String, patience: Duration },
 }

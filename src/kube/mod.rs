@@ -2,7 +2,19 @@
 //!
 //! [`Api`] is what the rest of the agent sees of a cluster; `Cluster` speaks it over HTTP/2.
 
+mod buffer;
+mod call;
+pub mod cluster;
+pub mod config;
+mod connection;
 pub mod error;
+mod json;
+mod object;
+mod pool;
+mod review;
+#[cfg(test)]
+mod tests;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,6 +24,8 @@ use std::sync::Arc;
 use tokio_stream::{Stream, StreamExt as _};
 use zeroize::Zeroizing;
 
+pub use self::cluster::Cluster;
+pub use self::config::{ClusterConfig, Credential};
 pub use self::error::KubeError;
 
 /// The name of a cluster, like `Kubernetes` or `east`. Clones share the text.

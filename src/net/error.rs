@@ -167,7 +167,7 @@ impl TlsError {
     }
 
     /// The meaning of an alert from the server; `has_presented` if it got a client certificate.
-    pub(super) fn of_alert(alert: AlertDescription, has_presented: bool) -> Self {
+    pub(crate) fn of_alert(alert: AlertDescription, has_presented: bool) -> Self {
         use AlertDescription as A;
         let reason = match alert {
             A::CertificateRequired if !has_presented => return Self::ClientCertRequired,

@@ -35,6 +35,8 @@ pub enum Roots {
     File(PathBuf),
     /// The first of these PEM files that exists.
     FirstOf(Vec<PathBuf>),
+    /// Those that were read before.
+    Given(Arc<Trusted>),
 }
 
 /// Roots as they were read.
@@ -43,6 +45,13 @@ pub struct Trusted {
     roots: Vec<CertificateDer<'static>>,
     /// Where they were read.
     pub(super) place: String,
+}
+
+impl Trusted {
+    /// `roots`, which `place` holds.
+    pub fn new(roots: Vec<CertificateDer<'static>>, place: impl Into<String>) -> Self {
+        Self { roots, place: place.into() }
+    }
 }
 
 impl Roots {
@@ -56,6 +65,7 @@ impl Roots {
                 }
                 Ok(Trusted { roots, place: "the system's roots".to_owned() })
             }
+            Self::Given(trusted) => Ok(Trusted::clone(trusted)),
             Self::File(path) => parse(path, disk.read(path, limits::FILE_BYTES).await?),
             Self::FirstOf(paths) => {
                 for path in paths {

@@ -1,0 +1,43 @@
+//! Bytes of answers, which may be keys: wiped when they are no longer needed.
+
+use bytes::Bytes;
+use zeroize::{Zeroize as _, Zeroizing};
+
+/// Bytes that are wiped when dropped, and also when they move to a larger place.
+#[derive(Default)]
+pub(super) struct Buffer(Zeroizing<Vec<u8>>);
+
+impl Buffer {
+    pub(super) fn with_capacity(capacity: usize) -> Self {
+        Self(Zeroizing::new(Vec::with_capacity(capacity)))
+    }
+
+    pub(super) fn extend(&mut self, bytes: &[u8]) {
+        let needed = self.0.len() + bytes.len();
+        if needed > self.0.capacity() {
+            let mut larger = Self::with_capacity(needed.max(2 * self.0.capacity()));
+            larger.0.extend_from_slice(&self.0);
+            *self = larger;
+        }
+        self.0.extend_from_slice(bytes);
+    }
+
+    pub(super) fn as_slice(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Wipes a part of an answer, unless its memory is shared with the next part, which the connection still reads.
+pub(super) fn wipe(bytes: Bytes) {
+    if let Ok(mut bytes) = bytes.try_into_mut() {
+        bytes.zeroize();
+    }
+}
