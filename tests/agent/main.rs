@@ -43,6 +43,7 @@ mod issuance;
 mod istio;
 mod keys;
 mod mint;
+mod kube_rules;
 mod monitoring;
 mod log;
 mod mounted_files;

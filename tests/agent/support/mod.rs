@@ -12,6 +12,7 @@ pub mod files;
 pub mod frames;
 pub mod installed;
 pub mod kube_api;
+pub mod kube_cluster;
 pub mod kubernetes;
 pub mod issuer;
 pub mod mesh;

@@ -11,6 +11,11 @@ impl Violations {
         self.0.lock().unwrap().push(violation);
     }
 
+    /// Those so far, which are forgotten.
+    pub fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+
     /// Fails the test if there was any, unless it has failed already.
     pub fn assert_none(&self, api: &str) {
         let violations = self.0.lock().unwrap();
