@@ -56,7 +56,7 @@ fn directories(config: &Config, sds: &[PathBuf], admin: Option<&Path>) -> Vec<(P
         let roots = match provider.endpoint().map(|(endpoint, _)| &endpoint.roots) {
             Some(Roots::File(file)) => Some(file),
             Some(Roots::FirstOf(files)) => files.iter().find(|file| file.exists()),
-            Some(Roots::System | Roots::Given(_)) | None => None,
+            Some(Roots::System | Roots::Given(_) | Roots::Unverified) | None => None,
         };
         directories.extend(roots.map(|file| of(file, "the directory of the CA's root")));
         let credentials = credentials(provider);

@@ -36,6 +36,19 @@ pub fn check_hidden(text: &str, secret: &[u8]) {
     assert!(!secret.windows(SHOWN).any(is_shown), "a part of a secret: {text}");
 }
 
+/// The same where `input` has the secret after `place` and no part of it elsewhere, from where it may be shown.
+pub fn check_hidden_in_place(text: &str, input: &[u8], place: &[u8], secret: &[u8]) {
+    const PART: usize = 8;
+    let whole = [place, secret].concat();
+    let Some(at) = input.windows(whole.len()).position(|window| window == whole) else { return };
+    let (before, rest) = input.split_at(at + place.len());
+    let others = [before, rest.get(secret.len()..).unwrap_or_default()];
+    let has_part = |bytes: &[u8]| bytes.windows(PART).any(|part| secret.windows(PART).any(|one| one == part));
+    if !others.into_iter().any(has_part) {
+        check_hidden(text, secret);
+    }
+}
+
 #[cfg(test)]
 pub(crate) use self::seeded::{Shape, join, seeded};
 

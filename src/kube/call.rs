@@ -32,6 +32,8 @@ const TRIES: u32 = 3;
 pub(super) struct Caller {
     /// The API server's, as messages name it.
     pub(super) address: String,
+    /// The URL of `/`.
+    base: String,
     credential: Credential,
     connections: Connections,
     clock: Clock,
@@ -65,7 +67,7 @@ pub(super) struct Answer {
 
 impl Caller {
     pub(super) fn new(config: ClusterConfig, disk: &Disk, clock: Clock) -> Self {
-        let ClusterConfig { endpoint, credential } = config;
+        let ClusterConfig { endpoint, path, credential } = config;
         let certificate = match &credential {
             Credential::Certificate(pair) => Some(pair.clone()),
             _ => None,
@@ -73,6 +75,7 @@ impl Caller {
         let disk = disk.within(PATIENCE);
         Self {
             address: endpoint.address.to_string(),
+            base: endpoint.address.origin() + &path,
             credential,
             connections: Connections::new(endpoint, certificate, disk.clone()),
             clock,
@@ -155,7 +158,7 @@ impl Caller {
     }
 
     fn request(&self, call: &Call<'_>, token: Option<&Token>) -> Result<Request<()>, TransportError> {
-        let uri: Result<Uri, _> = format!("{}{}", self.address, call.path).parse();
+        let uri: Result<Uri, _> = format!("{}{}", self.base, call.path).parse();
         let mut request = Request::new(());
         *request.method_mut() = call.method.clone();
         *request.uri_mut() =

@@ -1,4 +1,4 @@
-//! Where an API server is, and as whom the agent calls it.
+//! The place of an API server, and the agent's credential for it.
 
 use std::fmt;
 use std::path::Path;
@@ -17,6 +17,8 @@ pub const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceacc
 #[derive(Clone, Debug)]
 pub struct ClusterConfig {
     pub endpoint: Endpoint,
+    /// The path below which the server has the API, without a slash at its end: empty, but for some proxies.
+    pub path: String,
     pub credential: Credential,
 }
 
@@ -53,6 +55,10 @@ impl fmt::Debug for Credential {
 pub struct NotInCluster;
 
 impl ClusterConfig {
+    pub fn new(endpoint: Endpoint, credential: Credential) -> Self {
+        Self { endpoint, path: String::new(), credential }
+    }
+
     /// The API server of the cluster in which this Pod runs, and its service account, whose volume is mounted at `mount`
     /// (mostly [`SERVICE_ACCOUNT_DIR`]). Reads no file.
     pub fn in_cluster<'a>(
@@ -61,11 +67,8 @@ impl ClusterConfig {
     ) -> Result<Self, NotInCluster> {
         let address = in_cluster_address(variable).ok_or(NotInCluster)?;
         let roots = Roots::File(mount.join("ca.crt"));
-        let token = TokenFile::named_by("automountServiceAccountToken", mount.join("token"));
-        Ok(Self {
-            endpoint: Endpoint { address, roots, server_name: None },
-            credential: Credential::TokenFile(token),
-        })
+        let token = TokenFile::named_by("a kubeconfig", mount.join("token"));
+        Ok(Self::new(Endpoint { address, roots, server_name: None }, Credential::TokenFile(token)))
     }
 }
 

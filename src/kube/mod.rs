@@ -8,7 +8,10 @@ pub mod cluster;
 pub mod config;
 mod connection;
 pub mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod json;
+pub mod kubeconfig;
 mod object;
 mod pool;
 mod review;

@@ -9,9 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustls::client::ResolvesClientCert;
-use rustls::pki_types::CertificateDer;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::sign::CertifiedKey;
-use rustls::{ClientConfig, RootCertStore, SignatureScheme};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use zeroize::Zeroizing;
 
 pub use self::alert::Alert;
@@ -37,12 +39,15 @@ pub enum Roots {
     FirstOf(Vec<PathBuf>),
     /// Those that were read before.
     Given(Arc<Trusted>),
+    /// None: any certificate passes, and anything on the way to the server can take its place.
+    Unverified,
 }
 
 /// Roots as they were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trusted {
-    roots: Vec<CertificateDer<'static>>,
+    /// None where any certificate passes.
+    roots: Option<Vec<CertificateDer<'static>>>,
     /// Where they were read.
     pub(super) place: String,
 }
@@ -50,7 +55,7 @@ pub struct Trusted {
 impl Trusted {
     /// `roots`, which `place` holds.
     pub fn new(roots: Vec<CertificateDer<'static>>, place: impl Into<String>) -> Self {
-        Self { roots, place: place.into() }
+        Self { roots: Some(roots), place: place.into() }
     }
 }
 
@@ -63,9 +68,10 @@ impl Roots {
                 if roots.is_empty() {
                     return Err(RootsError::NoSystemRoots);
                 }
-                Ok(Trusted { roots, place: "the system's roots".to_owned() })
+                Ok(Trusted::new(roots, "the system's roots"))
             }
             Self::Given(trusted) => Ok(Trusted::clone(trusted)),
+            Self::Unverified => Ok(Trusted { roots: None, place: "any root".to_owned() }),
             Self::File(path) => parse(path, disk.read(path, limits::FILE_BYTES).await?),
             Self::FirstOf(paths) => {
                 for path in paths {
@@ -85,7 +91,7 @@ fn parse(path: &Path, text: io::Result<Zeroizing<Vec<u8>>>) -> Result<Trusted, R
     let path = || path.to_owned();
     let text = text.map_err(|source| RootsError::Unreadable { path: path(), source })?;
     let roots = pem::certificates(&text).map_err(|source| RootsError::NotPem { path: path(), source })?;
-    Ok(Trusted { roots, place: path().display().to_string() })
+    Ok(Trusted::new(roots, path().display().to_string()))
 }
 
 /// The target of a link may be replaced at this moment (the kubelet does so): a second look finds it.
@@ -99,18 +105,64 @@ pub(super) fn client_config(
     presenter: Option<Arc<Presenter>>,
     alpn: &[u8],
 ) -> Result<ClientConfig, rustls::Error> {
-    let mut store = RootCertStore::empty();
-    store.add_parsable_certificates(trusted.roots.iter().cloned());
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(store);
+    let config = ClientConfig::builder_with_provider(Arc::clone(&provider));
+    let config = config.with_safe_default_protocol_versions()?;
+    let config = match &trusted.roots {
+        Some(roots) => {
+            let mut store = RootCertStore::empty();
+            store.add_parsable_certificates(roots.iter().cloned());
+            config.with_root_certificates(store)
+        }
+        None => config.dangerous().with_custom_certificate_verifier(Arc::new(AnyServer(provider))),
+    };
     let mut config = match presenter {
         Some(presenter) => config.with_client_cert_resolver(presenter),
         None => config.with_no_client_auth(),
     };
     config.alpn_protocols = vec![alpn.to_vec()];
     Ok(config)
+}
+
+/// Accepts any certificate, if the server has its key.
+#[derive(Debug)]
+struct AnyServer(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyServer {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
 }
 
 /// Presents one client certificate where the server asks for one, and records that it did.

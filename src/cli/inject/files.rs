@@ -165,7 +165,7 @@ impl<'a> Files<'a> {
         }
         match roots {
             Roots::File(path) => self.check_file(option, path),
-            Roots::Given(_) => {}
+            Roots::Given(_) | Roots::Unverified => {}
             Roots::System => {
                 let own = |dir: &str| self.provided().any(|path| path.starts_with(dir));
                 if !SYSTEM_ROOTS.iter().any(|dir| self.has(Path::new(dir)) || own(dir)) {

@@ -32,7 +32,7 @@ fn open_watches(
 
 fn cluster(address: &str) -> Cluster {
     let endpoint = Endpoint { address: address.parse().unwrap(), roots: Roots::System, server_name: None };
-    Cluster::new(ClusterConfig { endpoint, credential: Credential::None }, Disk::default(), Clock::system())
+    Cluster::new(ClusterConfig::new(endpoint, Credential::None), Disk::default(), Clock::system())
 }
 
 #[tokio::test]
@@ -195,53 +195,4 @@ async fn an_unreachable_server_is_named_as_such() {
         matches!(error, KubeError::Transport(_)) && error.to_string().contains("connecting failed"),
         "{error}"
     );
-}
-
-/// Prints figures: `cargo test --release --lib kube::tests::connections::figures -- --ignored --nocapture`.
-#[tokio::test]
-#[ignore = "prints figures"]
-async fn figures() {
-    let rss = || {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find(|line| line.starts_with("RssAnon")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap()
-    };
-    let reader = crate::kube::watch::LineReader { selection: super::wanted(|name| name == "tls") };
-    let event = |name: &str| {
-        let object =
-            secret(name, "123456789", &[("tls.crt", &"c".repeat(2_400)), ("tls.key", &"k".repeat(1_100))]);
-        json!({ "type": "MODIFIED", "object": object }).to_string()
-    };
-    for (what, line) in [("unrelated", event("other")), ("wanted", event("tls"))] {
-        let began = std::time::Instant::now();
-        for _ in 0..200_000 {
-            std::hint::black_box(reader.read(std::hint::black_box(line.as_bytes())).unwrap());
-        }
-        println!("{what}: {} bytes, {} ns", line.len(), began.elapsed().as_nanos() / 200_000);
-    }
-    let mut lines = crate::kube::watch::Lines::default();
-    let line = event("other") + "\n";
-    let began = std::time::Instant::now();
-    for _ in 0..200_000 {
-        // In two parts, as they come from the network.
-        for half in [&line[..4096], &line[4096..]] {
-            lines.add(bytes::Bytes::copy_from_slice(half.as_bytes())).unwrap();
-            while let Some(read) = lines.next(|line| reader.read(line)) {
-                std::hint::black_box(read.unwrap());
-            }
-        }
-    }
-    println!("unrelated, in two parts, copied and wiped: {} ns", began.elapsed().as_nanos() / 200_000);
-    // A server in another process, whose watches begin with a bookmark.
-    if let Ok(address) = std::env::var("KUBE_FIGURES") {
-        let cluster = cluster(&address);
-        let mut watches = Vec::with_capacity(5_000);
-        let before = rss();
-        for _ in 0..5_000 {
-            let mut watch = cluster.watch(&named("tls"), None).await.unwrap();
-            watch.next().await.unwrap().unwrap();
-            watches.push(watch);
-        }
-        println!("bytes for each of 5,000 watches: {}", (rss() - before) * 1024 / 5_000);
-    }
 }

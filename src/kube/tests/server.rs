@@ -127,7 +127,7 @@ impl Server {
     }
 
     pub(super) fn cluster_as(&self, credential: Credential) -> Cluster {
-        let config = ClusterConfig { endpoint: self.endpoint(), credential };
+        let config = ClusterConfig::new(self.endpoint(), credential);
         Cluster::new(config, Disk::default(), Clock::system())
     }
 
