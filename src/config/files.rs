@@ -60,11 +60,6 @@ impl FileOptions {
         }
     }
 
-    /// Whether an option says where files are.
-    pub(super) fn is_named(&self) -> bool {
-        self.cert_dir.value.is_some()
-    }
-
     pub(super) fn cert_dir(&self) -> &Path {
         Path::new(self.cert_dir.value.as_deref().unwrap_or(CERT_DIR))
     }

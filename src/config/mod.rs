@@ -154,9 +154,9 @@ impl Config {
         let mut own = own_dirs(output.as_ref(), state.as_ref());
         let selection = options.select(r, &files.places(&own).0, has_kubernetes_secrets);
         let mut mounted = mounted_files(r, &files, &mut own, &options, &selection);
-        if has_kubernetes_secrets && selection.choice == Some(Choice::Files) && !files.is_named() {
-            // An agent that serves Secrets alone is ready without files.
-            mounted.retain(|place| holds_key_pair(place) != Some(false));
+        if selection.reason == selection::SECRETS_ALONE {
+            // It is ready without files.
+            mounted.clear();
         }
         let mut private: Vec<PathBuf> = own.iter().map(|(path, _)| (*path).to_owned()).collect();
         check_output(r, &files, output.as_ref(), &selection, &mounted);

@@ -11,6 +11,9 @@ use crate::fs::generation::Place;
 use crate::net::address::Address;
 use crate::options::{Reader, Setting};
 
+/// Why there is no CA, and no mounted file is expected.
+pub(super) const SECRETS_ALONE: &str = "no CA is configured: only Secrets of Kubernetes are served";
+
 /// The options that select the provider.
 pub(super) struct ProviderOptions {
     ca: Setting<Choice>,
@@ -80,10 +83,7 @@ impl ProviderOptions {
             return Some((Choice::Files, format!("no CA is configured, and {directory} {why}")));
         }
         if has_other_source {
-            return Some((
-                Choice::Files,
-                "no CA is configured: only Secrets of Kubernetes are served".to_owned(),
-            ));
+            return Some((Choice::Files, SECRETS_ALONE.to_owned()));
         }
         let directory = mounted.first().and_then(Place::home).unwrap_or(Path::new("--cert-dir"));
         r.mistake(format!(

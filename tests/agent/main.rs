@@ -51,6 +51,7 @@ mod mounted_files;
 mod lookup;
 mod kubernetes_examples;
 mod kubernetes_inject;
+mod kubernetes_secrets;
 mod mtls;
 mod named_files;
 mod neighbours;
