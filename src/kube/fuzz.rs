@@ -119,6 +119,7 @@ mod tests {
             event("MODIFIED", object("other")) + &event("DELETED", object("tls-2")),
             event("ADDED", object("tls-\u{1f680}\n\"")),
             event("ERROR", failed),
+            format!(" \r\n\n{} ", event("ADDED", object("tls"))),
         ];
         let samples = samples.map(String::into_bytes);
         seeded("kube_watch", Shape::Bytes, 2_000, &samples, events);

@@ -92,8 +92,8 @@ impl Kubeconfig {
         disk.run(path, read).await?
     }
 
-    /// The context `context` of a kubeconfig; without it the current one. Blocks where the policy lets it name files with a
-    /// client certificate.
+    /// The context `context` of a kubeconfig; without it the current one. Not for the runtime's thread: a large one takes
+    /// milliseconds, and where the policy lets it name files with a client certificate, these are read.
     pub fn parse(text: &[u8], context: Option<&str>, policy: &Policy<'_>) -> Result<Self, KubeconfigError> {
         let not_one = |reason: &str| KubeconfigError::NotAKubeconfig(reason.to_owned());
         if u64::try_from(text.len()).is_ok_and(|length| length > limits::KUBECONFIG_BYTES) {

@@ -200,7 +200,7 @@ pub trait Api: fmt::Debug + Send + Sync + 'static {
     /// with the objects that there are.
     async fn watch(&self, selection: &Selection, from: Option<&Version>) -> Result<Watch, KubeError>;
 
-    /// Whether `account` has a right (`SubjectAccessReview`).
+    /// Whether `account` has a right (`SubjectAccessReview`). [`KubeError::Undecided`] where the API server could not find out.
     async fn may(&self, account: &Account, access: &Access) -> Result<bool, KubeError>;
 
     /// The rules of the `ReferenceGrant`s in a namespace; none where the cluster doesn't have the Gateway API.

@@ -157,17 +157,16 @@ impl Lines {
                 self.at = 0;
                 return None;
             };
-            let (line, begun) = (rest.get(..end).unwrap_or_default(), std::mem::take(&mut self.begun));
+            let line = rest.get(..end).unwrap_or_default();
             self.at += end + 1;
-            if begun.is_empty() && line.trim_ascii().is_empty() {
-                continue;
+            let mut whole = std::mem::take(&mut self.begun);
+            if !whole.is_empty() {
+                whole.extend(line);
             }
-            if begun.is_empty() {
-                return Some(read(line));
+            match if whole.is_empty() { line } else { whole.as_slice() } {
+                blank if blank.trim_ascii().is_empty() => {}
+                line => return Some(read(line)),
             }
-            let mut whole = begun;
-            whole.extend(line);
-            return Some(read(whole.as_slice()));
         }
     }
 
