@@ -9,6 +9,7 @@ use super::selection::{ProviderOptions, istios};
 use crate::auth::client_cert::ClientCertDir;
 use crate::auth::token_file::TokenFile;
 use crate::ca::provider::{DefaultRoots, Headers, ProviderKind, Selection, TokenUse};
+use crate::kube::config::SERVICE_ACCOUNT_DIR;
 use crate::net::tls::Roots;
 use crate::options::Reader;
 
@@ -16,7 +17,6 @@ use crate::options::Reader;
 pub(super) const ISTIO_ROOTS: [&str; 2] =
     ["/var/run/secrets/istio/root-cert.pem", "/etc/certs/root-cert.pem"];
 const ISTIO_TOKEN: &str = "/var/run/secrets/tokens/istio-token";
-const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// The credentials for calls to a CA.
 pub(super) struct Credentials {

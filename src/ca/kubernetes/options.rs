@@ -12,6 +12,7 @@ use crate::ca::provider::{
     ProviderFile, ProviderKind, SharedOptions, TokenUse,
 };
 use crate::fs::disk::Disk;
+use crate::kube;
 use crate::net::address::Address;
 use crate::net::endpoint::{Endpoint, Protocol};
 use crate::options::Reader;
@@ -39,14 +40,6 @@ pub struct KubernetesProvider {
     pub key_type: KeyType,
 }
 
-/// The API server's address as the kubelet sets it in each container.
-fn in_cluster(r: &Reader<'_>) -> Option<Address> {
-    let host = r.variable("KUBERNETES_SERVICE_HOST")?;
-    let port = r.variable("KUBERNETES_SERVICE_PORT").unwrap_or("443");
-    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-    Address::with_ports(&format!("https://{host}:{port}"), 443, 80).ok()
-}
-
 impl ProviderArgs for KubernetesArgs {
     type Provider = KubernetesProvider;
     const KIND: &'static ProviderKind = &ProviderKind {
@@ -55,7 +48,7 @@ impl ProviderArgs for KubernetesArgs {
         summary: "CertificateSigningRequests, see docs/ca-kubernetes.md; give --kubernetes-signer and --kubernetes-root",
         network: Some(CaNetwork {
             parse_address: |text| Address::with_ports(text, 443, 80),
-            default_address: in_cluster,
+            default_address: |r| kube::config::in_cluster_address(|name| r.variable(name)),
             has_istio_variables: false,
             default_roots: DefaultRoots::ServiceAccount,
         }),

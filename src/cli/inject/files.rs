@@ -12,14 +12,13 @@ use crate::ca::citadel::options::CitadelProvider;
 use crate::ca::provider::{ConfiguredProvider, TokenUse};
 use crate::config::{Config, Provider, RunArgs};
 use crate::inject::{Purpose, Volume};
+use crate::kube::config::SERVICE_ACCOUNT_DIR;
 use crate::net::endpoint::Endpoint;
 use crate::net::tls::Roots;
 use crate::os::command::SHELL;
 use crate::source::files::PLATFORM_DIRECTORY;
 use crate::source::issuer::IdentitySource;
 
-/// Kubernetes itself mounts a token and the API server's root there.
-const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const ISTIO_TOKEN: &str = "/var/run/secrets/tokens/istio-token";
 const ISTIO_ROOT_DIR: &str = "/var/run/secrets/istio";
 /// Where distributions have the roots that they trust.

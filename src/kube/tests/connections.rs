@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use http::Method;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -106,6 +107,31 @@ async fn a_restarted_server_is_called_on_a_new_connection() {
     let found = cluster.get(&id("tls")).await.unwrap().unwrap();
     assert_eq!(&*found.version.0, "2");
     server.abort();
+}
+
+#[tokio::test]
+async fn a_call_that_the_server_has_not_processed_is_sent_again_and_no_other_is() {
+    for (reason, is_repeated) in [(h2::Reason::REFUSED_STREAM, true), (h2::Reason::INTERNAL_ERROR, false)] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(async move {
+            let (io, _) = listener.accept().await.unwrap();
+            let mut connection = h2::server::handshake(io).await.unwrap();
+            let mut calls = 0;
+            while let Some(Ok((_, mut answer))) = connection.accept().await {
+                calls += 1;
+                if calls == 1 {
+                    answer.send_reset(reason);
+                    continue;
+                }
+                let mut body = answer.send_response(http::Response::new(()), false).unwrap();
+                body.send_data("{}".into(), true).unwrap();
+            }
+        });
+        let made = cluster(&format!("http://{address}")).call(Method::POST, "/x", None).await;
+        assert_eq!(made.is_ok(), is_repeated, "{made:?}");
+        server.abort();
+    }
 }
 
 /// A server that answers nothing after a while: all it gets after that goes nowhere.

@@ -1,6 +1,7 @@
 mod calls;
 mod connections;
 mod server;
+mod tls;
 mod watches;
 
 use base64::Engine as _;
