@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::support::kube_cluster::resource::Key;
 use crate::support::kube_cluster::{Draft, KubeCluster};
-use crate::support::process::output;
+use crate::support::process::{attache, output};
 
 const ACCOUNT: &str = "attache-remote-reader";
 const TOKEN: &str = "attache-remote-reader-istio-remote-secret-token";
@@ -66,13 +66,20 @@ async fn the_printed_secret_is_the_one_that_is_applied_and_its_kubeconfig_works(
         block.lines().map(|line| format!("{}\n", line.strip_prefix("    ").unwrap())).collect();
     assert_eq!(block, kubeconfig, "the same, and the same token");
 
-    // Whoever has the kubeconfig is the account: it may read itself no more than it is allowed to.
+    // A client with this kubeconfig is the account, which has no rights here.
     let path = directory.path().join("remote");
     std::fs::write(&path, &kubeconfig).unwrap();
     let as_account = ["create", "--name", "east", "--kubeconfig", path.to_str().unwrap()];
     let (code, _, error) = texts(&remote_secret(&as_account).await);
     let user = format!("system:serviceaccount:istio-system:{ACCOUNT}");
     assert!(code == 1 && error.contains(&user) && error.contains("cannot get resource"), "{error}");
+
+    // The default kubeconfig and the current context.
+    let mut command = attache(&["remote-secret", "create", "--name", "east"]);
+    let by_default = command.env("KUBECONFIG", format!(":{east_config}:/nowhere")).output().await.unwrap();
+    assert_eq!(texts(&by_default).1, printed);
+    let (code, _, error) = texts(&remote_secret(&["create", "--name", "east"]).await);
+    assert!(code == 1 && error.contains("name one with --kubeconfig"), "{error}");
 
     // Another address, for the others.
     let elsewhere = [&create[..], &["--server", "https://east.example:6443"]].concat();
