@@ -10,8 +10,8 @@ use crate::net::address::Address;
 /// Print an Envoy bootstrap (v3, JSON) that takes its certificate and its trust roots from Attaché
 ///
 /// Envoy gets one mutual TLS listener. Without --upstream it answers by itself, with the caller's identity;
-/// with --outbound-listen and --outbound-to it also opens connections to a peer over mutual TLS. Standard error says how to
-/// start Envoy.
+/// with --outbound-listen and --outbound-to it also opens connections to a peer over mutual TLS. With --gateway it gets a TLS listener
+/// for any number of hosts instead. Standard error says how to start Envoy.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = "\
 Examples:
@@ -27,7 +27,9 @@ Examples:
   Reach a peer: plain HTTP to 127.0.0.1:9000 leaves as mutual TLS:
     attache bootstrap --outbound-listen 127.0.0.1:9000 \\
         --outbound-to peer.example:8443 \\
-        --outbound-peer spiffe://cluster.local/ns/default/sa/api")]
+        --outbound-peer spiffe://cluster.local/ns/default/sa/api
+  A gateway that fetches the certificate of each host when a client names it:
+    attache bootstrap --gateway --listen 0.0.0.0:8443 --upstream 127.0.0.1:8080")]
 pub(super) struct BootstrapArgs {
     /// Attaché's SDS socket: a path of at most 107 bytes
     #[arg(
@@ -54,6 +56,16 @@ pub(super) struct BootstrapArgs {
     /// Use the incremental protocol (DELTA_GRPC) instead of state of the world (GRPC)
     #[arg(long, help_heading = "Agent")]
     delta: bool,
+
+    /// Serve TLS for any number of hosts, without client certificates: Envoy asks the agent for the secret with the host's
+    /// name when a client first names the host (SNI). Needs Envoy 1.37 and an agent that serves bare names
+    /// (--kubernetes-bare-names)
+    #[arg(
+        long,
+        conflicts_with_all = ["delta", "allow", "outbound_listen", "outbound_to", "outbound_peer"],
+        help_heading = "Inbound"
+    )]
+    gateway: bool,
 
     /// Envoy's node id: the name under which the agent's log and attache status show this Envoy
     #[arg(
@@ -155,6 +167,7 @@ impl BootstrapArgs {
             socket: self.socket,
             initial_fetch_timeout: self.initial_fetch_timeout,
             delta: self.delta,
+            is_gateway: self.gateway,
             node_id: self.node_id,
             node_cluster: self.node_cluster,
             admin: self.admin,
@@ -197,6 +210,8 @@ mod tests {
             ("--outbound-listen 127.0.0.1:0", "--outbound-to"),
             ("--outbound-to app:8443", "--outbound-listen"),
             ("--outbound-peer spiffe://td/api", "--outbound-to"),
+            ("--gateway --allow spiffe://td/api", "--allow"),
+            ("--gateway --delta", "--delta"),
         ] {
             let line = std::iter::once("bootstrap").chain(line.split_whitespace());
             let Err(error) = Line::try_parse_from(line.clone()) else { panic!("accepted: {line:?}") };

@@ -10,6 +10,7 @@ mod help;
 mod inject;
 mod log;
 mod man;
+mod remote_secret;
 mod renew;
 mod report_table;
 mod run;
@@ -60,6 +61,7 @@ enum Command {
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
     Inject(inject::InjectArgs),
+    RemoteSecret(remote_secret::RemoteSecretArgs),
 }
 
 // `attache run` alone: describing all commands takes time, and memory that the agent would keep. A doc comment here would
@@ -108,6 +110,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok((Command::Completions(args), _)) => completions::run(&args),
         Ok((Command::Man(args), _)) => man::run(&args),
         Ok((Command::Inject(args), _)) => inject::run(&args),
+        Ok((Command::RemoteSecret(args), _)) => remote_secret::run(&args),
         Err(NotParsed { error, .. }) if !error.use_stderr() => print(error.render().to_string()),
         Err(not_parsed) => return not_parsed.report(),
     };

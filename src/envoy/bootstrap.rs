@@ -1,6 +1,7 @@
 //! An Envoy bootstrap (v3, JSON) that takes its secrets from the agent.
 //!
-//! Envoy gets one mutual TLS listener; it can also open connections to a peer over mutual TLS.
+//! Envoy gets one mutual TLS listener; it can also open connections to a peer over mutual TLS. As a gateway it gets a TLS
+//! listener for any number of hosts instead.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -8,11 +9,15 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::base::limits;
 use crate::base::spiffe_id::SpiffeId;
 use crate::net::address::Address;
 
 /// The cluster through which Envoy reaches the agent.
 const SDS_CLUSTER: &str = "attache_sds";
+
+/// The secret that a gateway asks for where a client names no host.
+const DEFAULT_HOST: &str = "no-sni";
 
 #[derive(Clone, Debug)]
 pub struct Bootstrap {
@@ -22,6 +27,8 @@ pub struct Bootstrap {
     pub initial_fetch_timeout: Duration,
     /// Whether Envoy uses the incremental protocol.
     pub delta: bool,
+    /// Whether the listener fetches the certificate of each host when a client names it, and expects none of the client.
+    pub is_gateway: bool,
     pub node_id: String,
     pub node_cluster: String,
     /// Envoy's admin address.
@@ -52,8 +59,19 @@ pub struct Outbound {
 impl Bootstrap {
     pub fn json(&self) -> Value {
         let tls = Tls { sds: self.sds_config() };
-        let mut listeners = vec![self.inbound.listener(&tls)];
-        let mut clusters = vec![sds_cluster(&self.socket)];
+        let inbound = match self.is_gateway {
+            true => self.inbound.gateway(&tls),
+            false => self.inbound.listener(&tls),
+        };
+        let mut listeners = vec![inbound];
+        let mut agent = sds_cluster(&self.socket);
+        if self.is_gateway {
+            // Envoy opens one stream for each host, and stops at 1,024 by default: further handshakes would hang.
+            let most = limits::STREAMS_PER_CONNECTION;
+            let most = json!({ "max_connections": most, "max_pending_requests": most, "max_requests": most });
+            insert(&mut agent, "circuit_breakers", json!({ "thresholds": [most] }));
+        }
+        let mut clusters = vec![agent];
         if let Some(upstream) = &self.inbound.upstream {
             clusters.push(cluster("application", upstream));
         }
@@ -75,7 +93,8 @@ impl Bootstrap {
             "resource_api_version": "V3",
             "initial_fetch_timeout": proto_duration(self.initial_fetch_timeout),
             "api_config_source": {
-                "api_type": if self.delta { "DELTA_GRPC" } else { "GRPC" },
+                // Only Delta says that a host is unknown.
+                "api_type": if self.delta || self.is_gateway { "DELTA_GRPC" } else { "GRPC" },
                 "transport_api_version": "V3",
                 // Envoy's node takes some 61 kB; without this, every acknowledgement repeats it.
                 "set_node_on_first_message_only": true,
@@ -110,6 +129,33 @@ impl Inbound {
         insert(&mut manager, "forward_client_cert_details", json!("SANITIZE_SET"));
         insert(&mut manager, "set_current_client_cert_details", json!({ "uri": true }));
         listener("inbound", self.listen, &manager, Some(&tls.listener(&self.allow)))
+    }
+
+    /// The listener of a gateway.
+    fn gateway(&self, tls: &Tls) -> Value {
+        let routes = match self.upstream {
+            Some(_) => route_to("application"),
+            None => json!({
+                "name": "itself",
+                "domains": ["*"],
+                "routes": [{
+                    "match": { "prefix": "/" },
+                    "direct_response": {
+                        "status": 200,
+                        "body": { "inline_string": "TLS works: the certificate is that of the host in the SNI\n" },
+                    },
+                }],
+            }),
+        };
+        let mut manager = http_manager("gateway", &routes);
+        // Its peers are clients from anywhere.
+        insert(&mut manager, "use_remote_address", json!(true));
+        let mut listener = listener("gateway", self.listen, &manager, Some(&tls.on_demand()));
+        if let Some(chain) = listener.pointer_mut("/filter_chains/0") {
+            // Of a handshake that waits for its certificate, which would wait for ever.
+            insert(chain, "transport_socket_connect_timeout", json!("15s"));
+        }
+        listener
     }
 }
 
@@ -163,6 +209,39 @@ impl Tls {
                 "@type": type_url("extensions.transport_sockets.tls.v3.DownstreamTlsContext"),
                 "require_client_certificate": true,
                 "common_tls_context": self.common(allowed, &["h2", "http/1.1"]),
+            },
+        })
+    }
+
+    /// The certificate of the host that the client names, fetched when it is first named. Envoy refuses this unless no
+    /// session is resumed.
+    fn on_demand(&self) -> Value {
+        json!({
+            "name": "envoy.transport_sockets.tls",
+            "typed_config": {
+                "@type": type_url("extensions.transport_sockets.tls.v3.DownstreamTlsContext"),
+                "disable_stateless_session_resumption": true,
+                "disable_stateful_session_resumption": true,
+                "common_tls_context": {
+                    "tls_params": { "tls_minimum_protocol_version": "TLSv1_2" },
+                    "alpn_protocols": ["h2", "http/1.1"],
+                    "custom_tls_certificate_selector": {
+                        "name": "envoy.certificate_selectors.on_demand_secret",
+                        "typed_config": {
+                            "@type": type_url(
+                                "extensions.transport_sockets.tls.cert_selectors.on_demand_secret.v3.Config",
+                            ),
+                            "config_source": self.sds,
+                            "certificate_mapper": {
+                                "name": "sni",
+                                "typed_config": {
+                                    "@type": type_url("extensions.transport_sockets.tls.cert_mappers.sni.v3.SNI"),
+                                    "default_value": DEFAULT_HOST,
+                                },
+                            },
+                        },
+                    },
+                },
             },
         })
     }

@@ -45,6 +45,8 @@ async fn envoy_accepts_every_bootstrap_without_a_warning() {
         "--listen [::1]:0 --admin [::1]:0 --upstream [::1]:8080 --initial-fetch-timeout 500ms",
         "--outbound-listen 127.0.0.1:0 --outbound-to 10.0.0.1:8443 --initial-fetch-timeout 0s",
         "--outbound-listen 127.0.0.1:0 --outbound-to peer.example.:8443 --outbound-peer spiffe://td/a",
+        "--gateway",
+        "--gateway --upstream app.example:8080 --listen [::1]:0 --initial-fetch-timeout 2s",
     ] {
         let complaints = complaints(&printed(line).await, &dir.path().join("envoy.json")).await;
         assert_eq!(complaints, "", "{line}");

@@ -54,9 +54,20 @@ async fn each_command_has_a_manual_page() {
 #[tokio::test]
 async fn help_fits_the_terminal_and_a_full_disk_is_a_failure() {
     let longest = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap();
-    for command in
-        ["run", "ca", "get", "watch", "status", "renew", "check", "log", "bootstrap", "inject", "man"]
-    {
+    for command in [
+        "run",
+        "ca",
+        "get",
+        "watch",
+        "status",
+        "renew",
+        "check",
+        "log",
+        "bootstrap",
+        "inject",
+        "man",
+        "remote-secret",
+    ] {
         let (short, long) = (printed(&[command, "-h"]).await, printed(&[command, "--help"]).await);
         assert!(longest(&short) <= 80 && longest(&long) <= 80, "{command}:\n{short}\n{long}");
         assert!(short.len() <= long.len(), "{command}");

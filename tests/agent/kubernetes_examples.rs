@@ -13,7 +13,7 @@ fn examples() -> Vec<(PathBuf, String)> {
     let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let manifests = files.filter(|file| file.extension().is_some_and(|extension| extension == "yaml"));
     let all: Vec<_> = manifests.map(|file| (file.clone(), std::fs::read_to_string(file).unwrap())).collect();
-    assert_eq!(all.len(), 4);
+    assert_eq!(all.len(), 5);
     all
 }
 
@@ -25,7 +25,7 @@ async fn specs() -> Vec<(String, Value)> {
             specs.extend(pod_spec(&document).map(|spec| (file.display().to_string(), spec.clone())));
         }
     }
-    assert_eq!(specs.len(), 5);
+    assert_eq!(specs.len(), 6);
     specs
 }
 
@@ -64,14 +64,14 @@ async fn prometheus_finds_the_agents_of_every_example_and_of_inject() {
             found += 1;
         }
     }
-    assert_eq!(found, 5);
+    assert_eq!(found, 6);
 }
 
 #[tokio::test]
 async fn every_field_of_every_example_is_valid() {
     let texts: Vec<_> = examples().into_iter().map(|(_, text)| text).collect();
     let all = texts.join("---\n");
-    assert_eq!(validate(&all).await, Ok(9));
+    assert_eq!(validate(&all).await, Ok(14));
     let (good, broken) = ("readOnlyRootFilesystem", "readOnlyRootFileSystem");
     let error = validate(&all.replacen(good, broken, 1)).await.unwrap_err();
     assert!(error.contains(broken) && error.lines().count() == 1, "{error}");
@@ -93,7 +93,7 @@ async fn the_agent_accepts_the_arguments_of_every_example() {
             }
         }
     }
-    assert_eq!(commands.len(), 7);
+    assert_eq!(commands.len(), 11);
     for (file, command) in commands {
         // An unknown option prevents the start, and must be the only error.
         let words: Vec<_> = command.split(' ').chain(["--surely-unknown"]).collect();
@@ -130,7 +130,7 @@ async fn every_container_that_mounts_the_socket_runs_as_its_owner() {
         assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{file}");
         assert_eq!(spec["automountServiceAccountToken"], false, "{file}");
     }
-    assert_eq!(agents, 4);
+    assert_eq!(agents, 5);
 }
 
 #[tokio::test]

@@ -75,6 +75,53 @@ async fn each_kind_of_workload_is_valid_with_the_sidecar() {
 }
 
 #[tokio::test]
+async fn istios_gateway_gets_an_agent_with_both_sockets() {
+    // As Istio's chart makes it.
+    let gateway = "\
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: gateway
+spec:
+  selector:
+    matchLabels: {istio: gateway}
+  template:
+    metadata:
+      annotations:
+        inject.istio.io/templates: gateway
+      labels:
+        istio: gateway
+        sidecar.istio.io/inject: \"true\"
+    spec:
+      serviceAccountName: gateway
+      containers:
+        - name: istio-proxy
+          image: auto
+";
+    let options = [
+        "--",
+        "--ca-address=istiod:15012",
+        "--socket=/var/run/secrets/workload-spiffe-uds/socket",
+        "--socket=/var/run/secrets/credential-uds/socket",
+        "--socket=/var/run/secrets/credential-uds/another",
+    ];
+    let outcome = injected(&options, gateway).await;
+    assert_eq!(validate(&outcome).await, Ok(1));
+    assert_eq!(injected(&options, &outcome).await, outcome);
+    let object = documents(&outcome).await.remove(0);
+    let spec = pod_spec(&object).unwrap();
+    let names = |list: &Value| -> Vec<String> {
+        list.as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let volumes = ["workload-socket", "credential-socket", "attache-token", "attache-ca-root"];
+    assert_eq!(names(&spec["volumes"]), volumes, "{outcome}");
+    assert_eq!(names(&spec["initContainers"][0]["volumeMounts"]), volumes, "{outcome}");
+    let elsewhere = [&options[..], &["--socket=/run/attache/s"]].concat();
+    let (code, _, error) = inject(&elsewhere, gateway).await;
+    assert!(code == 1 && error.contains("/var/run/secrets/credential-uds"), "{error}");
+}
+
+#[tokio::test]
 async fn the_new_sidecar_replaces_an_older_one() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kubernetes/sidecar.yaml");
     let text = std::fs::read_to_string(file).unwrap();

@@ -63,6 +63,7 @@ mod outputs;
 mod page;
 mod readiness;
 mod rooms;
+mod remote_secret;
 mod root_switch;
 mod scale;
 mod several_sockets;

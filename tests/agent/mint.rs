@@ -3,9 +3,15 @@
 use serde_json::Value;
 use tokio::process::Command;
 
+use crate::support::cfssl::FakeCfssl;
 use crate::support::envoy::Envoy;
+use crate::support::fake_google_cas::FakeGoogleCas;
+use crate::support::fake_vault::FakeVault;
+use crate::support::kube_api::KubeApi;
+use crate::support::pipes::Pipes;
 use crate::support::process::{Agent, failure, output};
-use crate::support::sds::{DeltaStream, delta_secrets, on_connection, served};
+use crate::support::provider::{Behaviour, Provider, Site};
+use crate::support::sds::{DeltaStream, content, delta_secrets, on_connection, parsed, served};
 
 const HOST: &str = "mint://web.example.test";
 
@@ -41,8 +47,7 @@ async fn a_host_beneath_the_suffix_gets_a_certificate_and_others_are_refused() {
         assert_eq!(removed.len(), 3, "{removed:?}");
     })
     .await;
-    let log = agent.process.log();
-    assert!(log.contains("its host is beneath no --mint-suffix"), "{log}");
+    agent.process.wait_log("its host is beneath no --mint-suffix").await;
     let status = output(&["status", "--output", "json", "--socket", agent.socket.to_str().unwrap()]).await;
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
     let secrets = status["secrets"].as_array().unwrap();
@@ -88,4 +93,50 @@ async fn a_real_envoy_serves_a_host_with_its_minted_certificate() {
     envoy.wait_listeners(&["inbound"]).await;
     let certs = envoy.certs().await.to_string();
     assert!(certs.contains("\"dns\":\"web.example.test\""), "{certs}");
+}
+
+/// Several hosts at the same moment, beside the workload's own certificate.
+async fn mints_for_hosts<P: Provider>() {
+    let mut site = Site::<P>::start(Behaviour::Signs, P::LIFETIME, &["--mint-suffix", ".example"]).await;
+    site.agent.process.wait_log(" ready ").await;
+    let hosts: Vec<_> = (0..6).map(|host| format!("mint://{host}.example")).collect();
+    on_connection(&site.agent.socket.clone(), async |client| {
+        let names: Vec<_> = hosts.iter().map(String::as_str).collect();
+        let mut stream = DeltaStream::open(&client, &names).await.unwrap();
+        let mut missing: std::collections::BTreeSet<_> = hosts.iter().cloned().collect();
+        while !missing.is_empty() {
+            for secret in delta_secrets(&stream.next().await.unwrap()) {
+                let name = secret.name.clone();
+                let leaf = parsed(&content(secret).0).swap_remove(0);
+                assert_eq!(leaf.dns_names, [name.trim_start_matches("mint://")], "{}", P::NAME);
+                missing.remove(&name);
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn vault_issues_for_hosts() {
+    mints_for_hosts::<FakeVault>().await;
+}
+
+#[tokio::test]
+async fn cfssl_issues_for_hosts() {
+    mints_for_hosts::<FakeCfssl>().await;
+}
+
+#[tokio::test]
+async fn google_cas_issues_for_hosts() {
+    mints_for_hosts::<FakeGoogleCas>().await;
+}
+
+#[tokio::test]
+async fn a_kubernetes_signer_issues_for_hosts() {
+    mints_for_hosts::<KubeApi>().await;
+}
+
+#[tokio::test]
+async fn a_command_issues_for_hosts() {
+    mints_for_hosts::<Pipes>().await;
 }

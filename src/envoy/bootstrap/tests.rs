@@ -5,6 +5,7 @@ fn bootstrap() -> Bootstrap {
         socket: "/run/attache/sds.sock".to_owned(),
         initial_fetch_timeout: Duration::from_secs(15),
         delta: false,
+        is_gateway: false,
         node_id: "envoy".to_owned(),
         node_cluster: "attache".to_owned(),
         admin: listen(),
@@ -92,4 +93,14 @@ fn each_side_expects_its_configured_identities() {
         let sans = all(&json, "match_typed_subject_alt_names");
         assert_eq!(sans, [&inbound_sans, &outbound_sans], "{peer:?}");
     }
+}
+
+#[test]
+fn a_gateway_asks_for_hosts_over_delta_and_for_more_than_envoys_default_of_streams() {
+    let json = Bootstrap { is_gateway: true, ..bootstrap() }.json();
+    assert_eq!(all(&json, "api_type"), [&json!("DELTA_GRPC")]);
+    assert_eq!(all(&json, "require_client_certificate"), [&json!(null); 0]);
+    assert_eq!(all(&json, "max_requests"), [&json!(30_000)]);
+    assert_eq!(all(&json, "transport_socket_connect_timeout"), [&json!("15s")]);
+    assert_eq!(all(&bootstrap().json(), "circuit_breakers"), [&json!(null); 0]);
 }

@@ -5,7 +5,7 @@ use tracing_subscriber::filter::Targets;
 use crate::base::text;
 
 /// The parts of the agent that log, by module.
-const PARTS: [&str; 29] = [
+const PARTS: [&str; 30] = [
     "agent",
     "agent::requests",
     "agent::sockets",
@@ -35,6 +35,7 @@ const PARTS: [&str; 29] = [
     "source::crl",
     "source::files",
     "source::issuer",
+    "source::mint",
 ];
 const OWN: &str = "attache";
 /// Libraries that log through the agent.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
 use zeroize::Zeroizing;
 
 use super::cluster::{Cluster, PACE, delay};
@@ -92,12 +92,12 @@ impl RemoteClusters {
         loop {
             tokio::select! {
                 Some((origin, found)) = changed.recv() => self.take(&origin, found).await,
-                Some(Ok((id, version, api))) = self.attempts.join_next() => self.switch(&id, &version, api),
-                Some(ended) = finders.join_next() => if let Err(error) = ended
-                    && let Ok(panic) = error.try_into_panic()
-                {
-                    std::panic::resume_unwind(panic);
-                }
+                Some(ended) = self.attempts.join_next() => match ended {
+                    Ok((id, version, api)) => self.switch(&id, &version, api),
+                    // It was given up for a newer one.
+                    Err(error) => resume_panic(error),
+                },
+                Some(Err(error)) = finders.join_next() => resume_panic(error),
             }
         }
     }
@@ -219,6 +219,13 @@ impl RemoteClusters {
         let parsed = parsed.await.map_err(|error| error.to_string())?;
         let parsed = parsed.map_err(|error| text::sanitize_for_log(&error.to_string()))?;
         Ok(Arc::new(kube::cluster::Cluster::new(parsed.config, self.disk.clone(), self.clock.clone())))
+    }
+}
+
+/// A panic of a task is one of the agent.
+fn resume_panic(error: JoinError) {
+    if let Ok(panic) = error.try_into_panic() {
+        std::panic::resume_unwind(panic);
     }
 }
 
