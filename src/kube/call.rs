@@ -115,7 +115,18 @@ impl Caller {
 
     async fn in_time<T>(&self, work: impl Future<Output = Result<T, KubeError>>) -> Result<T, KubeError> {
         let silent = || KubeError::Silent { address: self.address.clone(), patience: PATIENCE };
-        timeout(PATIENCE, work).await.unwrap_or_else(|_| Err(silent()))
+        let result = timeout(PATIENCE, work).await.unwrap_or_else(|_| Err(silent()));
+        result.map_err(|error| self.located(error))
+    }
+
+    /// The error with the address of the server.
+    pub(super) fn located(&self, error: KubeError) -> KubeError {
+        match error {
+            // The callers ask for less then.
+            KubeError::Transport(TransportError::TooLong { .. }) => error,
+            KubeError::Transport(source) => KubeError::Unreachable { address: self.address.clone(), source },
+            other => other,
+        }
     }
 
     async fn start(&self, call: &Call<'_>) -> Result<Answer, KubeError> {

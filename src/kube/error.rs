@@ -23,6 +23,9 @@ pub enum KubeError {
     /// 410: the version to watch from is too old.
     #[error("the API server {address} no longer knows what happened since the last event that it sent")]
     Expired { address: String },
+    #[error("the API server {address}: {source}")]
+    Unreachable { address: String, source: TransportError },
+    /// Within this room only: the callers know which server it is.
     #[error(transparent)]
     Transport(#[from] TransportError),
     #[error(transparent)]

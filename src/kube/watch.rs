@@ -68,10 +68,13 @@ impl Events {
                         return Poll::Ready(Some(Err(self.caller.unreadable(reason))));
                     }
                 }
-                Some(Err(error)) => return Poll::Ready(Some(Err(self.lease.failure(&error).into()))),
+                Some(Err(error)) => {
+                    let failure = self.caller.located(self.lease.failure(&error).into());
+                    return Poll::Ready(Some(Err(failure)));
+                }
                 None if self.lines.is_in_line() => {
                     let cut = TransportError::broken("it ended within an event");
-                    return Poll::Ready(Some(Err(cut.into())));
+                    return Poll::Ready(Some(Err(self.caller.located(cut.into()))));
                 }
                 None => return Poll::Ready(None),
             }

@@ -251,7 +251,7 @@ impl Running {
 
     fn target(&self, name: &KubernetesName) -> Result<Target, String> {
         let cluster = match name.scheme() {
-            Scheme::Gateway => Arc::clone(self.clusters.local()),
+            Scheme::Gateway | Scheme::ConfigMap => Arc::clone(self.clusters.local()),
             _ => self.clusters.of_client(name.cluster())?,
         };
         let namespace: Arc<str> = match name.namespace() {

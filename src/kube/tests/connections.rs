@@ -218,7 +218,7 @@ async fn an_unreachable_server_is_named_as_such() {
     drop(listener);
     let error = cluster(&format!("http://{address}")).get(&id("tls")).await.unwrap_err();
     assert!(
-        matches!(error, KubeError::Transport(_)) && error.to_string().contains("connecting failed"),
+        matches!(error, KubeError::Unreachable { .. }) && error.to_string().contains("connecting failed"),
         "{error}"
     );
 }

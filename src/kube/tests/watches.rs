@@ -164,7 +164,7 @@ async fn an_event_that_is_cut_off_is_a_broken_watch() {
         }
         drop(sender);
         let error = failure(&mut watch).await;
-        assert!(matches!(error, KubeError::Transport(_)), "{error}");
+        assert!(matches!(error, KubeError::Unreachable { .. }), "{error}");
     }
 }
 

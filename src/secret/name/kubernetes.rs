@@ -24,7 +24,7 @@ pub enum Scheme {
     Own,
     /// `kubernetes-gateway://`: always of the config cluster, which is the agent's own.
     Gateway,
-    /// `configmap://`.
+    /// `configmap://`, of the same cluster.
     ConfigMap,
     /// Nothing: Istio's names for old gateways, and Envoy's for the host that a client asks for.
     Bare,
@@ -78,7 +78,7 @@ impl KubernetesName {
     pub fn in_cluster(self, cluster: Arc<str>) -> Self {
         match self.0.scheme {
             // The text names the cluster.
-            Scheme::Gateway => self,
+            Scheme::Gateway | Scheme::ConfigMap => self,
             scheme => {
                 let (text, folded) = (Arc::clone(&self.0.text), self.0.folded.clone());
                 Self(Arc::new(Parts { text, cluster: Some(cluster), scheme, folded }))

@@ -343,7 +343,10 @@ impl Cluster {
 /// Whether the API server did not answer, or refuses this credential: other calls would fare the same.
 fn is_outage(error: &KubeError) -> bool {
     match error {
-        KubeError::Transport(_) | KubeError::Silent { .. } | KubeError::Credential(_) => true,
+        KubeError::Transport(_)
+        | KubeError::Unreachable { .. }
+        | KubeError::Silent { .. }
+        | KubeError::Credential(_) => true,
         KubeError::Status { status, .. } => *status == StatusCode::UNAUTHORIZED || status.is_server_error(),
         KubeError::Expired { .. } | KubeError::Unreadable { .. } | KubeError::Undecided { .. } => false,
     }
