@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod clusters;
 mod content;
 mod follow;
+pub mod kept;
 mod objects;
 pub mod remote;
 mod served;

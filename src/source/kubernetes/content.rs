@@ -12,6 +12,9 @@ use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle};
 
 /// The keys of a key pair, in the order in which they count.
 const PAIRS: [(&str, &str); 2] = [("cert", "key"), ("tls.crt", "tls.key")];
+/// All keys of an object that are read.
+pub(super) const KEYS: [&str; 9] =
+    ["cert", "key", "tls.crt", "tls.key", "tls.ocsp-staple", "cacert", "crl", "ca.crt", "ca.crl"];
 /// The keys of roots and of their CRLs, in the order in which they count.
 const ROOTS: [(&str, &str); 2] = [("cacert", "crl"), ("ca.crt", "ca.crl")];
 
@@ -136,6 +139,11 @@ impl Content {
             }
             _ => {}
         }
+    }
+
+    /// Whether there is anything to serve.
+    pub(super) fn is_usable(&self) -> bool {
+        matches!(self.pair, Some(Ok(_))) || matches!(self.roots, Some(Ok(_)))
     }
 
     /// How many bytes there are to parse.

@@ -8,10 +8,11 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::cluster::{Cluster, delay};
 use super::content::{Content, Wants};
+use super::kept;
 use crate::base::offload;
 use crate::base::text;
 use crate::kube::{Api, Event, Kind, KubeError, Object, ObjectId, Of, Selection, Version, Watch};
@@ -22,6 +23,8 @@ const ABSENT: Duration = Duration::from_secs(2);
 const FIRST_EVENT: Duration = Duration::from_secs(2);
 /// So many objects are parsed in one turn; others of the agent's tasks get theirs in between.
 const TURN: usize = 8;
+/// How long an API server may take to answer before what was kept of an object is served.
+const UNANSWERED: Duration = Duration::from_secs(1);
 /// How many names of a namespace are remembered that are not asked for.
 const KNOWN_NAMES: usize = 100_000;
 
@@ -83,6 +86,27 @@ async fn parse(object: Object, wants: Wants, before: Option<Arc<Content>>, now: 
     offload::large(bytes, move || Arc::new(Content::parse(&object, wants, before.as_deref(), now))).await
 }
 
+/// The same, and the object is kept in the state directory if it can be served.
+async fn parse_and_keep(
+    cluster: &Cluster,
+    place: &Place,
+    object: Object,
+    wants: Wants,
+    before: Option<Arc<Content>>,
+) -> Arc<Content> {
+    let Some(keeper) = &cluster.keeper else { return parse(object, wants, before, cluster.now()).await };
+    let encoded = kept::encode(place, &object);
+    let content = parse(object, wants, before, cluster.now()).await;
+    if content.is_usable() {
+        keeper.keep(place, encoded);
+    }
+    content
+}
+
+fn forget(cluster: &Cluster, place: &Place) {
+    cluster.keeper.as_ref().inspect(|keeper| keeper.forget(place));
+}
+
 fn failed(error: &KubeError) -> Seen {
     let reason = text::sanitize_for_log(&error.to_string()).into();
     Seen::Unknown { reason, is_final: error.is_forbidden() }
@@ -126,7 +150,7 @@ impl Follower {
         tokio::time::sleep(self.pause).await;
         let mut failures = 0;
         loop {
-            match self.cluster.get(&self.place.object).await {
+            match self.read().await {
                 Ok(object) => {
                     failures = 0;
                     let was_present = self.content.is_some();
@@ -141,11 +165,41 @@ impl Follower {
                     failures += 1;
                     if error.is_forbidden() {
                         self.cluster.missed();
+                    } else if self.content.is_none() {
+                        self.load_kept().await;
                     }
                     self.report(failed(&error));
                     tokio::time::sleep(delay(&error, failures)).await;
                 }
             }
+        }
+    }
+
+    /// Reads the object. While the API server does not answer, what was kept is served.
+    async fn read(&mut self) -> Result<Option<Object>, KubeError> {
+        if self.cluster.keeper.is_none() || self.content.is_some() {
+            return self.cluster.get(&self.place.object).await;
+        }
+        let cluster = Arc::clone(&self.cluster);
+        let object = self.place.object.clone();
+        let mut read = std::pin::pin!(cluster.get(&object));
+        match timeout(UNANSWERED, &mut read).await {
+            Ok(read) => read,
+            Err(_) => {
+                self.load_kept().await;
+                read.await
+            }
+        }
+    }
+
+    /// Serves what was kept of the object, if anything was.
+    async fn load_kept(&mut self) {
+        let Some(keeper) = &self.cluster.keeper else { return };
+        let Some(object) = keeper.load(&self.place).await else { return };
+        let content = parse(object, self.wants, None, self.cluster.now()).await;
+        if content.is_usable() {
+            self.content = Some(Arc::clone(&content));
+            self.report(Seen::Present(content));
         }
     }
 
@@ -210,12 +264,15 @@ impl Follower {
     async fn take(&mut self, object: Option<Object>) {
         let Some(object) = object else {
             self.content = None;
+            forget(&self.cluster, &self.place);
             return self.report(Seen::Absent);
         };
         let known = self.content.as_ref().filter(|known| known.version == object.version);
         let content = match known {
             Some(known) => Arc::clone(known),
-            None => parse(object, self.wants, self.content.clone(), self.cluster.now()).await,
+            None => {
+                parse_and_keep(&self.cluster, &self.place, object, self.wants, self.content.clone()).await
+            }
         };
         self.content = Some(Arc::clone(&content));
         self.report(Seen::Present(content));
@@ -471,7 +528,10 @@ impl GroupFollower {
         let name: Arc<str> = (&*object.name).into();
         let content = match before {
             Some(known) if known.version == object.version && known.wants.covers(wants) => known,
-            before => parse(object, wants, before, self.cluster.now()).await,
+            before => {
+                let place = self.group.place(&name);
+                parse_and_keep(&self.cluster, &place, object, wants, before).await
+            }
         };
         self.contents.insert(Arc::clone(&name), Arc::clone(&content));
         let _ = self.reports.send(Report::Object(self.group.place(&name), Seen::Present(content)));
@@ -479,6 +539,7 @@ impl GroupFollower {
 
     fn miss(&mut self, name: &Arc<str>) {
         self.contents.remove(name);
+        forget(&self.cluster, &self.group.place(name));
         let _ = self.reports.send(Report::Object(self.group.place(name), Seen::Absent));
     }
 }

@@ -241,6 +241,7 @@ impl Objects {
             return;
         }
         followed.task = None;
+        followed.cluster.keeper.as_ref().inspect(|keeper| keeper.forget(place));
         followed.cluster.forget_sample(&place.object);
         let cluster = Arc::clone(&followed.cluster);
         let is_worth_knowing = matches!(followed.seen, Some(Seen::Absent | Seen::Unknown { .. }));

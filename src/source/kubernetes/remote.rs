@@ -181,7 +181,8 @@ impl RemoteClusters {
         before.inspect(AbortHandle::abort);
         let attempt = match self.clusters.get(id) {
             None => {
-                let cluster = Cluster::new(id.clone(), api, self.clock.clone());
+                let keeper = self.clusters.local().keeper.clone();
+                let cluster = Cluster::new(id.clone(), api, keeper, self.clock.clone());
                 self.clusters.add(cluster);
                 tracing::info!(cluster = &*id.0, from = &*origin, "remote cluster added");
                 None
