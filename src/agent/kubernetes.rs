@@ -51,7 +51,7 @@ pub(super) async fn start(
     Ok((KubernetesPlan { clusters, settings }, remote))
 }
 
-/// The API server, and the namespace of whoever calls it.
+/// The API server, and the namespace of the account that calls it.
 async fn connection(api_server: ApiServer, disk: &Disk) -> anyhow::Result<(ClusterConfig, Option<Arc<str>>)> {
     const NAMESPACE_BYTES: u64 = 256;
     match api_server {

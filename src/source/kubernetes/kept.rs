@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use zeroize::Zeroizing;
 
 use super::content::KEYS;
-use super::follow::Place;
+use super::follow::{Place, until};
 use crate::base::backoff::Backoff;
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;
@@ -79,7 +79,7 @@ fn file_of(place: &Place) -> String {
 }
 
 impl Keeper {
-    /// Keeps objects in `state_dir`, which may be missing. `components` are told whether that succeeds.
+    /// Keeps objects in `state_dir`, which may be missing. `components` show whether that succeeds.
     pub fn new(state_dir: &Path, disk: Disk, components: Components) -> Self {
         let (pending, files, changed) = Default::default();
         let directory = state_dir.join(DIRECTORY);
@@ -95,15 +95,9 @@ impl Keeper {
         loop {
             let next = lock(&shared.pending).keys().next().cloned();
             let Some(name) = next else {
-                let cleanup = async {
-                    match unused {
-                        Some(at) => tokio::time::sleep_until(at).await,
-                        None => std::future::pending().await,
-                    }
-                };
                 tokio::select! {
                     () = shared.changed.notified() => {}
-                    () = cleanup => {
+                    () = until(unused), if unused.is_some() => {
                         unused = None;
                         self.remove_unused();
                     }

@@ -11,7 +11,8 @@ use tokio::time::Instant;
 
 use super::cluster::{Cluster, FORBIDDEN};
 use super::content::{Content, Wants};
-use super::follow::{Follower, Group, GroupFollower, Names, Place, Reports, Seen};
+use super::follow::{Follower, Group, Place, Reports, Seen};
+use super::group::{GroupFollower, Names};
 use crate::store::Key;
 
 /// With more objects than this of one namespace, all are followed with one watch, where RBAC allows it.
