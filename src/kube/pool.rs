@@ -59,7 +59,7 @@ impl Connections {
         if self.open().len() >= limits::KUBE_CONNECTIONS {
             let reason =
                 format!("all calls that it allows on {} connections are open", limits::KUBE_CONNECTIONS);
-            return Err(TransportError::broken(reason));
+            return Err(TransportError::Request(reason));
         }
         let opened = self.connect().await;
         if let Err(TransportError::Unreachable(error)) = &opened {

@@ -130,6 +130,11 @@ impl SecretName {
         }
     }
 
+    /// Whether it is that of a Secret, without a scheme.
+    pub fn is_bare(&self) -> bool {
+        matches!(self, Self::Kubernetes(name) if name.scheme() == Scheme::Bare)
+    }
+
     /// Whether a source serves it only once a stream asks for it: such names can't be listed beforehand.
     pub fn is_on_demand(&self) -> bool {
         self.kind().is_some()

@@ -139,6 +139,11 @@ impl Content {
         }
     }
 
+    /// Whether it is from the state directory, and not from an API server of this run.
+    pub(super) fn is_kept(&self) -> bool {
+        self.version.0.is_empty()
+    }
+
     /// Whether there is anything to serve.
     pub(super) fn is_usable(&self) -> bool {
         matches!(self.pair, Some(Ok(_))) || matches!(self.roots, Some(Ok(_)))

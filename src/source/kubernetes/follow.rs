@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 
-use super::cluster::{Cluster, PACE, delay};
+use super::cluster::{Cluster, FORBIDDEN, PACE, delay};
 use super::content::{Content, Wants};
 use super::kept;
 use crate::base::offload;
@@ -27,6 +27,8 @@ const UNANSWERED: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) cluster: crate::kube::ClusterId,
+    /// [`Cluster::number`].
+    pub(super) cluster_number: u64,
     pub(super) object: ObjectId,
 }
 
@@ -36,12 +38,13 @@ pub(super) enum Seen {
     Present(Arc<Content>),
     /// It does not exist.
     Absent,
-    /// For people, why it is not known. Final: it will not be known soon, because RBAC forbids it, or because names that don't
-    /// exist were asked for too often.
+    /// For people, why it is not known. Final: RBAC forbids it.
     Unknown {
         reason: Arc<str>,
         is_final: bool,
     },
+    /// Too many names that don't exist are asked for: this one is looked up later.
+    Postponed,
 }
 
 /// What a follower reports.
@@ -58,6 +61,7 @@ pub(super) enum Report {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Group {
     pub(super) cluster: crate::kube::ClusterId,
+    cluster_number: u64,
     pub(super) kind: Kind,
     pub(super) namespace: Arc<str>,
 }
@@ -65,12 +69,13 @@ pub(super) struct Group {
 impl Group {
     pub(super) fn of(place: &Place) -> Self {
         let ObjectId { kind, namespace, .. } = &place.object;
-        Self { cluster: place.cluster.clone(), kind: *kind, namespace: Arc::clone(namespace) }
+        let (cluster, cluster_number) = (place.cluster.clone(), place.cluster_number);
+        Self { cluster, cluster_number, kind: *kind, namespace: Arc::clone(namespace) }
     }
 
     pub(super) fn place(&self, name: &Arc<str>) -> Place {
-        let Self { cluster, kind, namespace } = self.clone();
-        Place { cluster, object: ObjectId { kind, namespace, name: Arc::clone(name) } }
+        let Self { cluster, cluster_number, kind, namespace } = self.clone();
+        Place { cluster, cluster_number, object: ObjectId { kind, namespace, name: Arc::clone(name) } }
     }
 }
 
@@ -152,9 +157,19 @@ pub(super) struct Follower {
     pub(super) place: Place,
     pub(super) wants: Wants,
     pub(super) reports: Reports,
+    /// What is known of it, as far as it is enough.
     pub(super) content: Option<Arc<Content>>,
+    /// What was kept of it may be served.
+    pub(super) may_load: bool,
+    /// It counts among the names that don't exist, if it does not.
+    pub(super) is_counted: bool,
     /// Before the first call.
     pub(super) pause: Duration,
+    pub(super) connection: watch::Receiver<Arc<dyn Api>>,
+    /// Watching it is forbidden: nothing newer is noticed soon.
+    pub(super) is_unwatched: bool,
+    /// How often in a row a watch began with something else than what was read.
+    pub(super) mismatches: u32,
 }
 
 impl Follower {
@@ -163,13 +178,15 @@ impl Follower {
         tokio::time::sleep(self.pause).await;
         let mut failures = 0;
         loop {
+            // What is read now is of this connection.
+            self.connection.mark_unchanged();
             match self.read().await {
                 Ok(object) => {
                     failures = 0;
                     let was_present = self.content.is_some();
                     self.take(object).await;
                     if self.content.is_none() && !was_present {
-                        self.cluster.missed();
+                        self.count_miss();
                         tokio::time::sleep(ABSENT).await;
                     }
                     self.watch().await;
@@ -177,7 +194,7 @@ impl Follower {
                 Err(error) => {
                     failures += 1;
                     if error.is_forbidden() {
-                        self.cluster.missed();
+                        self.count_miss();
                     } else if self.content.is_none() {
                         self.load_kept().await;
                     }
@@ -188,9 +205,16 @@ impl Follower {
         }
     }
 
+    /// Once: what is asked for again by the agent itself is no new name.
+    fn count_miss(&mut self) {
+        if std::mem::take(&mut self.is_counted) {
+            self.cluster.missed();
+        }
+    }
+
     /// Reads the object. While the API server does not answer, what was kept is served.
     async fn read(&mut self) -> Result<Option<Object>, KubeError> {
-        if self.cluster.keeper.is_none() || self.content.is_some() {
+        if self.cluster.keeper.is_none() || !self.may_load || self.content.is_some() {
             return self.cluster.get(&self.place.object).await;
         }
         let cluster = Arc::clone(&self.cluster);
@@ -207,7 +231,7 @@ impl Follower {
 
     /// Serves what was kept of the object, if anything was.
     async fn load_kept(&mut self) {
-        let Some(keeper) = &self.cluster.keeper else { return };
+        let Some(keeper) = self.cluster.keeper.as_ref().filter(|_| self.may_load) else { return };
         let Some(object) = keeper.load(&self.place).await else { return };
         let content = parse(object, self.wants, None, self.cluster.now()).await;
         if content.is_usable() {
@@ -218,55 +242,90 @@ impl Follower {
 
     /// Watches the object until it has to be read again.
     async fn watch(&mut self) {
+        let cluster = Arc::clone(&self.cluster);
+        let Ok(_room) = cluster.watches.try_acquire() else {
+            // It is read from time to time instead.
+            return tokio::time::sleep(FORBIDDEN).await;
+        };
         let ObjectId { kind, namespace, name } = self.place.object.clone();
         let selection = Selection { kind, namespace, of: Of::Name(name) };
         let mut from: Option<Version> = None;
         let mut failures = 0;
         loop {
-            let mut connection = self.cluster.connection();
-            let mut watch = match self.cluster.watch(&selection, from.as_ref()).await {
+            let watch = match cluster.watch(&selection, from.as_ref()).await {
                 Ok(watch) => watch,
                 Err(KubeError::Expired { .. }) => return,
                 Err(error) => {
                     failures += 1;
-                    self.report(failed(&error));
+                    let is_forbidden = error.is_forbidden();
+                    if is_forbidden || self.content.is_some() {
+                        self.report(failed(&error));
+                    }
+                    self.is_unwatched = is_forbidden;
                     tokio::time::sleep(delay(&error, failures)).await;
-                    if error.is_forbidden() {
-                        // It is read from time to time instead.
+                    if is_forbidden {
                         return;
                     }
                     continue;
                 }
             };
+            if std::mem::take(&mut self.is_unwatched)
+                && let Some(content) = self.content.clone()
+            {
+                self.report(Seen::Present(content));
+            }
             let opened = Instant::now();
-            // What is there comes at once, and then a bookmark. If it does not, it was deleted after it was read.
-            let mut unconfirmed =
-                (from.is_none() && self.content.is_some()).then(|| Instant::now() + FIRST_EVENT);
-            loop {
-                let next = tokio::select! {
-                    next = next(&mut watch, &mut connection) => next,
-                    () = until(unconfirmed), if unconfirmed.is_some() => return,
-                };
-                match next {
-                    Next::Event(Event::Object(object)) => {
-                        unconfirmed = None;
-                        from = Some(object.version.clone());
-                        self.take(Some(object)).await;
-                    }
-                    Next::Event(Event::Version(_)) if unconfirmed.is_some() => return,
-                    Next::Event(Event::Version(version)) => from = Some(version),
-                    // Reading it confirms that.
-                    Next::Event(Event::Deleted { .. }) | Next::Reconnected => return,
-                    Next::Ended => break,
-                    Next::Failed(KubeError::Expired { .. }) => return,
-                    Next::Failed(error) => {
-                        self.cluster.note(Some(&error));
-                        break;
-                    }
-                }
+            if !self.follow(watch, &mut from).await {
+                return;
             }
             failures = pause_after(opened, failures).await;
         }
+    }
+
+    /// Takes the events of a watch until it ends. False: the object has to be read again.
+    async fn follow(&mut self, mut watch: Watch, from: &mut Option<Version>) -> bool {
+        // What is there comes at once, and then a bookmark. If it does not, it was deleted after it was read; if it is something
+        // else, it has changed, or the API server's cache is behind.
+        let mut unconfirmed =
+            (from.is_none() && self.content.is_some()).then(|| Instant::now() + FIRST_EVENT);
+        loop {
+            let next = tokio::select! {
+                next = next(&mut watch, &mut self.connection) => Some(next),
+                () = until(unconfirmed), if unconfirmed.is_some() => None,
+            };
+            match next {
+                None | Some(Next::Event(Event::Version(_))) if unconfirmed.is_some() => {
+                    return self.mismatch().await;
+                }
+                None => {}
+                Some(Next::Event(Event::Object(object))) => {
+                    let is_known = self.content.as_ref().is_some_and(|it| it.version == object.version);
+                    if unconfirmed.take().is_some() && !is_known {
+                        return self.mismatch().await;
+                    }
+                    self.mismatches = 0;
+                    *from = Some(object.version.clone());
+                    self.take(Some(object)).await;
+                }
+                Some(Next::Event(Event::Version(version))) => *from = Some(version),
+                // Reading it confirms that.
+                Some(Next::Event(Event::Deleted { .. }) | Next::Reconnected) => return false,
+                Some(Next::Ended) => return true,
+                Some(Next::Failed(KubeError::Expired { .. })) => return false,
+                Some(Next::Failed(error)) => {
+                    self.cluster.note(Some(&error));
+                    return true;
+                }
+            }
+        }
+    }
+
+    /// A watch began with something else than what was read: both are asked for again, less and less often.
+    async fn mismatch(&mut self) -> bool {
+        tokio::time::sleep(PACE.delay(self.mismatches, fastrand::f64()) * u32::from(self.mismatches > 0))
+            .await;
+        self.mismatches += 1;
+        false
     }
 
     async fn take(&mut self, object: Option<Object>) {
@@ -277,6 +336,8 @@ impl Follower {
         };
         let known = self.content.as_ref().filter(|known| known.version == object.version);
         let content = match known {
+            // Nothing has changed, and nothing newer is noticed soon, as was reported.
+            Some(_) if self.is_unwatched => return,
             Some(known) => Arc::clone(known),
             None => {
                 parse_and_keep(&self.cluster, &self.place, object, self.wants, self.content.clone()).await

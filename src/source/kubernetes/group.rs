@@ -5,7 +5,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
@@ -13,7 +13,7 @@ use super::cluster::{Cluster, delay};
 use super::content::{Content, Wants};
 use super::follow::{Group, Next, Report, Reports, Seen, failed, forget, next, parse_and_keep, pause_after};
 use crate::base::text;
-use crate::kube::{Event, KubeError, Object, Of, Selection, Version};
+use crate::kube::{Api, Event, KubeError, Object, Of, Selection, Version, Watch};
 
 /// So many objects are parsed in one turn; others of the agent's tasks get theirs in between.
 const TURN: usize = 8;
@@ -74,7 +74,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// An object that was read.
-type Read = (Arc<str>, Result<Option<Object>, KubeError>);
+type Read = (Arc<str>, u64, Result<Option<Object>, KubeError>);
 
 /// Follows all objects of a namespace that are asked for.
 pub(super) struct GroupFollower {
@@ -85,9 +85,11 @@ pub(super) struct GroupFollower {
     added: mpsc::UnboundedReceiver<Arc<str>>,
     reports: Reports,
     contents: HashMap<Arc<str>, Arc<Content>>,
-    /// Names that are being read, and those of them that the watch has told of meanwhile.
     reads: JoinSet<Read>,
-    reading: HashMap<Arc<str>, bool>,
+    /// The number of the last read of each name, unless the watch has brought something newer meanwhile.
+    reading: HashMap<Arc<str>, u64>,
+    last_read: u64,
+    connection: watch::Receiver<Arc<dyn Api>>,
 }
 
 impl GroupFollower {
@@ -100,10 +102,11 @@ impl GroupFollower {
         contents: HashMap<Arc<str>, Arc<Content>>,
     ) -> Self {
         let (reads, reading) = Default::default();
-        Self { cluster, group, names, added, reports, contents, reads, reading }
+        let connection = cluster.connection();
+        Self { cluster, group, names, added, reports, contents, reads, reading, last_read: 0, connection }
     }
 
-    /// Reports every change. Returns if the namespace must not be listed.
+    /// Reports every change. Returns if the namespace must not be listed or watched.
     pub(super) async fn run(mut self) {
         let names = Arc::clone(&self.names);
         let selection = Selection {
@@ -111,32 +114,38 @@ impl GroupFollower {
             namespace: Arc::clone(&self.group.namespace),
             of: Of::Wanted(Arc::new(move |name| names.meet(name))),
         };
-        let (mut failures, mut is_taken) = (0, false);
+        let mut failures = 0;
         loop {
-            match self.cluster.list(&selection).await {
+            // What is read now is of this connection.
+            self.connection.mark_unchanged();
+            let asked = self.names.all();
+            let error = match self.cluster.list(&selection).await {
                 Ok(list) => {
-                    failures = 0;
-                    self.take_list(list.objects).await;
-                    if !std::mem::replace(&mut is_taken, true) {
-                        let _ = self.reports.send(Report::Taken(self.group.clone()));
+                    self.take_list(list.objects, asked.clone()).await;
+                    self.read_later_ones(&asked);
+                    match self.watch(&selection, list.version).await {
+                        Ok(()) => {
+                            failures = 0;
+                            continue;
+                        }
+                        Err(error) => error,
                     }
-                    self.watch(&selection, list.version).await;
                 }
-                Err(error) if error.is_forbidden() => {
-                    let reason = text::sanitize_for_log(&error.to_string());
-                    let _ = self.reports.send(Report::NotTaken(self.group.clone(), reason));
-                    return;
-                }
-                Err(error) => {
-                    failures += 1;
-                    tokio::time::sleep(delay(&error, failures)).await;
-                }
+                Err(error) => error,
+            };
+            if error.is_forbidden() {
+                let reason = text::sanitize_for_log(&error.to_string());
+                let _ = self.reports.send(Report::NotTaken(self.group.clone(), reason));
+                return;
             }
+            failures += 1;
+            tokio::time::sleep(delay(&error, failures)).await;
         }
     }
 
-    async fn take_list(&mut self, objects: Vec<Object>) {
-        let mut missing: HashSet<_> = self.names.all().into_iter().collect();
+    /// Takes a list that was begun when `asked` were the names that are asked for.
+    async fn take_list(&mut self, objects: Vec<Object>, asked: Vec<Arc<str>>) {
+        let mut missing: HashSet<_> = asked.into_iter().collect();
         for (number, object) in objects.into_iter().enumerate() {
             missing.remove(&*object.name);
             self.take(object).await;
@@ -145,66 +154,80 @@ impl GroupFollower {
             }
         }
         for name in missing {
-            self.miss(&name);
+            if self.names.wants(&name).is_some() {
+                self.miss(&name);
+            }
         }
     }
 
-    /// Watches from `version` on, until the namespace has to be listed again.
-    async fn watch(&mut self, selection: &Selection, version: Version) {
-        let mut from = version;
-        let mut failures = 0;
+    /// Watches from `version` on, until the namespace has to be listed again. Fails where it can't be watched.
+    async fn watch(&mut self, selection: &Selection, version: Version) -> Result<(), KubeError> {
+        let (mut from, mut failures, mut endings) = (version, 0, 0);
         loop {
-            let mut connection = self.cluster.connection();
-            let mut watch = match self.cluster.watch(selection, Some(&from)).await {
+            let watch = match self.cluster.watch(selection, Some(&from)).await {
                 Ok(watch) => watch,
-                Err(KubeError::Expired { .. }) => return,
+                Err(KubeError::Expired { .. }) => return Ok(()),
+                Err(error) if error.is_forbidden() => return Err(error),
                 Err(error) => {
                     failures += 1;
                     tokio::time::sleep(delay(&error, failures)).await;
-                    if error.is_forbidden() {
-                        return;
-                    }
                     continue;
                 }
             };
+            failures = 0;
+            let _ = self.reports.send(Report::Taken(self.group.clone()));
             let opened = Instant::now();
-            loop {
-                let event = tokio::select! {
-                    event = next(&mut watch, &mut connection) => event,
-                    Some(name) = self.added.recv() => {
-                        self.add(name);
-                        continue;
-                    }
-                    Some(read) = self.reads.join_next() => {
-                        self.finish_read(read).await;
-                        continue;
-                    }
-                };
-                match event {
-                    Next::Event(Event::Object(object)) => {
-                        from = object.version.clone();
-                        self.overtake(&object.name);
-                        self.take(object).await;
-                    }
-                    Next::Event(Event::Deleted { name, version }) => {
-                        from = version;
-                        if self.names.wants(&name).is_some() {
-                            // Reading it confirms that.
-                            self.read((&*name).into(), Duration::ZERO);
-                        }
-                    }
-                    Next::Event(Event::Version(version)) => from = version,
-                    Next::Reconnected => return,
-                    Next::Ended => break,
-                    Next::Failed(KubeError::Expired { .. }) => return,
-                    Next::Failed(error) => {
-                        self.cluster.note(Some(&error));
-                        break;
+            if !self.follow(watch, &mut from).await {
+                return Ok(());
+            }
+            endings = pause_after(opened, endings).await;
+        }
+    }
+
+    /// Takes the events of a watch until it ends. False: the namespace has to be listed again.
+    async fn follow(&mut self, mut watch: Watch, from: &mut Version) -> bool {
+        loop {
+            let event = tokio::select! {
+                event = next(&mut watch, &mut self.connection) => event,
+                Some(name) = self.added.recv() => {
+                    self.add(name);
+                    continue;
+                }
+                Some(read) = self.reads.join_next() => {
+                    self.finish_read(read).await;
+                    continue;
+                }
+            };
+            match event {
+                Next::Event(Event::Object(object)) => {
+                    *from = object.version.clone();
+                    self.overtake(&object.name);
+                    self.take(object).await;
+                }
+                Next::Event(Event::Deleted { name, version }) => {
+                    *from = version;
+                    if self.names.wants(&name).is_some() {
+                        // Reading it confirms that.
+                        self.read((&*name).into(), Duration::ZERO);
                     }
                 }
+                Next::Event(Event::Version(version)) => *from = version,
+                Next::Reconnected => return false,
+                Next::Ended => return true,
+                Next::Failed(KubeError::Expired { .. }) => return false,
+                Next::Failed(error) => {
+                    self.cluster.note(Some(&error));
+                    return true;
+                }
             }
-            failures = pause_after(opened, failures).await;
         }
+    }
+
+    /// The names that came while a list was read are read one by one.
+    fn read_later_ones(&mut self, asked: &[Arc<str>]) {
+        let asked: HashSet<_> = asked.iter().collect();
+        let later: Vec<_> = self.names.all().into_iter().filter(|name| !asked.contains(name)).collect();
+        later.into_iter().for_each(|name| self.read(name, Duration::ZERO));
     }
 
     /// A name that is asked for now costs a call only if there may be such an object.
@@ -221,30 +244,34 @@ impl GroupFollower {
     }
 
     fn read(&mut self, name: Arc<str>, pause: Duration) {
-        self.reading.insert(Arc::clone(&name), false);
+        self.last_read += 1;
+        let number = self.last_read;
+        self.reading.insert(Arc::clone(&name), number);
         let (cluster, object) = (Arc::clone(&self.cluster), self.group.place(&name).object);
         self.reads.spawn(async move {
             tokio::time::sleep(pause).await;
-            (name, cluster.get(&object).await)
+            (name, number, cluster.get(&object).await)
         });
     }
 
-    /// The watch tells of an object that is being read: what is read may be older.
+    /// The watch has brought an object that is being read: what is read may be older.
     fn overtake(&mut self, name: &str) {
-        if let Some(is_overtaken) = self.reading.get_mut(name) {
-            *is_overtaken = true;
-        }
+        self.reading.remove(name);
     }
 
     async fn finish_read(&mut self, read: Result<Read, JoinError>) {
-        let (name, result) = match read {
+        let (name, number, result) = match read {
             Ok(read) => read,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
                 Err(_) => return,
             },
         };
-        if self.reading.remove(&name) == Some(true) {
+        if self.reading.get(&name) != Some(&number) {
+            return;
+        }
+        self.reading.remove(&name);
+        if self.names.wants(&name).is_none() {
             return;
         }
         match result {

@@ -73,7 +73,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The file of an object: names of any length fit.
 fn file_of(place: &Place) -> String {
-    let Place { cluster, object } = place;
+    let Place { cluster, object, .. } = place;
     let text = format!("{cluster}\n{object}");
     format!("{}.state", secret::Version::of(text.as_bytes()))
 }
@@ -285,7 +285,7 @@ fn decode(content: &[u8], place: &Place) -> Option<Object> {
     }
     rest.is_empty().then(|| Object {
         name: (&*place.object.name).into(),
-        version: Version("kept".into()),
+        version: Version("".into()),
         labels: BTreeMap::new(),
         annotations: BTreeMap::new(),
         data,
@@ -299,7 +299,7 @@ mod tests {
     use crate::kube::ClusterId;
 
     fn place() -> Place {
-        Place { cluster: ClusterId("home".into()), object: secret("shop", "web") }
+        Place { cluster: ClusterId("home".into()), cluster_number: 0, object: secret("shop", "web") }
     }
 
     #[test]

@@ -17,7 +17,9 @@ use crate::store::{Cache, Key, Origin, Published, Publisher};
 pub(super) enum Finding {
     /// Nothing yet.
     Open,
-    /// The API server does not say, for this reason.
+    /// It is looked up later, since too many names are asked for that don't exist.
+    Postponed,
+    /// It can't be found out now, for this reason.
     Unknown {
         reason: Arc<str>,
     },
@@ -67,6 +69,15 @@ impl Served {
     ) -> Option<SystemTime> {
         match finding {
             Finding::Open => None,
+            Finding::Postponed => {
+                let reason = "too many names that don't exist are asked for: this one is looked up later";
+                match self.key.name.is_bare() {
+                    // A client waits in its handshake.
+                    true if !self.has_value() => self.withdraw(reason.to_owned(), "postponed", metrics),
+                    _ => self.fail(reason, "postponed", metrics),
+                }
+                None
+            }
             Finding::Unknown { reason } => {
                 if !self.has_value() {
                     self.fail(&reason, "unreachable", metrics);

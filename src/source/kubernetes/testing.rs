@@ -62,13 +62,15 @@ pub(super) struct State {
     pub(super) calls: Vec<String>,
     /// Nothing answers.
     pub(super) is_away: bool,
-    /// Verbs that are forbidden.
+    /// Verbs that are forbidden; "watch all" of a whole namespace.
     pub(super) forbidden: BTreeSet<&'static str>,
     /// Answers of reviews: which accounts may do what, like `gateway get shop/web`.
     pub(super) rights: BTreeSet<String>,
     pub(super) grants: Vec<Grant>,
     /// Reviews fail.
     pub(super) reviews_fail: bool,
+    /// Objects that answer 500.
+    pub(super) broken: BTreeSet<String>,
     /// Every call answers 429.
     pub(super) throttles: Option<Duration>,
 }
@@ -132,7 +134,8 @@ impl State {
         if let Some(delay) = self.throttles {
             return Err(status(StatusCode::TOO_MANY_REQUESTS, Some(delay)));
         }
-        match self.forbidden.contains(verb) {
+        let is_of_all = verb == "watch" && what.ends_with("/*");
+        match self.forbidden.contains(verb) || is_of_all && self.forbidden.contains("watch all") {
             true => Err(status(StatusCode::FORBIDDEN, None)),
             false => Ok(()),
         }
@@ -236,6 +239,9 @@ impl Api for FakeApi {
         let found = {
             let mut state = self.lock();
             state.call("get", &id.to_string())?;
+            if state.broken.contains(&id.to_string()) {
+                return Err(status(StatusCode::INTERNAL_SERVER_ERROR, None));
+            }
             state.found(id)
         };
         tokio::time::sleep(Duration::from_millis(2)).await;

@@ -312,3 +312,57 @@ async fn a_throttled_cluster_is_left_alone_for_as_long_as_it_asks() {
     agent.api.lock().throttles = None;
     agent.until_served("kubernetes://web").await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn roots_follow_the_base_name_although_the_watch_of_the_other_failed_once() {
+    let agent = Agent::start();
+    let base = secret("shop", "web");
+    let (chain, key) = pair_of("ca");
+    let put = |root: &str| {
+        agent.api.put(&base, &[("tls.crt", &chain), ("tls.key", &key), ("ca.crt", &root_of(root))]);
+    };
+    put("one");
+    let _stream = agent.open("sds://web-cacert");
+    agent.until_served("sds://web-cacert").await;
+    rest(10).await;
+    agent.api.lock().throttles = Some(Duration::from_secs(1));
+    agent.api.disconnect();
+    rest(3).await;
+    agent.api.lock().throttles = None;
+    rest(30).await;
+    put("two");
+    agent.until("the new roots", |agent| agent.leaf("sds://web-cacert").unwrap().contains("two")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_that_come_and_go_leave_nothing_behind() {
+    let agent = Agent::start();
+    put_pair(&agent.api, &secret("shop", "web"));
+    let first = agent.open("kubernetes://web");
+    agent.until_served("kubernetes://web").await;
+    drop(first);
+    let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    rest(1).await;
+    let before = alive();
+    for _ in 0..100 {
+        drop(agent.open("kubernetes://web"));
+        rest(1).await;
+    }
+    assert!(alive() <= before, "{} tasks, {before} before", alive());
+    rest(900).await;
+    assert!(agent.cache.snapshot().is_empty() && agent.api.watches().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_object_that_the_api_server_can_not_read_stops_no_other() {
+    let agent = Agent::start();
+    put_pair(&agent.api, &secret("shop", "web"));
+    agent.api.lock().broken.insert("Secret shop/broken".to_owned());
+    let _streams = [agent.open("kubernetes://broken"), agent.open("kubernetes://web")];
+    agent.until_served("kubernetes://web").await;
+    rest(300).await;
+    assert!(agent.clusters.status()[0].reachable_since.is_some());
+    assert_eq!(agent.api.count("probe"), 0);
+    let gets = agent.api.count("get Secret shop/broken");
+    assert!(gets < 20, "{gets} calls in five minutes");
+}
