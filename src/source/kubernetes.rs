@@ -9,6 +9,8 @@ pub mod cluster;
 pub mod clusters;
 mod content;
 mod follow;
+mod group;
+pub mod kept;
 mod objects;
 pub mod remote;
 mod served;
@@ -28,7 +30,7 @@ use self::access::{Check, check};
 use self::cluster::{Cluster, FORBIDDEN, PACE};
 pub use self::clusters::Clusters;
 use self::content::Wants;
-use self::follow::{Place, Report, Seen};
+use self::follow::{Place, Report, Seen, until};
 use self::objects::Objects;
 use self::served::{Finding, Served};
 use crate::base::clock::Clock;
@@ -39,7 +41,7 @@ use crate::store::{AlreadyTaken, Cache, Demand, Event, Key, Scope, Workload};
 
 /// How long a yes or a no of a review is good for.
 const REVIEWED: Duration = FORBIDDEN;
-/// How often names without a value are told of an API server that does not answer.
+/// How often names without a value get the reason why an API server does not answer.
 const OUTAGE_CHECK: Duration = Duration::from_secs(1);
 
 /// What the source needs to know of its workload.
@@ -153,12 +155,6 @@ impl KubernetesSource {
         loop {
             let due = running.due.first().map(|(at, _)| *at);
             let forget = running.objects.next_to_forget();
-            let forgotten = async {
-                match forget {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 event = demand.next() => match event {
                     Some(Event::Wanted(key)) => running.add(key),
@@ -172,7 +168,7 @@ impl KubernetesSource {
                 Some(ended) = running.deserted.join_next() => running.end(ended),
                 Ok(()) = changes.changed() => running.retarget(),
                 () = clock.sleep_until_any(due), if due.is_some() => running.look_again(),
-                () = forgotten => running.objects.forget(),
+                () = until(forget), if forget.is_some() => running.objects.forget(),
                 () = tokio::time::sleep(OUTAGE_CHECK), if !running.unresolved.is_empty() => {
                     running.report_outages();
                 }
@@ -441,7 +437,7 @@ impl Running {
         }
     }
 
-    /// Names that have no value are told why their API server does not answer.
+    /// Names that have no value get the reason why their API server does not answer.
     fn report_outages(&mut self) {
         for key in self.unresolved.clone() {
             let Some(name) = self.names.get_mut(&key) else { continue };

@@ -15,7 +15,7 @@ use crate::support::process::{Agent, attache, output};
 use crate::support::sds::{
     DeltaStream, Stream, certificates, content, delta_secrets, fetch, on_connection, parsed, request,
 };
-use crate::support::wait::wait_for;
+use crate::support::wait::{wait_for, wait_until};
 
 /// An agent beside a gateway in the namespace `shop`, and its cluster.
 struct Gateway {
@@ -346,6 +346,7 @@ async fn mistakes_in_the_options_are_reported_together() {
 }
 
 #[tokio::test]
+
 async fn an_api_server_without_tls_is_used_with_a_warning() {
     let directory = tempfile::tempdir().unwrap();
     let kubeconfig = directory.path().join("kubeconfig");
@@ -357,4 +358,59 @@ async fn an_api_server_without_tls_is_used_with_a_warning() {
     let (_, line) = agent.process.wait_log("in plain text").await;
     assert!(line.contains("WARN") && line.contains("goes to http://127.0.0.1:1,"), "{line}");
     assert!(!agent.process.log().contains("s3cr3t"));
+}
+
+#[tokio::test]
+async fn a_restarted_agent_serves_what_was_served_while_the_api_server_is_away() {
+    let state = tempfile::tempdir().unwrap();
+    let option = state.path().join("state").to_str().unwrap().to_owned();
+    let mut gateway = Gateway::start(vec![named(&["web", "gone"])], &["--state-dir", &option]).await;
+    gateway.put("web", "one.example");
+    gateway.put("gone", "gone.example");
+    let names = ["kubernetes://web", "kubernetes://gone"];
+    for name in names {
+        gateway.host(name).await;
+    }
+    let kept = state.path().join("state/kubernetes");
+    let files = || std::fs::read_dir(&kept).into_iter().flatten().map(|entry| entry.unwrap().path());
+    wait_until("both are kept", || files().count() == 2).await;
+    for file in files() {
+        use std::os::unix::fs::PermissionsExt as _;
+        assert_eq!(std::fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    on_connection(&gateway.agent.socket.clone(), async |client| {
+        let mut stream = DeltaStream::open(&client, &["kubernetes://gone"]).await.unwrap();
+        stream.next().await.unwrap();
+        gateway.cluster.delete_secret("shop", "gone");
+        stream.next().await.unwrap();
+    })
+    .await;
+    wait_until("one is kept", || files().count() == 1).await;
+
+    gateway.cluster.stop().await;
+    gateway.agent.process.kill().await;
+    gateway.agent.restart();
+    gateway.agent.process.wait_log(" ready ").await;
+    assert_eq!(gateway.host("kubernetes://web").await, ["one.example"]);
+    gateway.put("web", "two.example");
+    gateway.cluster.resume().await;
+    wait_for("the change is noticed", async || {
+        let host = gateway.host("kubernetes://web").await;
+        (host == ["two.example"]).then_some(())
+    })
+    .await;
+    // A damaged file is not used.
+    for file in files() {
+        std::fs::write(file, "junk").unwrap();
+    }
+    gateway.cluster.stop().await;
+    gateway.agent.process.kill().await;
+    gateway.agent.restart();
+    gateway.agent.process.wait_log(" ready ").await;
+    on_connection(&gateway.agent.socket.clone(), async |client| {
+        fetch(&client, &["kubernetes://web"]).await.unwrap_err();
+    })
+    .await;
+    let (_, line) = gateway.agent.process.wait_log("kept Secret is not used").await;
+    assert!(line.contains("damaged"), "{line}");
 }

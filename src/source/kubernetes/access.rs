@@ -17,7 +17,7 @@ pub enum Authorize {
     /// The API server is asked whether the workload's service account may `get` the object. In another namespace, a
     /// `ReferenceGrant` for Gateways of the workload's namespace is enough.
     Rbac,
-    /// As istiod decides: in the own namespace whoever may `list` Secrets there, in others who has a `ReferenceGrant`.
+    /// As istiod decides: in the own namespace each account that may `list` Secrets there, in others each that has a `ReferenceGrant`.
     Istio,
 }
 
@@ -167,7 +167,7 @@ mod tests {
         };
         let object = ObjectId { kind: Kind::Secret, namespace: "shop".into(), name: "web".into() };
         for mode in [Authorize::Rbac, Authorize::Istio] {
-            let check = check(mode, &name, &[object.clone()], None, Some("shop"));
+            let check = check(mode, &name, std::slice::from_ref(&object), None, Some("shop"));
             assert_eq!(check, Check::Refused(NO_IDENTITY));
         }
     }

@@ -8,6 +8,7 @@ use http::StatusCode;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 
+use super::kept::Keeper;
 use crate::base::backoff::Backoff;
 use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
@@ -35,6 +36,8 @@ pub struct Cluster {
     calls: Semaphore,
     openings: Semaphore,
     state: Mutex<State>,
+    /// Keeps what the cluster delivers.
+    pub(super) keeper: Option<Keeper>,
     clock: Clock,
     /// The same, for the task that finds out when the API server answers again.
     own: Weak<Self>,
@@ -97,7 +100,7 @@ impl fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    pub fn new(id: ClusterId, api: Arc<dyn Api>, clock: Clock) -> Arc<Self> {
+    pub fn new(id: ClusterId, api: Arc<dyn Api>, keeper: Option<Keeper>, clock: Clock) -> Arc<Self> {
         let state = State {
             reachable_since: None,
             last_error: None,
@@ -117,6 +120,7 @@ impl Cluster {
             calls: Semaphore::new(AT_ONCE),
             openings: Semaphore::new(AT_ONCE),
             state: Mutex::new(state),
+            keeper,
             clock,
             own: Weak::clone(own),
         })
@@ -222,7 +226,7 @@ impl Cluster {
             let _ = self.is_up.subscribe().wait_for(|is_up| *is_up).await;
             let paused = self.lock().paused_until.filter(|until| *until > Instant::now());
             match paused {
-                Some(until) => tokio::time::sleep_until(until).await,
+                Some(until) => tokio::time::sleep(until.saturating_duration_since(Instant::now())).await,
                 None => return,
             }
         }

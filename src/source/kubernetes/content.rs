@@ -12,6 +12,9 @@ use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle};
 
 /// The keys of a key pair, in the order in which they count.
 const PAIRS: [(&str, &str); 2] = [("cert", "key"), ("tls.crt", "tls.key")];
+/// All keys of an object that are read.
+pub(super) const KEYS: [&str; 9] =
+    ["cert", "key", "tls.crt", "tls.key", "tls.ocsp-staple", "cacert", "crl", "ca.crt", "ca.crl"];
 /// The keys of roots and of their CRLs, in the order in which they count.
 const ROOTS: [(&str, &str); 2] = [("cacert", "crl"), ("ca.crt", "ca.crl")];
 
@@ -124,18 +127,21 @@ impl Content {
             (Ok(new), Ok(new_roots), _) => {
                 self.fitting = fits(&new_roots.bundle, new).then(|| (new.clone(), new_roots.bundle.clone()));
             }
-            (Err(_), Ok(new_roots), Some((served, old))) if fits(old, served) => {
-                if !fits(&new_roots.bundle, served) {
-                    *roots = Err(Unusable::RootsHeldBack);
-                }
+            (Err(_), Ok(new_roots), Some((served, old)))
+                if fits(old, served) && !fits(&new_roots.bundle, served) =>
+            {
+                *roots = Err(Unusable::RootsHeldBack);
             }
-            (Ok(new), Err(_), Some((served, old))) if fits(old, served) => {
-                if !fits(old, new) {
-                    *pair = Err(Unusable::PairHeldBack);
-                }
+            (Ok(new), Err(_), Some((served, old))) if fits(old, served) && !fits(old, new) => {
+                *pair = Err(Unusable::PairHeldBack);
             }
             _ => {}
         }
+    }
+
+    /// Whether there is anything to serve.
+    pub(super) fn is_usable(&self) -> bool {
+        matches!(self.pair, Some(Ok(_))) || matches!(self.roots, Some(Ok(_)))
     }
 
     /// How many bytes there are to parse.
@@ -165,22 +171,21 @@ pub(super) fn valid_roots(roots: &Result<Roots, Unusable>, now: SystemTime) -> R
     }
 }
 
-/// The first of the pairs of keys of which `object` has one, and what is under both.
-fn first_of<'a>(
-    object: &'a Object,
-    pairs: [(&'static str, &'static str); 2],
-) -> Option<((&'static str, &'static str), Option<&'a [u8]>, Option<&'a [u8]>)> {
-    let value =
-        |key: &str| object.data.get(key).map(|value| value.as_slice()).filter(|value| !value.is_empty());
-    let found = pairs.map(|(one, other)| ((one, other), value(one), value(other)));
-    // A whole pair goes before half of one.
-    let whole = found.iter().find(|(_, one, other)| one.is_some() && other.is_some());
-    whole.or_else(|| found.iter().find(|(_, one, other)| one.is_some() || other.is_some())).copied()
+/// The first of the pairs of keys of which `object` has one, whole pairs first.
+fn first_pair(object: &Object) -> Option<(&'static str, &'static str)> {
+    let has = |key: &str| value(object, key).is_some();
+    let whole = PAIRS.into_iter().find(|(chain, key)| has(chain) && has(key));
+    whole.or_else(|| PAIRS.into_iter().find(|(chain, key)| has(chain) || has(key)))
+}
+
+/// What is under a key; none where that is empty.
+fn value<'a>(object: &'a Object, key: &str) -> Option<&'a [u8]> {
+    object.data.get(key).map(|value| value.as_slice()).filter(|value| !value.is_empty())
 }
 
 fn pair(object: &Object) -> Result<KeyPair, Unusable> {
-    let ((chain_key, key_key), chain, key) = first_of(object, PAIRS).ok_or(Unusable::NoPair)?;
-    let (chain, key) = match (chain, key) {
+    let (chain_key, key_key) = first_pair(object).ok_or(Unusable::NoPair)?;
+    let (chain, key) = match (value(object, chain_key), value(object, key_key)) {
         (Some(chain), Some(key)) => (chain, key),
         (None, _) => return Err(Unusable::Half { present: key_key, absent: chain_key }),
         (_, None) => return Err(Unusable::Half { present: chain_key, absent: key_key }),

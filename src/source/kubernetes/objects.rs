@@ -11,7 +11,8 @@ use tokio::time::Instant;
 
 use super::cluster::{Cluster, FORBIDDEN};
 use super::content::{Content, Wants};
-use super::follow::{Follower, Group, GroupFollower, Names, Place, Reports, Seen};
+use super::follow::{Follower, Group, Place, Reports, Seen};
+use super::group::{GroupFollower, Names};
 use crate::store::Key;
 
 /// With more objects than this of one namespace, all are followed with one watch, where RBAC allows it.
@@ -241,6 +242,7 @@ impl Objects {
             return;
         }
         followed.task = None;
+        followed.cluster.keeper.as_ref().inspect(|keeper| keeper.forget(place));
         followed.cluster.forget_sample(&place.object);
         let cluster = Arc::clone(&followed.cluster);
         let is_worth_knowing = matches!(followed.seen, Some(Seen::Absent | Seen::Unknown { .. }));

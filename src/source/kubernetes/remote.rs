@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::cluster::{Cluster, PACE, delay};
 use super::clusters::Clusters;
+use super::follow::pause_after;
 use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;
@@ -27,7 +29,7 @@ use crate::secret::Version;
 const LABEL: &str = "istio/multiCluster=true";
 /// How often the directory is read.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// The longest pause before a kubeconfig that does not work is tried again.
+/// The longest pause before a kubeconfig that does not work is retried.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Where kubeconfigs of remote clusters are, and what they may do.
@@ -181,7 +183,8 @@ impl RemoteClusters {
         before.inspect(AbortHandle::abort);
         let attempt = match self.clusters.get(id) {
             None => {
-                let cluster = Cluster::new(id.clone(), api, self.clock.clone());
+                let keeper = self.clusters.local().keeper.clone();
+                let cluster = Cluster::new(id.clone(), api, keeper, self.clock.clone());
                 self.clusters.add(cluster);
                 tracing::info!(cluster = &*id.0, from = &*origin, "remote cluster added");
                 None
@@ -276,8 +279,9 @@ async fn find_in_secrets(cluster: Arc<Cluster>, namespace: Arc<str>, changes: mp
             }
             failures = 0;
             log.recovered();
-            let mut from = list.version;
+            let (mut from, mut endings) = (list.version, 0);
             loop {
+                let opened = Instant::now();
                 let mut connection = cluster.connection();
                 let mut watch = cluster.watch(&selection, Some(&from)).await?;
                 loop {
@@ -306,6 +310,7 @@ async fn find_in_secrets(cluster: Arc<Cluster>, namespace: Arc<str>, changes: mp
                         }
                     }
                 }
+                endings = pause_after(opened, endings).await;
             }
         };
         let Err(error): Result<std::convert::Infallible, KubeError> = followed.await;
@@ -370,8 +375,11 @@ async fn find_in_directory(directory: PathBuf, disk: Disk, changes: mpsc::Sender
     }
 }
 
+/// Its path, the cluster that has its name, and its content.
+type KubeconfigFile = (PathBuf, ClusterId, Zeroizing<Vec<u8>>);
+
 /// The files of a directory, each the kubeconfig of the cluster that has its name. Hidden files are none.
-fn read_all(directory: &Path) -> io::Result<Vec<(PathBuf, ClusterId, Zeroizing<Vec<u8>>)>> {
+fn read_all(directory: &Path) -> io::Result<Vec<KubeconfigFile>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();

@@ -39,7 +39,7 @@ impl Agent {
 
     fn with(settings: KubernetesSettings) -> Self {
         let api = FakeApi::default();
-        let local = Cluster::new(ClusterId("home".into()), Arc::new(api.clone()), clock());
+        let local = Cluster::new(ClusterId("home".into()), Arc::new(api.clone()), None, clock());
         let clusters = Clusters::new(local);
         let (cache, workload) = Cache::with_workload("");
         let metrics = Metrics::default();

@@ -58,9 +58,9 @@ async fn a_review_that_fails_is_no_refusal_and_is_repeated() {
     rest(60).await;
     assert_eq!(agent.leaf("kubernetes://web"), Some(leaf));
     // A definite no does.
-    let mut state = agent.api.lock();
-    (state.reviews_fail, state.rights) = (false, Default::default());
-    drop((state, stream));
+    agent.api.lock().reviews_fail = false;
+    agent.api.lock().rights.clear();
+    drop(stream);
     let _third = agent.open("kubernetes://web");
     agent.until("it is withdrawn", |agent| agent.entry("kubernetes://web").is_withdrawn).await;
 }
@@ -143,7 +143,7 @@ async fn a_name_is_read_from_the_cluster_of_its_client_which_may_come_later_and_
     let local = agent.until_served("kubernetes-gateway://shop/web").await;
     assert_eq!(leaf(&agent), None);
     put_pair(&east, &web);
-    agent.clusters.add(Cluster::new(ClusterId("east".into()), Arc::new(east.clone()), clock()));
+    agent.clusters.add(Cluster::new(ClusterId("east".into()), Arc::new(east.clone()), None, clock()));
     agent.until("the remote one", |agent| leaf(agent).is_some()).await;
     let remote = leaf(&agent).unwrap();
     assert_ne!(remote, local);
@@ -153,7 +153,7 @@ async fn a_name_is_read_from_the_cluster_of_its_client_which_may_come_later_and_
     // The cluster comes back with another connection.
     let again = FakeApi::default();
     put_pair(&again, &web);
-    agent.clusters.add(Cluster::new(ClusterId("east".into()), Arc::new(again), clock()));
+    agent.clusters.add(Cluster::new(ClusterId("east".into()), Arc::new(again), None, clock()));
     agent.until("the new one", |agent| leaf(agent) != Some(remote.clone())).await;
 }
 
@@ -162,7 +162,7 @@ async fn a_dead_cluster_delays_no_other() {
     let agent = Agent::start();
     let east = FakeApi::default();
     east.lock().is_away = true;
-    agent.clusters.add(Cluster::new(ClusterId("east".into()), Arc::new(east), clock()));
+    agent.clusters.add(Cluster::new(ClusterId("east".into()), Arc::new(east), None, clock()));
     let keys: Vec<_> = (0..200).map(|number| agent.key(&format!("kubernetes://name-{number}"))).collect();
     let of_east = keys.iter().map(|key| {
         let SecretName::Kubernetes(name) = key.name.clone() else { panic!() };
