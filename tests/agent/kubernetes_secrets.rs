@@ -346,7 +346,6 @@ async fn mistakes_in_the_options_are_reported_together() {
 }
 
 #[tokio::test]
-
 async fn an_api_server_without_tls_is_used_with_a_warning() {
     let directory = tempfile::tempdir().unwrap();
     let kubeconfig = directory.path().join("kubeconfig");

@@ -19,7 +19,13 @@ pub trait Signers: Send {
 }
 
 /// A new object as it is stored: of a request, with what the server adds.
-pub fn admit(shared: &Shared, state: &State, key: &Key, body: &Value, user: &User) -> Result<Value, Failure> {
+pub(super) fn admit(
+    shared: &Shared,
+    state: &State,
+    key: &Key,
+    body: &Value,
+    user: &User,
+) -> Result<Value, Failure> {
     let mut body = body.clone();
     if key.plural != REQUESTS {
         return Ok(body);
@@ -35,7 +41,7 @@ pub fn admit(shared: &Shared, state: &State, key: &Key, body: &Value, user: &Use
 }
 
 /// Lets approvers and signers act before a request is read.
-pub fn act(state: &mut State, key: &Key) {
+pub(super) fn act(state: &mut State, key: &Key) {
     let Some(old) = state.store.object(key).filter(|_| key.plural == REQUESTS) else { return };
     let mut request = old.value.clone();
     if state.signers.as_ref().is_some_and(|signers| signers.act(&mut request)) {
