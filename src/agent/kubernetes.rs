@@ -66,6 +66,13 @@ async fn connection(api_server: ApiServer, disk: &Disk) -> anyhow::Result<(Clust
         ApiServer::Kubeconfig { path, context } => {
             let read = Kubeconfig::read(&path, context.as_deref(), disk).await;
             let found = read.with_context(|| format!("--kubeconfig {}", path.display()))?;
+            let address = &found.config.endpoint.address;
+            if address.plaintext {
+                let shown = path.display();
+                tracing::warn!(
+                    "the credential in --kubeconfig {shown} goes to {address}, and Secrets come from there, in plain text"
+                );
+            }
             Ok((found.config, found.namespace.map(Into::into)))
         }
     }

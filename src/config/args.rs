@@ -239,7 +239,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR", help_heading = "Kubernetes Secrets")]
     pub clusters_dir: Option<String>,
     /// What kubeconfigs of remote clusters may do: files (name files of this host), insecure-server (skip TLS
-    /// verification); repeatable [default: neither]
+    /// verification, or have a server without TLS); repeatable [default: neither]
     #[arg(long, value_name = "RISK", help_heading = "Kubernetes Secrets")]
     pub clusters_allow: Vec<String>,
 

@@ -8,6 +8,7 @@ use prost::Message as _;
 use serde_json::json;
 use tempfile::TempDir;
 
+use crate::support::files::write_token;
 use crate::support::kube_cluster::resource::Key;
 use crate::support::kube_cluster::{Draft, KubeCluster, Pair, Rule};
 use crate::support::process::{Agent, attache, output};
@@ -342,6 +343,20 @@ async fn mistakes_in_the_options_are_reported_together() {
         printed.contains("KUBERNETES_SERVICE_HOST") && printed.contains("--kubeconfig FILE"),
         "{printed}"
     );
+}
+
+#[tokio::test]
+async fn an_api_server_without_tls_is_used_with_a_warning() {
+    let directory = tempfile::tempdir().unwrap();
+    let kubeconfig = directory.path().join("kubeconfig");
+    let text = "{current-context: a, contexts: [{name: a, context: {cluster: a, user: a}}], clusters: [{name: a, \
+                cluster: {server: 'http://127.0.0.1:1'}}], users: [{name: a, user: {token: s3cr3t}}]}";
+    write_token(&kubeconfig, text);
+    let own = ["--kubernetes-secrets", "--kubeconfig", kubeconfig.to_str().unwrap()];
+    let mut agent = Agent::start(directory.path(), "gateway", &own);
+    let (_, line) = agent.process.wait_log("in plain text").await;
+    assert!(line.contains("WARN") && line.contains("goes to http://127.0.0.1:1,"), "{line}");
+    assert!(!agent.process.log().contains("s3cr3t"));
 }
 
 #[tokio::test]
