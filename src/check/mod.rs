@@ -4,6 +4,7 @@
 //! agent's own code.
 
 mod ca;
+mod kubernetes;
 mod sockets;
 
 use std::fs;
@@ -113,6 +114,7 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
     if !config.providers.is_empty() {
         f.identity(&config).await;
     }
+    f.kubernetes(&config).await;
     if scope.issues {
         f.issuance(config).await;
     }
