@@ -48,7 +48,7 @@ pub(super) async fn start(
     Ok((KubernetesPlan { clusters, settings }, remote))
 }
 
-/// The API server, and the namespace of whoever calls it.
+/// The API server, and the namespace of the account that calls it.
 pub async fn connection(
     api_server: ApiServer,
     disk: &Disk,

@@ -223,7 +223,7 @@ pub struct RunArgs {
     /// fetches certificates on demand
     #[arg(long, help_heading = "Kubernetes Secrets")]
     pub kubernetes_bare_names: bool,
-    /// Who may be served a Secret: own (whoever can connect; the agent's own rights decide), namespace (only of the
+    /// Who may be served a Secret: own (every client that can connect: the agent's own rights decide), namespace (only of the
     /// workload's own namespace), rbac (the API server is asked whether the workload's service account may get it) or
     /// istio (istiod's rules) [default: own]
     #[arg(long, value_name = "RULE", help_heading = "Kubernetes Secrets")]

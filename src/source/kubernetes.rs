@@ -39,7 +39,7 @@ use crate::store::{AlreadyTaken, Cache, Demand, Event, Key, Scope, Workload};
 
 /// How long a yes or a no of a review is good for.
 const REVIEWED: Duration = FORBIDDEN;
-/// How often names without a value are told of an API server that does not answer.
+/// How often names without a value are marked where their API server does not answer.
 const OUTAGE_CHECK: Duration = Duration::from_secs(1);
 
 /// What the source needs to know of its workload.
@@ -441,7 +441,7 @@ impl Running {
         }
     }
 
-    /// Names that have no value are told why their API server does not answer.
+    /// Names that have no value get the reason why their API server does not answer.
     fn report_outages(&mut self) {
         for key in self.unresolved.clone() {
             let Some(name) = self.names.get_mut(&key) else { continue };

@@ -306,7 +306,6 @@ fn fields_outside_the_subset_are_skipped() {
     };
     let request = full_discovery::DiscoveryRequest {
         node: Some(full_core::Node {
-            metadata: metadata.clone(),
             locality: Some(full_core::Locality { zone: "a".into(), ..Default::default() }),
             user_agent_name: "envoy".into(),
             user_agent_version_type: Some(full_core::node::UserAgentVersionType::UserAgentBuildVersion(

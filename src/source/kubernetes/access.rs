@@ -17,7 +17,7 @@ pub enum Authorize {
     /// The API server is asked whether the workload's service account may `get` the object. In another namespace, a
     /// `ReferenceGrant` for Gateways of the workload's namespace is enough.
     Rbac,
-    /// As istiod decides: in the own namespace whoever may `list` Secrets there, in others who has a `ReferenceGrant`.
+    /// As istiod decides: in the own namespace accounts that may `list` Secrets there, in others those with a `ReferenceGrant`.
     Istio,
 }
 

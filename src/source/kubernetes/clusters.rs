@@ -58,7 +58,7 @@ impl Clusters {
         self.remote.send_modify(|remote| drop(Arc::make_mut(remote).insert(cluster.id.clone(), cluster)));
     }
 
-    /// Removes a remote cluster. What it delivered is served until nobody asks for it.
+    /// Removes a remote cluster. What it delivered is served until no stream asks for it.
     pub fn remove(&self, id: &ClusterId) {
         self.remote.send_modify(|remote| drop(Arc::make_mut(remote).remove(id)));
     }

@@ -289,7 +289,7 @@ pub(super) struct GroupFollower {
     added: mpsc::UnboundedReceiver<Arc<str>>,
     reports: Reports,
     contents: HashMap<Arc<str>, Arc<Content>>,
-    /// Names that are being read, and those of them that the watch has told of meanwhile.
+    /// Names that are being read, and those of them that the watch has reported meanwhile.
     reads: JoinSet<(Arc<str>, Result<Option<Object>, KubeError>)>,
     reading: HashMap<Arc<str>, bool>,
 }
@@ -432,7 +432,7 @@ impl GroupFollower {
         });
     }
 
-    /// The watch tells of an object that is being read: what is read may be older.
+    /// The watch reports an object that is being read: what is read may be older.
     fn overtake(&mut self, name: &str) {
         if let Some(is_overtaken) = self.reading.get_mut(name) {
             *is_overtaken = true;

@@ -27,7 +27,7 @@ use crate::secret::Version;
 const LABEL: &str = "istio/multiCluster=true";
 /// How often the directory is read.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// The longest pause before a kubeconfig that does not work is tried again.
+/// The longest pause before a kubeconfig that does not work is retried.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Where kubeconfigs of remote clusters are, and what they may do.

@@ -1,4 +1,4 @@
-//! One name's way from its object into the cache, and what people are told about it.
+//! One name's way from its object into the cache, and what is reported about it.
 
 use std::sync::Arc;
 use std::time::SystemTime;

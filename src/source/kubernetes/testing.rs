@@ -195,7 +195,7 @@ impl FakeApi {
         }
     }
 
-    /// A watch tells of a deletion that has not happened.
+    /// A watch reports a deletion that has not happened.
     pub(super) fn lie(&self, id: &ObjectId) {
         let mut state = self.lock();
         let version = state.version;
