@@ -52,7 +52,10 @@ pub(super) async fn start(
 }
 
 /// The API server, and the namespace of the account that calls it.
-async fn connection(api_server: ApiServer, disk: &Disk) -> anyhow::Result<(ClusterConfig, Option<Arc<str>>)> {
+pub async fn connection(
+    api_server: ApiServer,
+    disk: &Disk,
+) -> anyhow::Result<(ClusterConfig, Option<Arc<str>>)> {
     const NAMESPACE_BYTES: u64 = 256;
     match api_server {
         ApiServer::InCluster(config) => {

@@ -40,6 +40,8 @@ pub const FILE_BYTES: u64 = 1 << 20;
 pub const CERTIFICATES: usize = 500;
 /// CRLs in one file.
 pub const CRLS: usize = 100;
+/// Bytes of an OCSP response. TLS clients take no more than 100 kB of certificates and staple.
+pub const OCSP_STAPLE_BYTES: usize = 32 << 10;
 /// Bytes of the options file.
 pub const OPTIONS_FILE_BYTES: u64 = 256 << 10;
 /// Bytes of a token file.

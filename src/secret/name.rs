@@ -58,8 +58,8 @@ pub struct MintName(Arc<str>);
 pub enum BadName {
     #[error(
         "unknown resource name {0:?}: this agent serves \"default\" (key pair), \"ROOTCA\" (trust bundle), \
-         file-cert:CHAIN~KEY, file-root:PATH, file-root:system and, with --kubernetes-secrets, \
-         kubernetes://[NAMESPACE/]NAME"
+         file-cert:CHAIN~KEY, file-root:PATH, file-root:system, with --kubernetes-secrets \
+         kubernetes://[NAMESPACE/]NAME, and with --mint-suffix mint://HOST"
     )]
     Unknown(String),
     #[error("resource name {name:?}: {reason}")]

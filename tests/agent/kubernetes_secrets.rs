@@ -8,6 +8,7 @@ use prost::Message as _;
 use serde_json::json;
 use tempfile::TempDir;
 
+use crate::support::envoy::Envoy;
 use crate::support::files::write_token;
 use crate::support::kube_cluster::resource::Key;
 use crate::support::kube_cluster::{Draft, KubeCluster, Pair, Rule};
@@ -412,4 +413,57 @@ async fn a_restarted_agent_serves_what_was_served_while_the_api_server_is_away()
     .await;
     let (_, line) = gateway.agent.process.wait_log("kept Secret is not used").await;
     assert!(line.contains("damaged"), "{line}");
+}
+
+/// A staple for the leaf of `pair`, signed by a CA that Envoy does not know: it does not check that.
+fn staple(directory: &Path, pair: &Pair) -> Vec<u8> {
+    let openssl = |arguments: &str| {
+        let mut command = std::process::Command::new("openssl");
+        let output = command.args(arguments.split_whitespace()).current_dir(directory).output().unwrap();
+        assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let serial = parsed(std::str::from_utf8(&pair.chain).unwrap())[0].serial.to_uppercase();
+    let digits = serial.len().next_multiple_of(2);
+    let entry = format!("V\t361231235959Z\t\t{serial:0>digits$}\tunknown\t/CN=leaf\n");
+    std::fs::write(directory.join("index.txt"), entry).unwrap();
+    openssl(
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.key -out ca.crt -subj /CN=ca",
+    );
+    openssl(&format!(
+        "ocsp -index index.txt -CA ca.crt -rsigner ca.crt -rkey ca.key -issuer ca.crt -serial 0x{serial} \
+         -respout staple.der -ndays 1"
+    ));
+    std::fs::read(directory.join("staple.der")).unwrap()
+}
+
+#[tokio::test]
+async fn a_real_envoy_staples_what_fits_and_a_foreign_staple_costs_no_certificate() {
+    let gateway = Gateway::start(vec![named(&["web", "web-cacert"])], &[]).await;
+    let put = |host: &str, of: Option<&Pair>| {
+        let pair = gateway.cluster.pair(host);
+        let staple = staple(gateway.directory.path(), of.unwrap_or(&pair));
+        gateway.cluster.put(&Draft::secret("shop", "web").tls(&pair).entry("tls.ocsp-staple", &staple));
+        pair
+    };
+    let first = put("one.example", None);
+    let socket = gateway.agent.socket.to_str().unwrap();
+    let printed = output(&["bootstrap", "--listen", "127.0.0.1:0", "--socket", socket]).await;
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let bootstrap =
+        printed.replace("\"default\"", "\"kubernetes://web\"").replace("\"ROOTCA\"", "\"sds://web-cacert\"");
+    let bootstrap = serde_json::from_str(&bootstrap).unwrap();
+    let envoy = Envoy::start(bootstrap, gateway.directory.path(), "gateway").await;
+    let until = async |host: &str, is_stapled: bool| {
+        wait_for(host, async || {
+            let certs = envoy.certs().await.to_string();
+            let is_so = certs.contains(host) && certs.contains("\"ocsp_details\"") == is_stapled;
+            is_so.then_some(())
+        })
+        .await;
+    };
+    until("one.example", true).await;
+    put("two.example", Some(&first));
+    until("two.example", false).await;
+    put("three.example", None);
+    until("three.example", true).await;
 }

@@ -299,10 +299,14 @@ async fn try_out(cluster: &Cluster, api: &dyn Api) -> Result<(), KubeError> {
     }
 }
 
+/// The Secrets of `namespace` with kubeconfigs.
+pub fn selection(namespace: &Arc<str>) -> Selection {
+    Selection { kind: Kind::Secret, namespace: Arc::clone(namespace), of: Of::Label(LABEL.into()) }
+}
+
 /// Reports the labelled Secrets of `namespace`. Does not return.
 async fn find_in_secrets(cluster: Arc<Cluster>, namespace: Arc<str>, changes: mpsc::Sender<Change>) {
-    let of = Of::Label(LABEL.into());
-    let selection = Selection { kind: Kind::Secret, namespace: Arc::clone(&namespace), of };
+    let selection = selection(&namespace);
     let origin = |name: &str| -> Arc<str> { format!("Secret {namespace}/{name}").into() };
     let (mut known, mut failures, mut log) = (Vec::<Box<str>>::new(), 0, FailureLog::default());
     loop {
@@ -418,10 +422,10 @@ async fn find_in_directory(directory: PathBuf, disk: Disk, changes: mpsc::Sender
 }
 
 /// Its path, the cluster that has its name, and its content.
-type KubeconfigFile = (PathBuf, ClusterId, Zeroizing<Vec<u8>>);
+pub type KubeconfigFile = (PathBuf, ClusterId, Zeroizing<Vec<u8>>);
 
 /// The files of a directory, each the kubeconfig of the cluster that has its name. Hidden files are none.
-fn read_all(directory: &Path) -> io::Result<Vec<KubeconfigFile>> {
+pub fn read_all(directory: &Path) -> io::Result<Vec<KubeconfigFile>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();

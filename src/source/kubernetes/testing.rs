@@ -17,14 +17,14 @@ use crate::pki::crl::testing::Authority;
 use crate::pki::pem;
 
 /// An object with these entries.
-pub(super) fn object(name: &str, version: u64, data: &[(&str, &str)]) -> Object {
-    let value = |text: &str| Zeroizing::new(text.as_bytes().to_vec());
+pub(super) fn object<V: AsRef<[u8]>>(name: &str, version: u64, data: &[(&str, V)]) -> Object {
+    let value = |bytes: &V| Zeroizing::new(bytes.as_ref().to_vec());
     Object {
         name: name.into(),
         version: Version(version.to_string().into()),
         labels: BTreeMap::new(),
         annotations: BTreeMap::new(),
-        data: data.iter().map(|(key, text)| ((*key).into(), value(text))).collect(),
+        data: data.iter().map(|(key, bytes)| ((*key).into(), value(bytes))).collect(),
     }
 }
 
@@ -48,7 +48,7 @@ pub(super) fn root_of(name: &str) -> String {
 #[derive(Clone, Debug, Default)]
 pub(super) struct FakeApi(Arc<Mutex<State>>);
 
-type Data = Vec<(String, String)>;
+type Data = Vec<(String, Vec<u8>)>;
 
 #[derive(Debug, Default)]
 pub(super) struct State {
@@ -155,7 +155,7 @@ impl State {
 }
 
 fn made(id: &ObjectId, version: u64, data: &Data) -> Object {
-    let data: Vec<_> = data.iter().map(|(key, text)| (key.as_str(), text.as_str())).collect();
+    let data: Vec<_> = data.iter().map(|(key, bytes)| (key.as_str(), bytes)).collect();
     object(&id.name, version, &data)
 }
 
@@ -177,11 +177,12 @@ impl FakeApi {
         self.0.lock().unwrap()
     }
 
-    pub(super) fn put(&self, id: &ObjectId, data: &[(&str, &str)]) {
+    pub(super) fn put<V: AsRef<[u8]>>(&self, id: &ObjectId, data: &[(&str, V)]) {
         let mut state = self.lock();
         state.version += 1;
         let version = state.version;
-        let data: Data = data.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect();
+        let data: Data =
+            data.iter().map(|(key, bytes)| ((*key).to_owned(), bytes.as_ref().to_vec())).collect();
         state.objects.insert(id.clone(), (version, data.clone()));
         state.history.push((version, id.clone(), Some(data.clone())));
         state.tell(version, id, Some(&data));

@@ -11,7 +11,8 @@ use super::testing::{FakeApi, pair_from, pair_of, root_of, secret};
 use super::*;
 use crate::kube::ClusterId;
 use crate::pki::crl::testing::Authority;
-use crate::store::{Entry, NotServed, Subscription};
+use crate::pki::ocsp::testing::staple;
+use crate::store::{Entry, Good, NotServed, Subscription};
 
 /// A source with one cluster, in virtual time.
 struct Agent {
@@ -260,6 +261,49 @@ async fn an_unusable_secret_costs_nothing_and_its_repair_is_served() {
     put_pair(&agent.api, &web);
     agent.until("the repair", |agent| agent.leaf("kubernetes://web").is_some_and(|now| now != leaf)).await;
     assert_eq!(agent.entry("kubernetes://web").failure(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_staple_is_served_with_its_certificate_until_it_expires() {
+    let agent = Agent::start();
+    let web = secret("shop", "web");
+    let (chain, key) = pair_of("ca");
+    let put = |staple: &[u8]| {
+        let pair = [("tls.crt", chain.as_bytes()), ("tls.key", key.as_bytes())];
+        agent.api.put(&web, &[&pair[..], &[("tls.ocsp-staple", staple)]].concat());
+    };
+    let until_served = async |staple: Option<&[u8]>| {
+        let is_served = |agent: &Agent| match agent.entry("kubernetes://web").good.as_deref() {
+            Some(Good { secret: Secret::KeyPair(pair), .. }) => {
+                pair.staple().map(|staple| staple.der()) == staple
+            }
+            _ => false,
+        };
+        agent.until("the staple", is_served).await;
+    };
+    let _stream = agent.open("kubernetes://web");
+    // Neither is usable, and the key pair is served all the same.
+    put(b"junk");
+    until_served(None).await;
+    let serial = agent.leaf("kubernetes://web").unwrap();
+    let begin = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+    put(&staple("1234", begin, begin + Duration::from_secs(3600)));
+    agent.until("the reason", |agent| agent.failures("ocsp_staple") == 2).await;
+    until_served(None).await;
+    assert_eq!(agent.entry("kubernetes://web").failure(), None);
+
+    let first = staple(&serial, begin, begin + Duration::from_secs(3600));
+    put(&first);
+    until_served(Some(&first)).await;
+    let second = staple(&serial, begin, begin + Duration::from_secs(7200));
+    put(&second);
+    until_served(Some(&second)).await;
+    rest(7000).await;
+    until_served(Some(&second)).await;
+    rest(300).await;
+    until_served(None).await;
+    assert_eq!(agent.failures("ocsp_staple"), 3);
+    assert_eq!(agent.leaf("kubernetes://web"), Some(serial));
 }
 
 #[tokio::test(start_paused = true)]
