@@ -3,7 +3,7 @@
 //!
 //! What it answers is what kube-apiserver 1.36 answers: `examples/kubernetes/run` compares.
 
-#![allow(dead_code, reason = "no program that includes this server uses all of it")]
+#![allow(dead_code, unused_imports, reason = "no program that includes this server uses all of it")]
 
 mod accounts;
 mod answer;
