@@ -85,7 +85,7 @@ pub struct KubeCluster {
 
 struct Shared {
     state: Mutex<State>,
-    /// Changes with each request, each watch that ends and each connection that closes.
+    /// Changes with each request, each watch that begins or ends, and each connection that closes.
     counted: tokio::sync::watch::Sender<usize>,
     violations: Violations,
     connections: serve::Connections,
