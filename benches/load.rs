@@ -45,7 +45,7 @@ impl Protocol {
     }
 
     fn first_request(self, name: &str) -> Bytes {
-        let node = Some(Node { id: "load".to_owned(), cluster: "bench".to_owned() });
+        let node = Some(Node { id: "load".to_owned(), cluster: "bench".to_owned(), ..Node::default() });
         let (type_url, names) = (SECRET_TYPE_URL.to_owned(), vec![name.to_owned()]);
         match self {
             Self::StateOfTheWorld | Self::Fetch => {

@@ -134,7 +134,7 @@ async fn hostile(kind: &str, directory: &Path) {
 }
 
 fn node() -> Option<Node> {
-    Some(Node { id: "hostile".to_owned(), cluster: String::new() })
+    Some(Node { id: "hostile".to_owned(), ..Node::default() })
 }
 
 fn list(names: Vec<String>) -> DiscoveryRequest {
