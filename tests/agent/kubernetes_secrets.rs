@@ -19,10 +19,10 @@ use crate::support::sds::{
 use crate::support::wait::{wait_for, wait_until};
 
 /// An agent beside a gateway in the namespace `shop`, and its cluster.
-struct Gateway {
-    directory: TempDir,
-    cluster: KubeCluster,
-    agent: Agent,
+pub struct Gateway {
+    pub directory: TempDir,
+    pub cluster: KubeCluster,
+    pub agent: Agent,
 }
 
 /// What the documentation tells to allow: these names, and nothing else.
@@ -31,7 +31,7 @@ fn named(names: &[&str]) -> Rule {
 }
 
 impl Gateway {
-    async fn start(rules: Vec<Rule>, options: &[&str]) -> Self {
+    pub async fn start(rules: Vec<Rule>, options: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let cluster = KubeCluster::start(directory.path(), "home").await;
         let token = cluster.account("shop", "gateway");
@@ -45,7 +45,8 @@ impl Gateway {
         Self { directory, cluster, agent }
     }
 
-    fn put(&self, name: &str, host: &str) -> Pair {
+    /// A Secret with a new pair for a host.
+    pub fn put(&self, name: &str, host: &str) -> Pair {
         let pair = self.cluster.pair(host);
         self.cluster.put(&Draft::secret("shop", name).tls(&pair));
         pair

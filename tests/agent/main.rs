@@ -57,6 +57,7 @@ mod named_files;
 mod neighbours;
 mod nginx;
 mod outages;
+mod on_demand;
 mod options_file;
 mod output;
 mod outputs;

@@ -3,7 +3,7 @@
 //!
 //! What it answers is what kube-apiserver 1.36 answers: `examples/kubernetes/run` compares.
 
-#![allow(dead_code, reason = "no program that includes this server uses all of it")]
+#![allow(dead_code, unused_imports, reason = "no program that includes this server uses all of it")]
 
 mod accounts;
 mod answer;
@@ -87,7 +87,7 @@ pub struct KubeCluster {
 
 struct Shared {
     state: Mutex<State>,
-    /// Changes with each request, each watch that ends and each connection that closes.
+    /// Changes with each request, each watch that begins or ends, and each connection that closes.
     counted: tokio::sync::watch::Sender<usize>,
     violations: Violations,
     connections: serve::Connections,

@@ -39,6 +39,7 @@ struct Ended;
 pub fn stream(shared: &Arc<Shared>, opened: Opened) -> Body {
     let (frames, body) = mpsc::channel(64);
     let shared = Arc::clone(shared);
+    shared.counted.send_modify(|count| *count += 1);
     tokio::spawn(async move {
         let number = opened.begin.2;
         tokio::select! {
