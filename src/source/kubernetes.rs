@@ -492,7 +492,7 @@ impl Running {
         };
         let keys: Vec<_> =
             self.names.iter().filter(|(_, name)| moved(name)).map(|(key, _)| key.clone()).collect();
-        // All of them first: what they share is followed anew.
+        // All of them first: what they share is followed through the new connection.
         keys.iter().for_each(|key| self.lose(key));
         keys.iter().for_each(|key| self.aim(key));
     }
