@@ -155,7 +155,9 @@ impl KubernetesSource {
             let forget = running.objects.next_to_forget();
             let forgotten = async {
                 match forget {
-                    Some(at) => tokio::time::sleep_until(at).await,
+                    Some(at) => {
+                        tokio::time::sleep(at.saturating_duration_since(tokio::time::Instant::now())).await
+                    }
                     None => std::future::pending().await,
                 }
             };

@@ -167,7 +167,7 @@ mod tests {
         };
         let object = ObjectId { kind: Kind::Secret, namespace: "shop".into(), name: "web".into() };
         for mode in [Authorize::Rbac, Authorize::Istio] {
-            let check = check(mode, &name, &[object.clone()], None, Some("shop"));
+            let check = check(mode, &name, std::slice::from_ref(&object), None, Some("shop"));
             assert_eq!(check, Check::Refused(NO_IDENTITY));
         }
     }

@@ -222,7 +222,7 @@ impl Cluster {
             let _ = self.is_up.subscribe().wait_for(|is_up| *is_up).await;
             let paused = self.lock().paused_until.filter(|until| *until > Instant::now());
             match paused {
-                Some(until) => tokio::time::sleep_until(until).await,
+                Some(until) => tokio::time::sleep(until.saturating_duration_since(Instant::now())).await,
                 None => return,
             }
         }

@@ -136,15 +136,13 @@ impl Content {
             (Ok(new), Ok(new_roots), _) => {
                 self.fitting = fits(&new_roots.bundle, new).then(|| (new.clone(), new_roots.bundle.clone()));
             }
-            (Err(_), Ok(new_roots), Some((served, old))) if fits(old, served) => {
-                if !fits(&new_roots.bundle, served) {
-                    *roots = Err(Unusable::RootsHeldBack);
-                }
+            (Err(_), Ok(new_roots), Some((served, old)))
+                if fits(old, served) && !fits(&new_roots.bundle, served) =>
+            {
+                *roots = Err(Unusable::RootsHeldBack);
             }
-            (Ok(new), Err(_), Some((served, old))) if fits(old, served) => {
-                if !fits(old, new) {
-                    *pair = Err(Unusable::PairHeldBack);
-                }
+            (Ok(new), Err(_), Some((served, old))) if fits(old, served) && !fits(old, new) => {
+                *pair = Err(Unusable::PairHeldBack);
             }
             _ => {}
         }
@@ -193,11 +191,12 @@ pub(super) fn valid_roots(roots: &Result<Roots, Unusable>, now: SystemTime) -> R
     }
 }
 
+type Keys = (&'static str, &'static str);
+
+type Value<'a> = Option<&'a [u8]>;
+
 /// The first of the pairs of keys of which `object` has one, and what is under both.
-fn first_of<'a>(
-    object: &'a Object,
-    pairs: [(&'static str, &'static str); 2],
-) -> Option<((&'static str, &'static str), Option<&'a [u8]>, Option<&'a [u8]>)> {
+fn first_of(object: &Object, pairs: [Keys; 2]) -> Option<(Keys, Value<'_>, Value<'_>)> {
     let value =
         |key: &str| object.data.get(key).map(|value| value.as_slice()).filter(|value| !value.is_empty());
     let found = pairs.map(|(one, other)| ((one, other), value(one), value(other)));

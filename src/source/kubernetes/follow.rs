@@ -178,7 +178,9 @@ impl Follower {
             loop {
                 let silent = async {
                     match unconfirmed {
-                        Some(until) => tokio::time::sleep_until(until).await,
+                        Some(until) => {
+                            tokio::time::sleep(until.saturating_duration_since(Instant::now())).await
+                        }
                         None => std::future::pending().await,
                     }
                 };
@@ -280,6 +282,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A name that was read.
+type Read = (Arc<str>, Result<Option<Object>, KubeError>);
+
 /// Follows all objects of a namespace that are asked for.
 pub(super) struct GroupFollower {
     cluster: Arc<Cluster>,
@@ -290,7 +295,7 @@ pub(super) struct GroupFollower {
     reports: Reports,
     contents: HashMap<Arc<str>, Arc<Content>>,
     /// Names that are being read, and those of them that the watch has reported meanwhile.
-    reads: JoinSet<(Arc<str>, Result<Option<Object>, KubeError>)>,
+    reads: JoinSet<Read>,
     reading: HashMap<Arc<str>, bool>,
 }
 
@@ -439,10 +444,7 @@ impl GroupFollower {
         }
     }
 
-    async fn finish_read(
-        &mut self,
-        read: Result<(Arc<str>, Result<Option<Object>, KubeError>), tokio::task::JoinError>,
-    ) {
+    async fn finish_read(&mut self, read: Result<Read, tokio::task::JoinError>) {
         let (name, result) = match read {
             Ok(read) => read,
             Err(error) => match error.try_into_panic() {

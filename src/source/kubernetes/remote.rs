@@ -374,8 +374,11 @@ async fn find_in_directory(directory: PathBuf, disk: Disk, changes: mpsc::Sender
     }
 }
 
+/// A file, the cluster that it is for, and its content.
+type File = (PathBuf, ClusterId, Zeroizing<Vec<u8>>);
+
 /// The files of a directory, each the kubeconfig of the cluster that has its name. Hidden files are none.
-pub fn read_all(directory: &Path) -> io::Result<Vec<(PathBuf, ClusterId, Zeroizing<Vec<u8>>)>> {
+pub fn read_all(directory: &Path) -> io::Result<Vec<File>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();

@@ -58,9 +58,11 @@ async fn a_review_that_fails_is_no_refusal_and_is_repeated() {
     rest(60).await;
     assert_eq!(agent.leaf("kubernetes://web"), Some(leaf));
     // A definite no does.
-    let mut state = agent.api.lock();
-    (state.reviews_fail, state.rights) = (false, Default::default());
-    drop((state, stream));
+    {
+        let mut state = agent.api.lock();
+        (state.reviews_fail, state.rights) = (false, Default::default());
+    }
+    drop(stream);
     let _third = agent.open("kubernetes://web");
     agent.until("it is withdrawn", |agent| agent.entry("kubernetes://web").is_withdrawn).await;
 }
