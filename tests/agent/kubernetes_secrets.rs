@@ -119,6 +119,7 @@ async fn an_api_server_that_restarts_costs_nothing_and_status_tells_how_it_stand
         stream.accept(&first).await;
         gateway.cluster.wait_watches(Some("web"), 1).await;
         let status = gateway.status().await;
+        assert_eq!((&status["ready"], &status["secrets"][1]), (&json!(true), &json!(null)), "{status}");
         let cluster = &status["clusters"][0];
         assert_eq!((&cluster["name"], &cluster["names"]), (&json!("Kubernetes"), &json!(1)));
         assert!(cluster["reachable_since"].is_string(), "{cluster}");
