@@ -5,7 +5,7 @@ use tracing_subscriber::filter::Targets;
 use crate::base::text;
 
 /// The parts of the agent that log, by module.
-const PARTS: [&str; 30] = [
+const PARTS: [&str; 31] = [
     "agent",
     "agent::requests",
     "agent::sockets",
@@ -35,6 +35,7 @@ const PARTS: [&str; 30] = [
     "source::crl",
     "source::files",
     "source::issuer",
+    "source::kubernetes",
     "source::mint",
 ];
 const OWN: &str = "attache";
