@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::support::kubernetes::{containers, documents, pod_spec, validate};
-use crate::support::process::{failure, output};
+use crate::support::process::{attache, output};
 
 fn examples() -> Vec<(PathBuf, String)> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/kubernetes");
@@ -97,7 +97,9 @@ async fn the_agent_accepts_the_arguments_of_every_example() {
     for (file, command) in commands {
         // An unknown option prevents the start, and must be the only error.
         let words: Vec<_> = command.split(' ').chain(["--surely-unknown"]).collect();
-        let (code, error) = failure(&words).await;
+        let mut command = attache(&words);
+        let failed = command.env("KUBERNETES_SERVICE_HOST", "10.0.0.1").output().await.unwrap();
+        let (code, error) = (failed.status.code().unwrap(), String::from_utf8(failed.stderr).unwrap());
         let lines: Vec<_> = error.lines().collect();
         assert_eq!(code, 2, "{file}: {error}");
         assert!(matches!(lines[..], ["attache: unknown option --surely-unknown", _]), "{file}: {error}");
