@@ -70,6 +70,9 @@ const SELDOM_OBJECTS: &[&str] = &["25519", "md5", "mldsa", "ripemd"];
 
 /// What of it runs at each start nevertheless, or stands for the same code elsewhere.
 const OFTEN: &[&str] = &[
+    "Cow?LT?saphyr_parser",
+    "Option?LT?attache::options::file::OptionsFile",
+    "Option?LT?attache::source::mint::MintSettings",
     "attache::ca::exec::options",
     "attache::cli::admin::AdminArgs",
     "attache::cli::block_on",
@@ -84,6 +87,7 @@ const OFTEN: &[&str] = &[
     "augment_args",
     "augment_subcommands",
     "copy_from_slice_impl",
+    "drop_in_place?LT?attache::ca::exec::Exec?GT",
     "from_arg_matches",
     "raw_vec",
     "starts_with",
