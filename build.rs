@@ -34,6 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// rarer CAs, backtraces.
 const SELDOM: &[&str] = &[
     "addr2line",
+    "attache::agent::kubernetes",
     "attache::ca::cfssl",
     "attache::ca::exec",
     "attache::ca::google_cas",
@@ -43,8 +44,11 @@ const SELDOM: &[&str] = &[
     "attache::cli",
     "attache::envoy",
     "attache::inject",
+    "attache::kube",
     "attache::options::file",
     "attache::pki::keystore",
+    "attache::source::kubernetes",
+    "attache::source::mint",
     "clap_builder::output",
     "clap_complete",
     "clap_mangen",

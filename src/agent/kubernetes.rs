@@ -14,6 +14,7 @@ use crate::kube::ClusterConfig;
 use crate::kube::config::SERVICE_ACCOUNT_DIR;
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::source::kubernetes::cluster::Cluster;
+use crate::source::kubernetes::kept::Keeper;
 use crate::source::kubernetes::remote::{RemoteClusters, RemoteSettings};
 use crate::source::kubernetes::{Clusters, KubernetesSettings};
 
@@ -28,13 +29,15 @@ pub struct KubernetesPlan {
 /// is not usable.
 pub(super) async fn start(
     config: KubernetesConfig,
+    keeper: Option<Keeper>,
     shared: &Shared,
 ) -> anyhow::Result<(KubernetesPlan, Option<RemoteClusters>)> {
     let KubernetesConfig { api_server, cluster, mut settings, remote, .. } = config;
     let (connection, namespace) = connection(api_server, &shared.disk).await?;
     settings.namespace = settings.namespace.or(namespace);
     let client = kube::cluster::Cluster::new(connection, shared.disk.clone(), shared.clock.clone());
-    let clusters = Clusters::new(Cluster::new(cluster, Arc::new(client), shared.clock.clone()));
+    let local = Cluster::new(cluster, Arc::new(client), keeper, shared.clock.clone());
+    let clusters = Clusters::new(local);
     let has_remote = remote.namespace.is_some() || remote.directory.is_some();
     let remote = has_remote.then(|| {
         let settings = RemoteSettings {
@@ -48,8 +51,11 @@ pub(super) async fn start(
     Ok((KubernetesPlan { clusters, settings }, remote))
 }
 
-/// The API server, and the namespace of whoever calls it.
-async fn connection(api_server: ApiServer, disk: &Disk) -> anyhow::Result<(ClusterConfig, Option<Arc<str>>)> {
+/// The API server, and the namespace of the account that calls it.
+pub async fn connection(
+    api_server: ApiServer,
+    disk: &Disk,
+) -> anyhow::Result<(ClusterConfig, Option<Arc<str>>)> {
     const NAMESPACE_BYTES: u64 = 256;
     match api_server {
         ApiServer::InCluster(config) => {
@@ -63,6 +69,13 @@ async fn connection(api_server: ApiServer, disk: &Disk) -> anyhow::Result<(Clust
         ApiServer::Kubeconfig { path, context } => {
             let read = Kubeconfig::read(&path, context.as_deref(), disk).await;
             let found = read.with_context(|| format!("--kubeconfig {}", path.display()))?;
+            let address = &found.config.endpoint.address;
+            if address.plaintext {
+                let shown = path.display();
+                tracing::warn!(
+                    "the credential in --kubeconfig {shown} goes to {address}, and Secrets come from there, in plain text"
+                );
+            }
             Ok((found.config, found.namespace.map(Into::into)))
         }
     }

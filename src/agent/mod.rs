@@ -42,6 +42,7 @@ use crate::os::systemd::Started;
 use crate::os::{command, permissions};
 use crate::serve::listener::Listener;
 use crate::serve::peer::{AdminPeers, Peers};
+use crate::source::kubernetes::kept::Keeper;
 use crate::store::Cache;
 use crate::store::health::{self, Health, HealthWatcher};
 
@@ -228,8 +229,14 @@ async fn start_workload(
         cas: cas.in_order().map(|ca| ca.name.to_string()).collect(),
     };
     let mut kubernetes = None;
+    let state = config.workload.state.as_ref().map(|state| state.path().to_owned());
     if let Some(config) = config.kubernetes {
-        let (plan, remote) = kubernetes::start(config, shared).await?;
+        let components = shared.cache.components(running.workload);
+        let keeper = state.map(|state| Keeper::new(&state, shared.disk.clone(), components));
+        let (plan, remote) = kubernetes::start(config, keeper.clone(), shared).await?;
+        if let Some(keeper) = keeper {
+            workloads.spawn(&running.ended, keeper.run());
+        }
         if let Some(remote) = remote {
             workloads.spawn(&shared.stop, remote.run());
         }

@@ -130,7 +130,8 @@ impl Workloads {
         let debounce = plan.files.debounce;
         let named = plan.files.clone();
         // An agent without either serves only what streams name.
-        if !plan.files.mounted.is_empty() || !plan.cas.is_empty() {
+        let has_own = !plan.files.mounted.is_empty() || !plan.cas.is_empty();
+        if has_own {
             let crls = CrlSource::new(
                 plan.crl,
                 debounce,
@@ -157,7 +158,9 @@ impl Workloads {
             NamedFiles::start(named, &cache, *workload, beside, pending, clock_of_names, metrics_of_names);
         let names = names.await;
         self.spawn(ended, names.run());
-        self.spawn(ended, history.follow(cache.clone(), *workload, clock.clone()));
+        if has_own {
+            self.spawn(ended, history.follow(cache.clone(), *workload, clock.clone()));
+        }
         if let Some(KubernetesPlan { clusters, settings }) = plan.kubernetes {
             let (clock, metrics) = (clock.clone(), metrics.clone());
             match KubernetesSource::new(settings, clusters, &cache, *workload, clock, metrics) {

@@ -26,6 +26,8 @@ pub const STREAMS_PER_CONNECTION: u32 = 30_000;
 pub const VALUE_BYTES_ON_DEMAND: usize = 64 << 20;
 /// Bytes of a path in such a name: the kernel's limit (`PATH_MAX` less its final NUL).
 pub const PATH_BYTES: usize = 4095;
+/// Bytes of the file that keeps a Secret, which has a megabyte at most.
+pub const KUBE_STATE_BYTES: u64 = 2 << 20;
 /// Bytes of a cluster's name.
 pub const CLUSTER_ID_BYTES: usize = 253;
 /// Characters of a client's text (node ID, NACK reason) that are logged.
@@ -38,6 +40,8 @@ pub const FILE_BYTES: u64 = 1 << 20;
 pub const CERTIFICATES: usize = 500;
 /// CRLs in one file.
 pub const CRLS: usize = 100;
+/// Bytes of an OCSP response. TLS clients take no more than 100 kB of certificates and staple.
+pub const OCSP_STAPLE_BYTES: usize = 32 << 10;
 /// Bytes of the options file.
 pub const OPTIONS_FILE_BYTES: u64 = 256 << 10;
 /// Bytes of a token file.

@@ -14,22 +14,19 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use http::header::{AUTHORIZATION, HeaderMap, HeaderValue, USER_AGENT};
 use http::{Method, StatusCode};
 use rustls::pki_types::CertificateDer;
 use serde_json::{Value, json};
-use zeroize::Zeroizing;
 
-use super::transport;
 use super::{CaError, CertificateAuthority, InvalidResponse, IssuedChain, Pending, SigningRequest};
-use crate::auth::token_file::{Token, TokenFile};
+use crate::auth::token_file::TokenFile;
 use crate::base::backoff::Backoff;
 use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::base::text;
 use crate::fs::disk::Disk;
+use crate::kube::{Cluster, ClusterConfig, Credential, KubeError};
 use crate::net::endpoint::Endpoint;
-use crate::net::rest::{Call, Reply};
 use crate::pki::key::KeyType;
 use crate::pki::{csr, pem};
 
@@ -98,6 +95,8 @@ pub struct Requests {
     open: Option<Open>,
     /// The names of requests that can be deleted.
     settled: Vec<String>,
+    /// The client of the last call: the deletion goes over the same connection.
+    client: Option<Cluster>,
 }
 
 #[derive(Clone, Debug)]
@@ -133,12 +132,13 @@ impl CertificateAuthority for Kubernetes {
     async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
         let name = name_of(&request.csr);
         let is_known = self.open(&name);
+        let api = self.client();
         // First: without roots a certificate that a person approves could not be used.
-        let roots = self.roots().await?;
-        let found = if is_known { self.read(&name).await? } else { None };
+        let roots = self.roots(&api).await?;
+        let found = if is_known { self.read(&api, &name).await? } else { None };
         let mut object = match found {
             Some(object) => object,
-            None => self.create(&name, request).await?,
+            None => self.create(&api, &name, request).await?,
         };
         let mut polls = 0;
         loop {
@@ -162,7 +162,7 @@ impl CertificateAuthority for Kubernetes {
             }
             polls += 1;
             tokio::time::sleep(PACE.delay(polls, fastrand::f64())).await;
-            object = self.read(&name).await?.ok_or_else(|| {
+            object = self.read(&api, &name).await?.ok_or_else(|| {
                 self.forget();
                 CaError::Pending(format!(
                     "the certificate request {name} was deleted at {} before it was signed; the next attempt makes a new one",
@@ -217,11 +217,15 @@ impl CertificateAuthority for Kubernetes {
     }
 
     async fn tidy(&self) {
-        let settled = std::mem::take(&mut self.lock().settled);
+        let (settled, client) = {
+            let mut requests = self.lock();
+            (std::mem::take(&mut requests.settled), requests.client.take())
+        };
+        let Some(api) = client else { return };
         for name in settled {
             // Best effort: the cluster removes old requests itself.
             let path = REQUESTS.path(Some(&name));
-            match self.call(&REQUESTS, Method::DELETE, &path, None).await {
+            match self.call(&api, &REQUESTS, Method::DELETE, &path, None).await {
                 Ok(_) => {}
                 Err(CaError::Status { status: StatusCode::NOT_FOUND, .. }) => {}
                 Err(error) => tracing::debug!(name, %error, "certificate request not deleted"),
@@ -267,18 +271,27 @@ impl Kubernetes {
         self.lock().open = None;
     }
 
+    /// The client of a new call: its requests share a connection, which ends with `tidy`.
+    fn client(&self) -> Cluster {
+        let credential = Credential::TokenFile(self.token.clone());
+        let config = ClusterConfig::new(self.endpoint.clone(), credential);
+        let client = Cluster::without_deadline(config, self.disk.clone(), self.clock.clone());
+        self.lock().client = Some(client.clone());
+        client
+    }
+
     /// Reads the request; none if it does not exist.
-    async fn read(&self, name: &str) -> Result<Option<Value>, CaError> {
-        match self.call(&REQUESTS, Method::GET, &REQUESTS.path(Some(name)), None).await {
+    async fn read(&self, api: &Cluster, name: &str) -> Result<Option<Value>, CaError> {
+        match self.call(api, &REQUESTS, Method::GET, &REQUESTS.path(Some(name)), None).await {
             Ok(object) => Ok(Some(object)),
             Err(CaError::Status { status: StatusCode::NOT_FOUND, .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    async fn create(&self, name: &str, request: &SigningRequest) -> Result<Value, CaError> {
-        let body = self.body(name, request).to_string().into_bytes();
-        let created = self.call(&REQUESTS, Method::POST, &REQUESTS.path(None), Some(body)).await;
+    async fn create(&self, api: &Cluster, name: &str, request: &SigningRequest) -> Result<Value, CaError> {
+        let body = self.body(name, request);
+        let created = self.call(api, &REQUESTS, Method::POST, &REQUESTS.path(None), Some(&body)).await;
         // After any other failure the request may exist.
         if matches!(&created, Err(CaError::Status { status, .. }) if status.is_client_error()) {
             self.forget();
@@ -311,7 +324,7 @@ impl Kubernetes {
         })
     }
 
-    async fn roots(&self) -> Result<Vec<CertificateDer<'static>>, CaError> {
+    async fn roots(&self, api: &Cluster) -> Result<Vec<CertificateDer<'static>>, CaError> {
         const REMEDY: &str = "set --kubernetes-root to a file with the signer's roots";
         let SignerName(signer) = &self.signer;
         let path = match &self.roots {
@@ -319,7 +332,7 @@ impl Kubernetes {
             SignerRoots::Cluster => {
                 let selector = format!("?fieldSelector=spec.signerName%3D{}", signer.replace('/', "%2F"));
                 let path = BUNDLES.path(None) + &selector;
-                let list = self.call(&BUNDLES, Method::GET, &path, None).await?;
+                let list = self.call(api, &BUNDLES, Method::GET, &path, None).await?;
                 let texts = bundles(&list, signer);
                 if texts.is_empty() {
                     return Err(CaError::Roots(format!(
@@ -341,51 +354,36 @@ impl Kubernetes {
     /// Makes one call, and returns the object in the answer.
     async fn call(
         &self,
+        api: &Cluster,
         resource: &Resource,
         method: Method,
         path: &str,
-        body: Option<Vec<u8>>,
+        body: Option<&Value>,
     ) -> Result<Value, CaError> {
-        let token = self.token.read(&self.disk).await?;
-        let mut headers = HeaderMap::new();
-        headers.insert(AUTHORIZATION, token.bearer_header()?);
-        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("attache/", env!("CARGO_PKG_VERSION"))));
-        let call = Call { method, path, headers, body: body.map(Zeroizing::new) };
-        let reply = transport::call(&self.endpoint, call, &self.disk).await?;
-        if !reply.status.is_success() {
-            return Err(self.refused(resource, reply, &token));
-        }
-        let value = serde_json::from_slice(&reply.body);
-        value.map_err(|error| InvalidResponse::Unreadable(format!("it is not JSON ({error})")).into())
+        api.call(method, path, body).await.map_err(|error| self.failed(resource, error))
     }
 
-    fn refused(&self, resource: &Resource, reply: Reply, token: &Token) -> CaError {
-        let body = serde_json::from_slice::<Value>(&reply.body).ok();
-        let message = body.as_ref().and_then(|status| status.get("message")?.as_str()).map(str::to_owned);
-        let message = message.unwrap_or_else(|| String::from_utf8_lossy(&reply.body).into_owned());
-        let message = token.redact(message.trim());
+    fn failed(&self, resource: &Resource, error: KubeError) -> CaError {
+        let mut error = CaError::from_kube(error, &self.endpoint);
         let Resource { version, plural, verbs } = resource;
-        let hint = match reply.status {
-            StatusCode::UNAUTHORIZED => {
-                let path = self.token.path().display();
-                format!(" ({}; it is read from {path})", token.describe(self.clock.now()))
+        if let CaError::Status { status, message, .. } = &mut error {
+            match *status {
+                // RBAC's message; webhooks that refuse have others.
+                StatusCode::FORBIDDEN if message.contains("cannot") => {
+                    *message += &format!(
+                        "; the service account needs a ClusterRole with {{apiGroups: [certificates.k8s.io], resources: \
+                         [{plural}], verbs: [{verbs}]}}"
+                    );
+                }
+                StatusCode::NOT_FOUND => {
+                    *message += &format!(
+                        "; is this an API server, and does it serve {plural} in certificates.k8s.io/{version}?"
+                    );
+                }
+                _ => {}
             }
-            // RBAC's message; webhooks that refuse have others.
-            StatusCode::FORBIDDEN if message.contains("cannot") => format!(
-                "; the service account needs a ClusterRole with {{apiGroups: [certificates.k8s.io], resources: \
-                 [{plural}], verbs: [{verbs}]}}"
-            ),
-            StatusCode::NOT_FOUND => format!(
-                "; is this an API server, and does it serve {plural} in certificates.k8s.io/{version}?"
-            ),
-            _ => String::new(),
-        };
-        CaError::Status {
-            address: self.address(),
-            status: reply.status,
-            message: message + &hint,
-            retry_after: reply.retry_after,
         }
+        error
     }
 }
 

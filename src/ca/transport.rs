@@ -7,6 +7,7 @@ use http::StatusCode;
 use super::{CaError, InvalidResponse};
 use crate::auth::client_cert::ClientCertificate;
 use crate::fs::disk::Disk;
+use crate::kube::KubeError;
 use crate::net::endpoint::{Connected, Endpoint, Protocol};
 use crate::net::error::{ConnectionOptions, RootsError, TlsError, TransportError};
 use crate::net::rest::{self, Call, Reply};
@@ -78,6 +79,23 @@ fn wants_tls(reply: &Reply) -> bool {
 }
 
 impl CaError {
+    /// The failure of a call to the API server at `endpoint`.
+    pub(super) fn from_kube(error: KubeError, endpoint: &Endpoint) -> Self {
+        let unreadable = |reason| InvalidResponse::Unreadable(reason).into();
+        match error {
+            KubeError::Status { address, status, message, retry_after } => {
+                Self::Status { address, status, message, retry_after }
+            }
+            KubeError::Unreachable { source, .. } | KubeError::Transport(source) => {
+                Self::from_transport(source, endpoint, ClientAuth::Unsupported)
+            }
+            KubeError::Credential(error) => error.into(),
+            KubeError::Silent { patience, .. } => Self::Timeout(patience),
+            KubeError::Unreadable { reason, .. } | KubeError::Undecided { reason, .. } => unreadable(reason),
+            KubeError::Expired { .. } => unreadable(error.to_string()),
+        }
+    }
+
     /// The failure of a call to the CA at `endpoint`.
     pub(super) fn from_transport(error: TransportError, endpoint: &Endpoint, client: ClientAuth<'_>) -> Self {
         let options = client.options();

@@ -4,6 +4,7 @@
 //! agent's own code.
 
 mod ca;
+mod kubernetes;
 mod sockets;
 
 use std::fs;
@@ -113,6 +114,7 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
     if !config.providers.is_empty() {
         f.identity(&config).await;
     }
+    f.kubernetes(&config).await;
     if scope.issues {
         f.issuance(config).await;
     }
@@ -130,7 +132,11 @@ impl Findings {
 
     fn options(&mut self, config: &Config) {
         let cas: Vec<_> = config.providers.iter().map(|provider| provider.name()).collect();
-        let cas = if cas.is_empty() { "no CA: mounted files alone".to_owned() } else { cas.join(", ") };
+        let cas = match cas.is_empty() {
+            true if config.files.mounted.is_empty() => "no CA: Secrets of Kubernetes alone".to_owned(),
+            true => "no CA: mounted files alone".to_owned(),
+            false => cas.join(", "),
+        };
         self.note(Severity::Ok, "options", format!("{cas} (because of {})", config.provider_reason));
         if let Some(file) = &config.options_file {
             let options: Vec<_> = file.names().collect();
@@ -204,6 +210,10 @@ impl Findings {
     }
 
     fn mounted(&mut self, config: &Config) {
+        if config.files.mounted.is_empty() {
+            // Only Secrets of Kubernetes are served.
+            return;
+        }
         let (cache, workload) = Cache::with_workload("");
         let (clock, metrics) = (self.clock.clone(), Metrics::default());
         let watcher = Watcher::new(PendingOperations::default());

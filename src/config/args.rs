@@ -223,7 +223,7 @@ pub struct RunArgs {
     /// fetches certificates on demand
     #[arg(long, help_heading = "Kubernetes Secrets")]
     pub kubernetes_bare_names: bool,
-    /// Who may be served a Secret: own (whoever can connect; the agent's own rights decide), namespace (only of the
+    /// Who may be served a Secret: own (each client that can connect; the agent's own rights decide), namespace (only of the
     /// workload's own namespace), rbac (the API server is asked whether the workload's service account may get it) or
     /// istio (istiod's rules) [default: own]
     #[arg(long, value_name = "RULE", help_heading = "Kubernetes Secrets")]
@@ -239,7 +239,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR", help_heading = "Kubernetes Secrets")]
     pub clusters_dir: Option<String>,
     /// What kubeconfigs of remote clusters may do: files (name files of this host), insecure-server (skip TLS
-    /// verification); repeatable [default: neither]
+    /// verification, or have a server without TLS); repeatable [default: neither]
     #[arg(long, value_name = "RISK", help_heading = "Kubernetes Secrets")]
     pub clusters_allow: Vec<String>,
 

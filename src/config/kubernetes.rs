@@ -16,7 +16,7 @@ use crate::source::kubernetes::{Authorize, KubernetesSettings};
 /// The option whose values are what kubeconfigs of remote clusters may do.
 pub const CLUSTERS_ALLOW: &str = "--clusters-allow";
 
-/// Which clusters the agent reads, and for whom.
+/// Which clusters the agent reads, and for which workload.
 #[derive(Clone, Debug)]
 pub struct KubernetesConfig {
     pub api_server: ApiServer,
@@ -145,7 +145,7 @@ fn workload(
     (namespace, account)
 }
 
-/// The agent's own cluster, as Istio's CA is told it too.
+/// The agent's own cluster, by the name that Istio's CA gets too.
 fn cluster_id(r: &mut Reader<'_>, args: &RunArgs) -> ClusterId {
     let parse = |text: &str| match text.len() {
         1..=limits::CLUSTER_ID_BYTES => Ok(ClusterId(text.into())),

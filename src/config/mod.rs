@@ -160,7 +160,8 @@ impl Config {
         }
         let mut private: Vec<PathBuf> = own.iter().map(|(path, _)| (*path).to_owned()).collect();
         check_output(r, &files, output.as_ref(), &selection, &mounted);
-        let (workload, providers) = workload_and_providers(r, args, options, &selection, state);
+        let (workload, providers) =
+            workload_and_providers(r, args, options, &selection, state, has_kubernetes_secrets);
 
         let mint = mint::mint(r, args, &selection, &workload.identity);
         let kubernetes = kubernetes::kubernetes(r, args, &workload.identity, has_kubernetes_secrets);
@@ -271,6 +272,7 @@ fn workload_and_providers(
     options: ProviderOptions,
     selection: &Selection,
     state: Option<StateDir>,
+    has_other_source: bool,
 ) -> (issuer::IssuerSettings, Vec<Provider>) {
     let credentials = Credentials::new(r, args, &options, selection);
     let identity = identity::identity(r, args, &credentials, selection.ca());
@@ -279,7 +281,9 @@ fn workload_and_providers(
     let drops_old_roots = r.switch("drop-old-roots", args.drop_old_roots, &[]).or(false);
     let shared = shared_options(r, args, options, selection, credentials, &certificate);
     let providers = args.providers.read(r, &shared);
-    if let Some(state) = state.as_ref().filter(|_| selection.choice == Some(Choice::Files)) {
+    if let Some(state) =
+        state.as_ref().filter(|_| selection.choice == Some(Choice::Files) && !has_other_source)
+    {
         let directory = state.path().display();
         r.note(format!("--state-dir {directory} is not used: without a CA there is nothing to keep"));
     }

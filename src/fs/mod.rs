@@ -7,5 +7,6 @@ pub mod generation;
 mod lookup;
 pub mod pending;
 pub mod pool;
+pub mod replace;
 pub mod walk;
 pub mod watch;

@@ -21,8 +21,10 @@ use crate::base::text;
 use crate::fs::disk::Disk;
 use crate::net::error::{TransportError, retry_after};
 
-/// How long a call may take; of a watch, until it begins.
+/// Of a call whose caller has no deadline.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// TCP, TLS and HTTP/2 have this long each: together less than a call, so that the error says which of them hangs.
+const HANDSHAKE: Duration = Duration::from_secs(3);
 /// A token that was read is used this long: thousands of calls may begin at the same moment.
 const TOKEN_USE: Duration = Duration::from_secs(1);
 /// How often one call is sent.
@@ -38,6 +40,8 @@ pub(super) struct Caller {
     connections: Connections,
     clock: Clock,
     disk: Disk,
+    /// How long a call may take; of a watch, until it begins.
+    patience: Duration,
     /// The last token of the file, and when it was read.
     token: Mutex<Option<(Instant, Arc<Token>)>>,
 }
@@ -67,19 +71,34 @@ pub(super) struct Answer {
 
 impl Caller {
     pub(super) fn new(config: ClusterConfig, disk: &Disk, clock: Clock) -> Self {
+        Self::patient(config, disk.within(PATIENCE), clock, PATIENCE, HANDSHAKE)
+    }
+
+    /// One whose callers have deadlines.
+    pub(super) fn without_deadline(config: ClusterConfig, disk: Disk, clock: Clock) -> Self {
+        Self::patient(config, disk, clock, Duration::MAX, Duration::MAX)
+    }
+
+    fn patient(
+        config: ClusterConfig,
+        disk: Disk,
+        clock: Clock,
+        patience: Duration,
+        handshake: Duration,
+    ) -> Self {
         let ClusterConfig { endpoint, path, credential } = config;
         let certificate = match &credential {
             Credential::Certificate(pair) => Some(pair.clone()),
             _ => None,
         };
-        let disk = disk.within(PATIENCE);
         Self {
             address: endpoint.address.to_string(),
             base: endpoint.address.origin() + &path,
             credential,
-            connections: Connections::new(endpoint, certificate, disk.clone()),
+            connections: Connections::new(endpoint, certificate, disk.clone(), handshake),
             clock,
             disk,
+            patience,
             token: Mutex::default(),
         }
     }
@@ -114,8 +133,8 @@ impl Caller {
     }
 
     async fn in_time<T>(&self, work: impl Future<Output = Result<T, KubeError>>) -> Result<T, KubeError> {
-        let silent = || KubeError::Silent { address: self.address.clone(), patience: PATIENCE };
-        let result = timeout(PATIENCE, work).await.unwrap_or_else(|_| Err(silent()));
+        let silent = || KubeError::Silent { address: self.address.clone(), patience: self.patience };
+        let result = timeout(self.patience, work).await.unwrap_or_else(|_| Err(silent()));
         result.map_err(|error| self.located(error))
     }
 
@@ -220,7 +239,7 @@ impl Caller {
     }
 
     /// A refusal: an object of the kind Status, or what a proxy says.
-    fn refused(
+    pub(super) fn refused(
         &self,
         status: StatusCode,
         retry_after: Option<Duration>,

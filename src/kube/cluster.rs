@@ -41,6 +41,11 @@ impl Cluster {
         Self(Arc::new(Caller::new(config, &disk, clock)))
     }
 
+    /// One whose callers have deadlines of their own: its calls take as long as they are waited for.
+    pub fn without_deadline(config: ClusterConfig, disk: Disk, clock: Clock) -> Self {
+        Self(Arc::new(Caller::without_deadline(config, disk, clock)))
+    }
+
     /// The API server's address, as messages name it.
     pub fn address(&self) -> &str {
         &self.0.address

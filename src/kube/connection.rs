@@ -95,7 +95,7 @@ impl State {
             (None, _, Some(io)) => TransportError::broken(with_causes(io)),
             (None, ..) if error.is_library() && error.reason() == Some(Reason::FRAME_SIZE_ERROR) => {
                 TransportError::broken(
-                    "it does not speak HTTP/2, which watches need; does a proxy with HTTP/1.1 stand before it?",
+                    "it does not speak HTTP/2, which the agent needs; does a proxy with HTTP/1.1 stand before it?",
                 )
             }
             (None, ..) => TransportError::broken(error.to_string()),

@@ -3,15 +3,28 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use http::StatusCode;
 use serde_json::Value;
 
+use super::call::Caller;
 use super::watch::{Line, LineReader, Lines};
-use super::{Event, Kind, Of, Selection};
+use super::{ClusterConfig, Credential, Event, Kind, KubeError, Of, Selection};
+use crate::auth::token_file::Token;
+use crate::base::clock::Clock;
 use crate::base::fuzzing::{check_hidden_in_place, check_line};
+use crate::fs::disk::Disk;
+use crate::net::endpoint::Endpoint;
 
 /// What stands before the secret of the samples.
 const PLACE: &[u8] = b"\"data\":{\"tls.key\":\"";
 const SECRET: &[u8] = b"LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0tMTIzNDU2Nzg5";
+
+/// The failure of a call with `token`, which `endpoint` refused with this answer.
+pub fn refusal(endpoint: Endpoint, status: StatusCode, body: &[u8], token: Token) -> KubeError {
+    let token = Arc::new(token);
+    let config = ClusterConfig::new(endpoint, Credential::Token(Arc::clone(&token)));
+    Caller::new(config, &Disk::default(), Clock::system()).refused(status, None, body, Some(&token))
+}
 
 /// The bytes of a watch of Secrets whose names begin with `tls`. True if they are events to the last.
 pub fn events(bytes: &[u8]) -> bool {

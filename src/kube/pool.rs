@@ -14,14 +14,13 @@ use crate::net::endpoint::{Endpoint, Protocol};
 use crate::net::error::{TlsError, TransportError};
 use crate::secret::KeyPair;
 
-/// TCP, TLS and HTTP/2 have this long each: together less than a call, so that the error says which of them hangs.
-const HANDSHAKE: Duration = Duration::from_secs(3);
-
 /// Opens connections as calls and watches need them.
 pub(super) struct Connections {
     pub(super) endpoint: Endpoint,
     certificate: Option<KeyPair>,
     disk: Disk,
+    /// TCP, TLS and HTTP/2 have this long each.
+    handshake: Duration,
     open: Mutex<Vec<Arc<Connection>>>,
     /// One connection is opened at a time; the calls that wait use it.
     turn: Semaphore,
@@ -30,11 +29,17 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    pub(super) fn new(endpoint: Endpoint, certificate: Option<KeyPair>, disk: Disk) -> Self {
+    pub(super) fn new(
+        endpoint: Endpoint,
+        certificate: Option<KeyPair>,
+        disk: Disk,
+        handshake: Duration,
+    ) -> Self {
         Self {
             endpoint,
             certificate,
             disk,
+            handshake,
             open: Mutex::default(),
             turn: Semaphore::new(1),
             failure: Mutex::default(),
@@ -59,7 +64,7 @@ impl Connections {
         if self.open().len() >= limits::KUBE_CONNECTIONS {
             let reason =
                 format!("all calls that it allows on {} connections are open", limits::KUBE_CONNECTIONS);
-            return Err(TransportError::broken(reason));
+            return Err(TransportError::Request(reason));
         }
         let opened = self.connect().await;
         if let Err(TransportError::Unreachable(error)) = &opened {
@@ -76,14 +81,15 @@ impl Connections {
     async fn connect(&self) -> Result<Connection, TransportError> {
         let trusted = self.endpoint.trusted(&self.disk).await?;
         let (trusted, client) = (trusted.as_ref(), self.certificate.as_ref());
-        let connected = self.endpoint.connect_trusting(trusted, client, Protocol::Http2, HANDSHAKE).await;
+        let connected =
+            self.endpoint.connect_trusting(trusted, client, Protocol::Http2, self.handshake).await;
         let connected = connected.map_err(|error| match error {
             TransportError::Tls(TlsError::NoCommonProtocol) => TransportError::broken(
-                "it does not speak HTTP/2 (ALPN h2), which watches need; does a proxy with HTTP/1.1 stand before it?",
+                "it does not speak HTTP/2 (ALPN h2), which the agent needs; does a proxy with HTTP/1.1 stand before it?",
             ),
             error => error,
         })?;
-        Connection::open(connected, HANDSHAKE).await
+        Connection::open(connected, self.handshake).await
     }
 
     /// A place on an open connection: the oldest one that has any, so that the others become idle and close.

@@ -97,7 +97,7 @@ pub struct Metrics {
     pub ca_durations: Family<ByOutcome, Histogram, fn() -> Histogram>,
     /// When the last of the calls ended.
     pub ca_last: Family<ByOutcome, Gauge<f64, AtomicU64>>,
-    /// Mounted files that could not be used.
+    /// Mounted files, and Secrets of Kubernetes, that could not be used.
     pub source_failures: Family<BySource, Counter>,
     /// Generations written to the output directory.
     pub output_writes: Family<ByResult, Counter>,
@@ -219,7 +219,11 @@ impl Collector for Counted {
             ("connections", "Open connections to the SDS socket", &metrics.connections),
             ("refusals", "Refused connections, requests and names", &metrics.refusals),
             ("ca_requests", "Calls to the CA by outcome", &metrics.ca_requests),
-            ("source_failures", "Times that mounted files could not be used", &metrics.source_failures),
+            (
+                "source_failures",
+                "Times that mounted files, or Secrets of Kubernetes, could not be used",
+                &metrics.source_failures,
+            ),
             (
                 "output_writes",
                 "Generations written to the output directory by outcome",

@@ -1,9 +1,10 @@
-//! Fuzz targets: certificates and keys.
+//! Fuzz targets: certificates, keys and OCSP responses.
 
 use rustls::pki_types::CertificateDer;
 
 use super::certificate::Certificate;
 use super::key::{KeyFormat, PrivateKey};
+use super::ocsp::Staple;
 use super::pem;
 use crate::base::clock::rfc3339;
 use crate::base::fuzzing::{check_hidden, check_line};
@@ -85,14 +86,40 @@ pub fn private_key(bytes: &[u8]) -> bool {
     true
 }
 
+/// An OCSP response, DER: there is one reading of it. True if it could be stapled.
+pub fn ocsp_staple(bytes: &[u8]) -> bool {
+    let staple = match Staple::parse(bytes) {
+        Ok(staple) => staple,
+        Err(error) => {
+            check_line(&error.to_string());
+            return false;
+        }
+    };
+    assert_eq!(staple.der(), bytes);
+    check_line(&format!("{staple:?}"));
+    for now in [staple.this_update, staple.next_update] {
+        if let Err(error) = staple.check_time(now) {
+            check_line(&error.to_string());
+        }
+    }
+    assert!(staple.check_time(staple.next_update).is_err());
+    // A byte more, or less, is no response.
+    assert!(Staple::parse(&[bytes, &[0]].concat()).is_err());
+    assert!(bytes.split_last().is_none_or(|(_, most)| Staple::parse(most).is_err()));
+    true
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
     use rcgen::{CertificateParams, DnType, SanType};
 
     use super::*;
     use crate::base::fuzzing::{Shape, seeded};
     use crate::pki::crl::testing::Authority;
     use crate::pki::key::{KeyType, SigningKey};
+    use crate::pki::ocsp;
 
     fn leaf(key_type: KeyType) -> Vec<u8> {
         let mut params = CertificateParams::default();
@@ -145,5 +172,13 @@ mod tests {
             }
         }
         seeded("private_key", Shape::Bytes, 2_000, &samples, private_key);
+    }
+
+    #[test]
+    fn almost_valid_staples_break_no_rule() {
+        let until = UNIX_EPOCH + Duration::from_secs(3600);
+        let serials = ["01", "ff00112233445566778899", "7fffffffffffffffffffffffffffffffffffffff"];
+        let samples = serials.map(|serial| ocsp::testing::staple(serial, UNIX_EPOCH, until));
+        seeded("ocsp_staple", Shape::Bytes, 8_000, &samples, ocsp_staple);
     }
 }

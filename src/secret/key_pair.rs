@@ -10,11 +10,20 @@ use super::Payload;
 use crate::base::spiffe_id::SpiffeId;
 use crate::pki::certificate::{Certificate, NotACertificate, is_self_issued};
 use crate::pki::key::{NotAKey, PrivateKey};
+use crate::pki::ocsp::{NotAStaple, Staple};
 
 /// A private key and its certificate chain: leaf first, each certificate followed by its issuer, without roots and
-/// duplicates. Clones share everything.
+/// duplicates; perhaps with an OCSP response to staple. Clones share everything.
 #[derive(Clone)]
-pub struct KeyPair(Arc<Parts>);
+pub struct KeyPair {
+    parts: Arc<Parts>,
+    stapled: Option<Arc<Stapled>>,
+}
+
+struct Stapled {
+    staple: Staple,
+    payload: OnceLock<Payload>,
+}
 
 struct Parts {
     chain: Vec<CertificateDer<'static>>,
@@ -85,35 +94,53 @@ impl KeyPair {
                 sorted.push(der);
             }
         }
-        Ok(Self(Arc::new(Parts { chain: sorted, key, leaf, payload: OnceLock::new(), not_after })))
+        let parts = Parts { chain: sorted, key, leaf, payload: OnceLock::new(), not_after };
+        Ok(Self { parts: Arc::new(parts), stapled: None })
+    }
+
+    /// The same key pair with an OCSP response for its leaf.
+    pub fn with_staple(&self, staple: Staple) -> Result<Self, NotAStaple> {
+        staple.check(self.leaf())?;
+        let stapled = Stapled { staple, payload: OnceLock::new() };
+        Ok(Self { parts: Arc::clone(&self.parts), stapled: Some(Arc::new(stapled)) })
+    }
+
+    /// The same key pair without its OCSP response.
+    pub fn without_staple(&self) -> Self {
+        Self { parts: Arc::clone(&self.parts), stapled: None }
+    }
+
+    pub fn staple(&self) -> Option<&Staple> {
+        self.stapled.as_ref().map(|stapled| &stapled.staple)
     }
 
     /// Encoded by `encode` at the first call.
     pub(super) fn payload(&self, encode: impl FnOnce() -> Payload) -> Payload {
-        self.0.payload.get_or_init(encode).clone()
+        let payload = self.stapled.as_ref().map_or(&self.parts.payload, |stapled| &stapled.payload);
+        payload.get_or_init(encode).clone()
     }
 
     /// Leaf first.
     pub fn chain(&self) -> &[CertificateDer<'static>] {
-        &self.0.chain
+        &self.parts.chain
     }
 
     pub fn key(&self) -> &PrivateKey {
-        &self.0.key
+        &self.parts.key
     }
 
     pub fn leaf(&self) -> &Certificate {
-        &self.0.leaf
+        &self.parts.leaf
     }
 
     /// The leaf's SPIFFE ID, if it has one.
     pub fn spiffe_id(&self) -> Option<SpiffeId> {
-        self.0.leaf.spiffe_id()
+        self.parts.leaf.spiffe_id()
     }
 
     /// When the first certificate of the chain expires.
     pub fn not_after(&self) -> SystemTime {
-        self.0.not_after
+        self.parts.not_after
     }
 }
 

@@ -58,8 +58,8 @@ pub struct MintName(Arc<str>);
 pub enum BadName {
     #[error(
         "unknown resource name {0:?}: this agent serves \"default\" (key pair), \"ROOTCA\" (trust bundle), \
-         file-cert:CHAIN~KEY, file-root:PATH, file-root:system and, with --kubernetes-secrets, \
-         kubernetes://[NAMESPACE/]NAME"
+         file-cert:CHAIN~KEY, file-root:PATH, file-root:system, with --kubernetes-secrets \
+         kubernetes://[NAMESPACE/]NAME, and with --mint-suffix mint://HOST"
     )]
     Unknown(String),
     #[error("resource name {name:?}: {reason}")]
@@ -128,6 +128,11 @@ impl SecretName {
             Self::Kubernetes(_) => Some(NameKind::Kubernetes),
             Self::Minted(_) => Some(NameKind::Mint),
         }
+    }
+
+    /// Whether it is that of a Secret, without a scheme.
+    pub fn is_bare(&self) -> bool {
+        matches!(self, Self::Kubernetes(name) if name.scheme() == Scheme::Bare)
     }
 
     /// Whether a source serves it only once a stream asks for it: such names can't be listed beforehand.

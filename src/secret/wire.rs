@@ -88,6 +88,7 @@ impl Payload {
             Secret::KeyPair(pair) => tls::secret::Type::TlsCertificate(tls::TlsCertificate {
                 certificate_chain: inline(pem::of_certificates(pair.chain()).into()),
                 private_key: inline(Bytes::from_owner(pair.key().to_pem())),
+                ocsp_staple: pair.staple().and_then(|staple| inline(staple.der().to_vec().into())),
             }),
             Secret::TrustBundle(bundle) => {
                 tls::secret::Type::ValidationContext(tls::CertificateValidationContext {

@@ -9,26 +9,30 @@ pub mod cluster;
 pub mod clusters;
 mod content;
 mod follow;
+mod group;
+pub mod kept;
 mod objects;
 pub mod remote;
 mod served;
 #[cfg(test)]
 mod testing;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use smallvec::{SmallVec, smallvec};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
+use tokio::time::Instant;
 
 pub use self::access::Authorize;
 use self::access::{Check, check};
 use self::cluster::{Cluster, FORBIDDEN, PACE};
 pub use self::clusters::Clusters;
+use self::clusters::NoCluster;
 use self::content::Wants;
-use self::follow::{Place, Report, Seen};
+use self::follow::{Place, Report, Seen, until};
 use self::objects::Objects;
 use self::served::{Finding, Served};
 use crate::base::clock::Clock;
@@ -39,7 +43,13 @@ use crate::store::{AlreadyTaken, Cache, Demand, Event, Key, Scope, Workload};
 
 /// How long a yes or a no of a review is good for.
 const REVIEWED: Duration = FORBIDDEN;
-/// How often names without a value are told of an API server that does not answer.
+const NO_NAMESPACE: &str = "it names no namespace, and the workload's own is not known (yet): set --namespace, or ask for \
+    kubernetes://NAMESPACE/NAME";
+/// How often it is tried to find out where a name leads, or whose it is.
+const AIM_AGAIN: Duration = Duration::from_secs(2);
+/// With more names than this, an object gets no other spellings.
+const SPELLINGS: usize = 64;
+/// How often names without a value get the reason why an API server does not answer.
 const OUTAGE_CHECK: Duration = Duration::from_secs(1);
 
 /// What the source needs to know of its workload.
@@ -70,6 +80,10 @@ struct Name {
     /// None while it is not known where to look.
     target: Option<Target>,
     access: Access,
+    /// Its rights are being reviewed.
+    is_in_review: bool,
+    /// When to look at it again.
+    due: Option<SystemTime>,
 }
 
 /// Where the secret of a name is.
@@ -88,11 +102,11 @@ enum Access {
     Free,
     /// None, for this reason.
     Refused(&'static str),
-    /// It is being asked for the first time.
+    /// The API server is being asked for the first time.
     Asked,
     /// These.
     Reviewed { objects: Vec<ObjectId>, at: SystemTime },
-    /// The API server did not say: for people.
+    /// It can't be found out: for people.
     Unknown(String),
 }
 
@@ -108,7 +122,8 @@ struct Running {
     names: HashMap<Key, Name>,
     objects: Objects,
     reviews: JoinSet<Review>,
-    /// Names without streams whose value is kept for a while.
+    /// Names without streams whose value is kept for a while, each with a task.
+    lingering: HashSet<Key>,
     deserted: JoinSet<Key>,
     /// When to look at names again: certificates and CRLs begin and end, rights are asked for again.
     due: BTreeSet<(SystemTime, Key)>,
@@ -146,19 +161,15 @@ impl KubernetesSource {
             names: HashMap::new(),
             objects: Objects::new(reports),
             reviews: JoinSet::new(),
+            lingering: HashSet::new(),
             deserted: JoinSet::new(),
             due: BTreeSet::new(),
             unresolved: BTreeSet::new(),
         };
+        let mut outage_check = Instant::now();
         loop {
             let due = running.due.first().map(|(at, _)| *at);
             let forget = running.objects.next_to_forget();
-            let forgotten = async {
-                match forget {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 event = demand.next() => match event {
                     Some(Event::Wanted(key)) => running.add(key),
@@ -172,9 +183,10 @@ impl KubernetesSource {
                 Some(ended) = running.deserted.join_next() => running.end(ended),
                 Ok(()) = changes.changed() => running.retarget(),
                 () = clock.sleep_until_any(due), if due.is_some() => running.look_again(),
-                () = forgotten => running.objects.forget(),
-                () = tokio::time::sleep(OUTAGE_CHECK), if !running.unresolved.is_empty() => {
+                () = until(forget), if forget.is_some() => running.objects.forget(),
+                () = until(Some(outage_check)), if !running.unresolved.is_empty() => {
                     running.report_outages();
+                    outage_check = Instant::now() + OUTAGE_CHECK;
                 }
             }
         }
@@ -189,7 +201,8 @@ impl Running {
             return self.settle(&key);
         }
         let served = Served::new(&self.cache, key.clone());
-        self.names.insert(key.clone(), Name { served, target: None, access: Access::Asked });
+        let name = Name { served, target: None, access: Access::Asked, is_in_review: false, due: None };
+        self.names.insert(key.clone(), name);
         self.aim(&key);
     }
 
@@ -197,27 +210,48 @@ impl Running {
     fn aim(&mut self, key: &Key) {
         let SecretName::Kubernetes(kubernetes_name) = &key.name else { return };
         let target = self.target(kubernetes_name);
+        self.lose(key);
         let Some(name) = self.names.get_mut(key) else { return };
-        if let Some(old) = name.target.take() {
-            old.places.iter().for_each(|place| self.objects.unfollow(place, key));
-        }
-        let target = match target {
-            Ok(target) => target,
-            Err(reason) => {
+        let has_room = |target: &Target| {
+            let first = target.places.first().map_or(0, |place| self.objects.count(place));
+            first < SPELLINGS
+        };
+        match target {
+            Ok(target) if !has_room(&target) => {
+                let reason = "its object is served under many other spellings of this name".to_owned();
                 let finding = Finding::Refused { reason, is_sure: false };
                 name.served.settle(finding, Wants::default(), self.clock.now(), &self.metrics);
-                self.due.insert((self.clock.now() + PACE.cap, key.clone()));
                 return;
             }
-        };
-        name.target = Some(target.clone());
-        self.review(key, kubernetes_name);
-        if self.names.get(key).is_some_and(|name| !matches!(name.access, Access::Refused(_))) {
-            for place in &target.places {
-                self.objects.follow(&target.cluster, place, key, target.wants);
+            Ok(target) => name.target = Some(target),
+            Err(finding) => {
+                name.served.settle(finding, Wants::default(), self.clock.now(), &self.metrics);
+                return self.set_due(key, AIM_AGAIN);
             }
         }
+        self.review(key, kubernetes_name);
+        if self.names.get(key).is_some_and(|name| matches!(name.access, Access::Free)) {
+            self.follow(key);
+        }
         self.settle(key);
+    }
+
+    /// Has the objects of a name followed.
+    fn follow(&mut self, key: &Key) {
+        let Some(target) = self.names.get(key).and_then(|name| name.target.clone()) else { return };
+        for (index, place) in target.places.iter().enumerate() {
+            // Most names with `-cacert` have only the other object.
+            let is_counted = index + 1 == target.places.len();
+            self.objects.follow(&target.cluster, place, key, target.wants, is_counted);
+        }
+    }
+
+    /// A name no longer needs its objects.
+    fn lose(&mut self, key: &Key) {
+        let target = self.names.get_mut(key).and_then(|name| name.target.take());
+        for place in target.iter().flat_map(|target| &target.places) {
+            self.objects.unfollow(place, key);
+        }
     }
 
     /// Finds out who may read the objects of a name. The last answer counts until there is another.
@@ -226,44 +260,68 @@ impl Running {
         let Some(name) = self.names.get_mut(key) else { return };
         let Some(target) = &name.target else { return };
         let objects: Vec<_> = target.places.iter().map(|place| place.object.clone()).collect();
-        let check =
-            check(self.settings.authorize, kubernetes_name, &objects, account.as_ref(), own.as_deref());
-        match check {
+        let authorize = self.settings.authorize;
+        match check(authorize, kubernetes_name, &objects, account.as_ref(), own.as_deref()) {
             Check::Allowed => name.access = Access::Free,
-            Check::Refused(reason) => {
-                name.access = Access::Refused(reason);
-                if account.is_none() {
-                    self.due.insert((self.clock.now() + PACE.cap, key.clone()));
+            Check::Refused(reason) => name.access = Access::Refused(reason),
+            Check::Unknown(reason) => {
+                if !matches!(name.access, Access::Reviewed { .. }) {
+                    name.access = Access::Unknown(reason.to_owned());
                 }
+                self.set_due(key, AIM_AGAIN);
             }
             Check::Ask(questions) => {
+                if std::mem::replace(&mut name.is_in_review, true) {
+                    return;
+                }
+                if !matches!(name.access, Access::Reviewed { .. }) {
+                    name.access = Access::Asked;
+                }
                 let (cluster, key) = (Arc::clone(&target.cluster), key.clone());
                 self.reviews.spawn(async move {
                     let answer = questions.ask(&cluster).await;
                     (key, answer)
                 });
-                if !matches!(name.access, Access::Reviewed { .. }) {
-                    name.access = Access::Asked;
-                }
             }
         }
     }
 
-    fn target(&self, name: &KubernetesName) -> Result<Target, String> {
-        let cluster = match name.scheme() {
-            Scheme::Gateway | Scheme::ConfigMap => Arc::clone(self.clusters.local()),
-            _ => self.clusters.of_client(name.cluster())?,
-        };
+    /// Looks at a name again after `delay`, or sooner if that was planned.
+    fn set_due(&mut self, key: &Key, delay: Duration) {
+        let spread = delay.mul_f64(0.8 + 0.2 * fastrand::f64());
+        self.set_due_at(key, self.clock.now() + spread);
+    }
+
+    fn set_due_at(&mut self, key: &Key, at: SystemTime) {
+        let Some(name) = self.names.get_mut(key) else { return };
+        match name.due {
+            Some(planned) if planned <= at => return,
+            Some(planned) => drop(self.due.remove(&(planned, key.clone()))),
+            None => {}
+        }
+        name.due = Some(at);
+        self.due.insert((at, key.clone()));
+    }
+
+    fn target(&self, name: &KubernetesName) -> Result<Target, Finding> {
+        let cluster =
+            match name.scheme() {
+                Scheme::Gateway | Scheme::ConfigMap => Arc::clone(self.clusters.local()),
+                _ => self.clusters.of_client(name.cluster()).map_err(|NoCluster { reason, is_open }| {
+                    match is_open {
+                        true => Finding::Unknown { reason: reason.into() },
+                        false => Finding::Refused { reason, is_sure: false },
+                    }
+                })?,
+            };
         let namespace: Arc<str> = match name.namespace() {
             Some(namespace) => namespace.into(),
-            None => self.own_namespace().ok_or(
-                "it names no namespace, and the workload's own is not known (yet): set --namespace, or ask for \
-                 kubernetes://NAMESPACE/NAME",
-            )?,
+            None => self.own_namespace().ok_or_else(|| Finding::Unknown { reason: NO_NAMESPACE.into() })?,
         };
         let kind = if name.scheme() == Scheme::ConfigMap { Kind::ConfigMap } else { Kind::Secret };
         let place = |name: &str| Place {
             cluster: cluster.id.clone(),
+            cluster_number: cluster.number,
             object: ObjectId { kind, namespace: Arc::clone(&namespace), name: name.into() },
         };
         let mut places = smallvec![place(name.name())];
@@ -291,8 +349,9 @@ impl Running {
     fn ask_again(&mut self, key: &Key) {
         let is_fresh = self.names.get(key).is_some_and(|name| match &name.access {
             Access::Reviewed { at, .. } => self.is_fresh(*at),
-            Access::Free | Access::Asked => true,
-            Access::Refused(_) | Access::Unknown(_) => false,
+            Access::Free | Access::Asked | Access::Refused(_) => true,
+            // It is asked again soon.
+            Access::Unknown(_) => name.due.is_some(),
         });
         if !is_fresh {
             self.ask(key);
@@ -302,9 +361,12 @@ impl Running {
     /// Finds out again who may read the objects of a name, and where they are if that was not known.
     fn ask(&mut self, key: &Key) {
         let Some(name) = self.names.get(key) else { return };
-        match (&key.name, &name.access, &name.target) {
-            (_, Access::Refused(_), _) | (_, _, None) => self.aim(key),
-            (SecretName::Kubernetes(name), ..) => self.review(key, name),
+        match (&key.name, &name.target) {
+            (_, None) => self.aim(key),
+            (SecretName::Kubernetes(name), Some(_)) => {
+                self.review(key, name);
+                self.settle(key);
+            }
             _ => {}
         }
     }
@@ -319,6 +381,9 @@ impl Running {
         if !self.cache.has_value(&key) {
             return self.retire(&key);
         }
+        if !self.lingering.insert(key.clone()) {
+            return;
+        }
         let publisher = name.served.publisher();
         self.deserted.spawn(async move {
             publisher.deserted().await;
@@ -328,7 +393,10 @@ impl Running {
 
     fn end(&mut self, ended: Result<Key, JoinError>) {
         match ended {
-            Ok(key) => self.retire(&key),
+            Ok(key) => {
+                self.lingering.remove(&key);
+                self.retire(&key);
+            }
             Err(error) => {
                 if let Ok(panic) = error.try_into_panic() {
                     std::panic::resume_unwind(panic);
@@ -341,12 +409,12 @@ impl Running {
         if !self.cache.retire(key) {
             return;
         }
+        self.lose(key);
         let Some(name) = self.names.remove(key) else { return };
-        for place in name.target.iter().flat_map(|target| &target.places) {
-            self.objects.unfollow(place, key);
+        if let Some(at) = name.due {
+            self.due.remove(&(at, key.clone()));
         }
         self.unresolved.remove(key);
-        self.due.retain(|(_, other)| other != key);
     }
 
     fn take(&mut self, report: Report) {
@@ -386,25 +454,28 @@ impl Running {
             },
         };
         let Some(name) = self.names.get_mut(&key) else { return };
-        let now = self.clock.now();
-        let again = match answer {
+        name.is_in_review = false;
+        match answer {
             Ok(objects) => {
                 let all = name.target.as_ref().map_or(0, |target| target.places.len());
                 let is_refused = objects.len() < all;
-                name.access = Access::Reviewed { objects, at: now };
+                let is_allowed = !objects.is_empty();
+                name.access = Access::Reviewed { objects, at: self.clock.now() };
+                if is_allowed {
+                    self.follow(&key);
+                }
                 // A yes is asked for again when a stream opens.
-                is_refused.then_some(REVIEWED)
+                if is_refused {
+                    self.set_due(&key, REVIEWED);
+                }
             }
             Err(error) => {
                 // No answer is no refusal.
                 if !matches!(name.access, Access::Reviewed { .. }) {
                     name.access = Access::Unknown(error.to_string());
                 }
-                Some(PACE.cap)
+                self.set_due(&key, PACE.cap);
             }
-        };
-        if let Some(delay) = again {
-            self.due.insert((now + delay.mul_f64(0.8 + 0.2 * fastrand::f64()), key.clone()));
         }
         self.settle(&key);
     }
@@ -421,6 +492,8 @@ impl Running {
         };
         let keys: Vec<_> =
             self.names.iter().filter(|(_, name)| moved(name)).map(|(key, _)| key.clone()).collect();
+        // All of them first: what they share is followed through the new connection.
+        keys.iter().for_each(|key| self.lose(key));
         keys.iter().for_each(|key| self.aim(key));
     }
 
@@ -428,12 +501,14 @@ impl Running {
     fn look_again(&mut self) {
         let now = self.clock.now();
         while let Some((_, key)) = self.due.pop_first_if(now) {
+            let Some(name) = self.names.get_mut(&key) else { continue };
+            name.due = None;
             // Who may read it is asked for again only where the answer was no, or none.
-            let is_refused = self.names.get(&key).is_some_and(|name| match (&name.access, &name.target) {
+            let is_refused = match (&name.access, &name.target) {
                 (Access::Reviewed { objects, .. }, Some(target)) => objects.len() < target.places.len(),
-                (Access::Refused(_) | Access::Unknown(_), _) | (_, None) => true,
+                (Access::Unknown(_), _) | (_, None) => true,
                 _ => false,
-            });
+            };
             match is_refused {
                 true => self.ask(&key),
                 false => self.settle(&key),
@@ -441,7 +516,7 @@ impl Running {
         }
     }
 
-    /// Names that have no value are told why their API server does not answer.
+    /// Names that have no value get the reason why their API server does not answer.
     fn report_outages(&mut self) {
         for key in self.unresolved.clone() {
             let Some(name) = self.names.get_mut(&key) else { continue };
@@ -465,7 +540,7 @@ impl Running {
             false => drop(self.unresolved.remove(key)),
         }
         if let Some(at) = next {
-            self.due.insert((at, key.clone()));
+            self.set_due_at(key, at);
         }
     }
 }
@@ -496,6 +571,8 @@ fn find(access: &Access, target: &Target, objects: &Objects) -> Finding {
                 return Finding::Present { place, content, trouble };
             }
             Some(Seen::Absent) => {}
+            // It may exist: it is not passed over for the next one.
+            Some(Seen::Postponed) => return Finding::Postponed,
             Some(Seen::Unknown { reason, is_final: true }) => refusal = Some(Arc::clone(reason)),
             Some(Seen::Unknown { reason, is_final: false }) => {
                 return Finding::Unknown { reason: Arc::clone(reason) };

@@ -175,6 +175,7 @@ impl Waiting {
     pub fn subscribe(self, subscriber: &Subscriber, number: u32) -> Result<Subscription, Unserved> {
         let mut slots = self.cache.lock();
         if let Some(Filed(slot)) = slots.by_key.get(&self.key) {
+            slot.desertion.as_ref().inspect(|source| source.ask(&self.key));
             let slot = Arc::clone(slot);
             drop(slots);
             return Ok(Subscription::new(slot, subscriber, number));

@@ -25,8 +25,8 @@ fn inline(bytes: &[u8]) -> Option<DataSource> {
 }
 
 fn key_pair(name: &str, mounted: &Mounted) -> Secret {
-    let pair =
-        TlsCertificate { certificate_chain: inline(&mounted.chain), private_key: inline(&mounted.key) };
+    let (certificate_chain, private_key) = (inline(&mounted.chain), inline(&mounted.key));
+    let pair = TlsCertificate { certificate_chain, private_key, ocsp_staple: None };
     Secret { name: name.to_owned(), r#type: Some(Type::TlsCertificate(pair)) }
 }
 

@@ -7,7 +7,8 @@ use attache::pki::pem;
 use serde_json::json;
 
 use crate::support::files::{spiffe, token};
-use crate::support::kube_api::{Call, KubeApi, Mood, forbidden, response, status};
+use crate::support::kube_api::{KubeApi, Mood};
+use crate::support::kube_cluster::{Call, Fault, status};
 use crate::support::process::{Agent, strs};
 use crate::support::sds::served;
 
@@ -50,6 +51,7 @@ async fn a_request_is_created_signed_served_and_deleted() {
     api.wait_call(0, |call| call.method == "DELETE").await;
     let methods: Vec<_> = api.calls().into_iter().map(|call| call.method).collect();
     assert_eq!(methods, ["POST", "GET", "DELETE"]);
+    assert_eq!(api.cluster.accepted(), 1, "all calls of a request share a connection");
     assert_eq!(api.names(), Vec::<String>::new());
     let log = agent.process.log();
     let token = std::fs::read_to_string(directory.path().join("token")).unwrap();
@@ -80,7 +82,7 @@ async fn one_request_waits_for_approval_and_signer_across_failed_calls() {
     let directory = tempfile::tempdir().unwrap();
     let mut api = KubeApi::start(directory.path()).await;
     // The first answer is lost: it is unknown whether the request was created.
-    api.set(Mood::LoseAnswers);
+    api.set(Mood::Fault(Fault::Lose));
     let mut agent = start(directory.path(), &api, &["--ca-timeout", "700ms"]);
     agent.process.wait_log("the connection to the CA").await;
     api.set(Mood::Unapproved);
@@ -100,7 +102,7 @@ async fn one_request_waits_for_approval_and_signer_across_failed_calls() {
     api.stop().await;
     agent.process.wait_log("Connection refused").await;
     api.resume().await;
-    api.set(Mood::Hang);
+    api.set(Mood::Fault(Fault::Silent));
     agent.process.wait_log("no answer within 700ms").await;
     api.set(Mood::Unsigned);
     let (_, line) = agent.process.wait_log("waits for the signer example.com/spiffe").await;
@@ -162,18 +164,19 @@ async fn survives(cases: Vec<(Mood, Vec<&str>, &str)>) {
 
 #[tokio::test]
 async fn a_refusal_is_reported_with_the_remedy() {
-    let answer = |code, body: serde_json::Value| Mood::Answer(code, "", body.to_string());
+    let answer = |code, body: serde_json::Value| Mood::Fault(Fault::Answer(code, body.to_string()));
+    let failure = |code, reason, message| answer(code, status::failure(code, reason, message, None).body);
     let invalid =
         "CertificateSigningRequest.certificates.k8s.io \"x\" is invalid: spec.signerName: Invalid value";
     let webhook = "admission webhook \"policy.example.com\" denied the request: no";
     survives(vec![
         (
-            answer(401, status(401, "Unauthorized", "Unauthorized")),
+            answer(401, status::unauthorized().body),
             vec!["401 Unauthorized: Unauthorized (the token is for system:serviceaccount:default:web", "/token"],
             "refused",
         ),
         (
-            answer(403, forbidden("create")),
+            Mood::NoRights,
             vec![
                 "cannot create resource",
                 "a ClusterRole with {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests], \
@@ -181,16 +184,16 @@ async fn a_refusal_is_reported_with_the_remedy() {
             ],
             "refused",
         ),
-        (answer(403, status(403, "Forbidden", webhook)), vec!["403 Forbidden: admission webhook"], "refused"),
+        (failure(403, "Forbidden", webhook), vec!["403 Forbidden: admission webhook"], "refused"),
         (
-            Mood::Answer(404, "", "404 page not found\n".to_owned()),
+            Mood::Fault(Fault::Answer(404, "404 page not found\n".to_owned())),
             vec!["404 page not found; is this an API server, and does it serve certificatesigningrequests"],
             "refused",
         ),
-        (answer(422, status(422, "Invalid", invalid)), vec!["422 Unprocessable Entity: Certificate"], "refused"),
+        (failure(422, "Invalid", invalid), vec!["422 Unprocessable Entity: Certificate"], "refused"),
         (
-            Mood::Answer(429, "retry-after: 1\r\n", status(429, "TooManyRequests", "slow down").to_string()),
-            vec!["429 Too Many Requests: slow down"],
+            Mood::Fault(Fault::TooMany(1)),
+            vec!["429 Too Many Requests: Too many requests, please try again later."],
             "refused",
         ),
         (answer(500, json!({ "message": 7 })), vec!["500 Internal Server Error: {"], "refused"),
@@ -202,28 +205,20 @@ async fn a_refusal_is_reported_with_the_remedy() {
 
 #[tokio::test]
 async fn junk_is_reported_as_what_it_is() {
-    let huge = response(200, "", &"x".repeat(3 << 20));
-    let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(1 << 20)).into_bytes();
+    let answer = |body: &str| Mood::Fault(Fault::Answer(200, body.to_owned()));
+    let broken = vec!["the connection to the CA at https://127.0.0.1:", "broke before it had answered"];
+    let old = vec!["does not speak HTTP/2, which the agent needs"];
     survives(vec![
-        (Mood::Raw(response(200, "", "<html>")), vec!["it is not JSON"], "junk"),
-        (
-            Mood::Raw(response(200, "", "{}")),
-            vec!["it is not the CertificateSigningRequest attache-"],
-            "junk",
-        ),
-        (
-            Mood::Raw(b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{}".to_vec()),
-            vec!["broke before it had answered"],
-            "unreachable",
-        ),
+        (answer("<html>"), vec!["it is not JSON"], "junk"),
+        (answer("{}"), vec!["it is not the CertificateSigningRequest attache-"], "junk"),
+        (Mood::Fault(Fault::Truncate), vec!["it is not JSON"], "junk"),
+        (Mood::Fault(Fault::Reset), broken.clone(), "unreachable"),
+        (Mood::Fault(Fault::Close), broken.clone(), "unreachable"),
+        (Mood::Raw(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n".to_vec()), old, "unreachable"),
         (Mood::Raw(b"SSH-2.0-OpenSSH_9\r\n".to_vec()), vec![], "unreachable"),
-        (
-            Mood::Raw(Vec::new()),
-            vec!["the connection to the CA at https://127.0.0.1:", "broke before it had answered"],
-            "unreachable",
-        ),
-        (Mood::Raw(huge), vec!["it is longer than 1048576 bytes"], "junk"),
-        (Mood::Raw(endless), vec![], "unreachable"),
+        (Mood::Raw(Vec::new()), broken, "unreachable"),
+        (answer(&"x".repeat(3 << 20)), vec!["it is longer than 1048576 bytes"], "junk"),
+        (Mood::Raw(vec![b'y'; 1 << 20]), vec![], "unreachable"),
     ])
     .await;
 }

@@ -2,11 +2,12 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::support::fake_ca::{FakeCa, Mood, Tls};
 use crate::support::files::{Mounted, spiffe, token, write_token};
+use crate::support::kube_cluster::{Draft, KubeCluster, Rule};
 use crate::support::process::{Agent, Ca, PATIENCE, attache, strs};
 
 /// The findings as lines `STATE ABOUT: TEXT`, the exit code, and standard error.
@@ -216,4 +217,66 @@ async fn outputs_are_checked_with_their_passwords() {
     );
     has(&findings, "error directories", &format!("{}: it holds no password on its first line", path("bad")));
     has(&findings, "error directories", &format!("{}: No such file", path("missing")));
+}
+
+#[tokio::test]
+async fn the_api_servers_that_secrets_come_from_are_called() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let home = KubeCluster::start(directory.path(), "home").await;
+    let token = home.account("shop", "gateway");
+    let kubeconfig = home.write_kubeconfig(&token).display().to_string();
+    let (socket, none) = (path("sds.sock"), path("none"));
+    let common =
+        ["--socket", &socket, "--cert-dir", &none, "--status-address", "none", "--kubernetes-secrets"];
+    let check = async |more: &[&str]| check(&[&common[..], more].concat(), &[]).await;
+    let own = ["--kubeconfig", &kubeconfig, "--namespace", "shop"];
+
+    let (findings, code, error) = check(&own).await;
+    assert_eq!((code, error.as_str()), (0, ""), "{findings:#?}");
+    has(&findings, "ok API server", "it knows the agent as system:serviceaccount:shop:gateway");
+    has(&findings, "ok Secrets", "the namespace shop");
+
+    // Remote clusters: no right, then one.
+    let east = KubeCluster::start(directory.path(), "east").await;
+    let good = east.kubeconfig(&east.account("istio-system", "reader"));
+    let clusters = path("clusters");
+    std::fs::create_dir(&clusters).unwrap();
+    std::fs::write(format!("{clusters}/east"), &good).unwrap();
+    std::fs::write(format!("{clusters}/plugin"), east.kubeconfig_of(&json!({ "exec": { "command": "x" } })))
+        .unwrap();
+    std::fs::write(format!("{clusters}/useless"), east.kubeconfig("useless")).unwrap();
+    std::fs::write(format!("{clusters}/Kubernetes"), &good).unwrap();
+    let remote = [&own[..], &["--remote-clusters", "--clusters-dir", &clusters]].concat();
+    let (findings, code, _) = check(&remote).await;
+    assert_eq!(code, 1);
+    has(&findings, "error remote clusters", "may not list Secrets in istio-system");
+    has(
+        &findings,
+        "ok remote clusters",
+        &format!("cluster east ({clusters}/east): https://{}", east.address),
+    );
+    has(&findings, "error remote clusters", "cluster plugin");
+    has(&findings, "error remote clusters", "expired, revoked, or of another cluster");
+    has(&findings, "warning remote clusters", "cluster Kubernetes");
+    let rule = Rule::to(&["list", "watch"], "secrets").within("istio-system");
+    home.allow_account("shop", "gateway", rule);
+    let secret = Draft::secret("istio-system", "one").label("istio/multiCluster", "true");
+    home.put(&secret.entry("west", good.as_bytes()));
+    let (findings, ..) = check(&remote).await;
+    has(&findings, "ok remote clusters", "1 labelled Secret(s) in istio-system");
+    has(&findings, "ok remote clusters", "cluster west (Secret istio-system/one)");
+
+    // Who may is asked for.
+    let rbac = [&own[..], &["--service-account", "gateway", "--authorize", "rbac"]].concat();
+    let (findings, code, _) = check(&rbac).await;
+    assert_eq!(code, 1);
+    has(&findings, "error Secrets", "need create on subjectaccessreviews");
+    let (findings, ..) = check(&["--kubeconfig", &kubeconfig, "--authorize", "rbac"]).await;
+    has(&findings, "error Secrets", "set --namespace and --service-account");
+
+    home.revoke_token(&token);
+    let (findings, code, _) = check(&own).await;
+    assert_eq!(code, 1);
+    has(&findings, "error API server", "expired, revoked, or of another cluster: replace it");
 }

@@ -57,12 +57,22 @@ impl Client {
     }
 
     async fn send(&self, method: Method, path: &str, kind: &str, body: &Value) -> Response<Incoming> {
+        self.try_send(method, path, kind, body).await.unwrap()
+    }
+
+    async fn try_send(
+        &self,
+        method: Method,
+        path: &str,
+        kind: &str,
+        body: &Value,
+    ) -> hyper::Result<Response<Incoming>> {
         let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
         let request = Request::builder().method(method).uri(format!("https://cluster{path}"));
         let request =
             request.header("user-agent", "test").header("authorization", format!("Bearer {}", self.token));
         let request = if body.is_empty() { request } else { request.header("content-type", kind) };
-        self.sender.clone().send_request(request.body(Full::new(body)).unwrap()).await.unwrap()
+        self.sender.clone().send_request(request.body(Full::new(body)).unwrap()).await
     }
 
     async fn call(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
@@ -359,6 +369,11 @@ async fn each_fault_is_what_it_says() {
     cluster.fault(Fault::Truncate);
     assert!(client.get(&path).await.1.is_string(), "half of an object is no JSON");
     cluster.clear_faults();
+    cluster.fault_on(Fault::Lose, 1, |call| call.verb == "delete");
+    cluster.put(&secret("lost"));
+    let other = Client::connect(&cluster, &cluster.admin()).await;
+    let lost = other.try_send(Method::DELETE, &format!("{SECRETS}/lost"), "", &Value::Null).await;
+    assert!(lost.is_err() && cluster.object(&Key::new("secrets", "shop", "lost")).is_none(), "{lost:?}");
     let grants = "/apis/gateway.networking.k8s.io/v1/namespaces/shop/referencegrants";
     assert_eq!(client.get(grants).await, (404, json!("404 page not found\n")));
     let stranger = Client::connect(&cluster, &cluster.account("shop", "none")).await;

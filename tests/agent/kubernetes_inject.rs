@@ -435,3 +435,19 @@ async fn standard_error_has_one_line_for_each_workload_and_then_the_warnings() {
         "{error}"
     );
 }
+
+#[tokio::test]
+async fn an_agent_that_reads_secrets_needs_the_pods_account_or_its_kubeconfigs() {
+    let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  automountServiceAccountToken: false\n  containers: [{name: web, image: web}]\n";
+    let secrets = ["--", "--kubernetes-secrets"];
+    let (code, _, error) = inject(&secrets, pod).await;
+    assert!(code != 0 && error.contains("automountServiceAccountToken: false"), "{error}");
+    let outcome = injected(&secrets, &pod.replace("  automountServiceAccountToken: false\n", "")).await;
+    assert!(outcome.contains("--kubernetes-secrets"), "{outcome}");
+    let named = [&secrets[..], &["--kubeconfig=/kube/config", "--clusters-dir=/clusters"]].concat();
+    let (code, _, error) = inject(&named, pod).await;
+    assert!(
+        code != 0 && error.contains("--mount VOLUME=/kube") && error.contains("--mount VOLUME=/clusters"),
+        "{error}"
+    );
+}

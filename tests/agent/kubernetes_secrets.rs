@@ -8,13 +8,15 @@ use prost::Message as _;
 use serde_json::json;
 use tempfile::TempDir;
 
+use crate::support::envoy::Envoy;
+use crate::support::files::write_token;
 use crate::support::kube_cluster::resource::Key;
 use crate::support::kube_cluster::{Draft, KubeCluster, Pair, Rule};
 use crate::support::process::{Agent, attache, output};
 use crate::support::sds::{
     DeltaStream, Stream, certificates, content, delta_secrets, fetch, on_connection, parsed, request,
 };
-use crate::support::wait::wait_for;
+use crate::support::wait::{wait_for, wait_until};
 
 /// An agent beside a gateway in the namespace `shop`, and its cluster.
 pub struct Gateway {
@@ -117,6 +119,7 @@ async fn an_api_server_that_restarts_costs_nothing_and_status_tells_how_it_stand
         stream.accept(&first).await;
         gateway.cluster.wait_watches(Some("web"), 1).await;
         let status = gateway.status().await;
+        assert_eq!((&status["ready"], &status["secrets"][1]), (&json!(true), &json!(null)), "{status}");
         let cluster = &status["clusters"][0];
         assert_eq!((&cluster["name"], &cluster["names"]), (&json!("Kubernetes"), &json!(1)));
         assert!(cluster["reachable_since"].is_string(), "{cluster}");
@@ -343,4 +346,126 @@ async fn mistakes_in_the_options_are_reported_together() {
         printed.contains("KUBERNETES_SERVICE_HOST") && printed.contains("--kubeconfig FILE"),
         "{printed}"
     );
+}
+
+#[tokio::test]
+async fn an_api_server_without_tls_is_used_with_a_warning() {
+    let directory = tempfile::tempdir().unwrap();
+    let kubeconfig = directory.path().join("kubeconfig");
+    let text = "{current-context: a, contexts: [{name: a, context: {cluster: a, user: a}}], clusters: [{name: a, \
+                cluster: {server: 'http://127.0.0.1:1'}}], users: [{name: a, user: {token: s3cr3t}}]}";
+    write_token(&kubeconfig, text);
+    let own = ["--kubernetes-secrets", "--kubeconfig", kubeconfig.to_str().unwrap()];
+    let mut agent = Agent::start(directory.path(), "gateway", &own);
+    let (_, line) = agent.process.wait_log("in plain text").await;
+    assert!(line.contains("WARN") && line.contains("goes to http://127.0.0.1:1,"), "{line}");
+    assert!(!agent.process.log().contains("s3cr3t"));
+}
+
+#[tokio::test]
+async fn a_restarted_agent_serves_what_was_served_while_the_api_server_is_away() {
+    let state = tempfile::tempdir().unwrap();
+    let option = state.path().join("state").to_str().unwrap().to_owned();
+    let mut gateway = Gateway::start(vec![named(&["web", "gone"])], &["--state-dir", &option]).await;
+    gateway.put("web", "one.example");
+    gateway.put("gone", "gone.example");
+    let names = ["kubernetes://web", "kubernetes://gone"];
+    for name in names {
+        gateway.host(name).await;
+    }
+    let kept = state.path().join("state/kubernetes");
+    let files = || std::fs::read_dir(&kept).into_iter().flatten().map(|entry| entry.unwrap().path());
+    wait_until("both are kept", || files().count() == 2).await;
+    for file in files() {
+        use std::os::unix::fs::PermissionsExt as _;
+        assert_eq!(std::fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    on_connection(&gateway.agent.socket.clone(), async |client| {
+        let mut stream = DeltaStream::open(&client, &["kubernetes://gone"]).await.unwrap();
+        stream.next().await.unwrap();
+        gateway.cluster.delete_secret("shop", "gone");
+        stream.next().await.unwrap();
+    })
+    .await;
+    wait_until("one is kept", || files().count() == 1).await;
+
+    gateway.cluster.stop().await;
+    gateway.agent.process.kill().await;
+    gateway.agent.restart();
+    gateway.agent.process.wait_log(" ready ").await;
+    assert_eq!(gateway.host("kubernetes://web").await, ["one.example"]);
+    gateway.put("web", "two.example");
+    gateway.cluster.resume().await;
+    wait_for("the change is noticed", async || {
+        let host = gateway.host("kubernetes://web").await;
+        (host == ["two.example"]).then_some(())
+    })
+    .await;
+    // A damaged file is not used.
+    for file in files() {
+        std::fs::write(file, "junk").unwrap();
+    }
+    gateway.cluster.stop().await;
+    gateway.agent.process.kill().await;
+    gateway.agent.restart();
+    gateway.agent.process.wait_log(" ready ").await;
+    on_connection(&gateway.agent.socket.clone(), async |client| {
+        fetch(&client, &["kubernetes://web"]).await.unwrap_err();
+    })
+    .await;
+    let (_, line) = gateway.agent.process.wait_log("kept Secret is not used").await;
+    assert!(line.contains("damaged"), "{line}");
+}
+
+/// A staple for the leaf of `pair`, signed by a CA that Envoy does not know: it does not check that.
+fn staple(directory: &Path, pair: &Pair) -> Vec<u8> {
+    let openssl = |arguments: &str| {
+        let mut command = std::process::Command::new("openssl");
+        let output = command.args(arguments.split_whitespace()).current_dir(directory).output().unwrap();
+        assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let serial = parsed(std::str::from_utf8(&pair.chain).unwrap())[0].serial.to_uppercase();
+    let digits = serial.len().next_multiple_of(2);
+    let entry = format!("V\t361231235959Z\t\t{serial:0>digits$}\tunknown\t/CN=leaf\n");
+    std::fs::write(directory.join("index.txt"), entry).unwrap();
+    openssl(
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.key -out ca.crt -subj /CN=ca",
+    );
+    openssl(&format!(
+        "ocsp -index index.txt -CA ca.crt -rsigner ca.crt -rkey ca.key -issuer ca.crt -serial 0x{serial} \
+         -respout staple.der -ndays 1"
+    ));
+    std::fs::read(directory.join("staple.der")).unwrap()
+}
+
+#[tokio::test]
+async fn a_real_envoy_staples_what_fits_and_a_foreign_staple_costs_no_certificate() {
+    let gateway = Gateway::start(vec![named(&["web", "web-cacert"])], &[]).await;
+    let put = |host: &str, of: Option<&Pair>| {
+        let pair = gateway.cluster.pair(host);
+        let staple = staple(gateway.directory.path(), of.unwrap_or(&pair));
+        gateway.cluster.put(&Draft::secret("shop", "web").tls(&pair).entry("tls.ocsp-staple", &staple));
+        pair
+    };
+    let first = put("one.example", None);
+    let socket = gateway.agent.socket.to_str().unwrap();
+    let printed = output(&["bootstrap", "--listen", "127.0.0.1:0", "--socket", socket]).await;
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let bootstrap =
+        printed.replace("\"default\"", "\"kubernetes://web\"").replace("\"ROOTCA\"", "\"sds://web-cacert\"");
+    let bootstrap = serde_json::from_str(&bootstrap).unwrap();
+    let envoy = Envoy::start(bootstrap, gateway.directory.path(), "gateway").await;
+    let until = async |host: &str, is_stapled: bool| {
+        wait_for(host, async || {
+            let certs = envoy.certs().await.to_string();
+            let is_so = certs.contains(host) && certs.contains("\"ocsp_details\"") == is_stapled;
+            is_so.then_some(())
+        })
+        .await;
+    };
+    until("one.example", true).await;
+    put("two.example", Some(&first));
+    until("two.example", false).await;
+    put("three.example", None);
+    until("three.example", true).await;
 }

@@ -11,6 +11,7 @@ use tonic::Code;
 use crate::support::envoy::Envoy;
 use crate::support::fake_ca::{FakeCa, Mood, Tls};
 use crate::support::files::{Mounted, spiffe, token};
+use crate::support::kube_cluster::{Draft, KubeCluster, Rule};
 use crate::support::mesh::bootstrap;
 use crate::support::process::{Agent, PATIENCE, output, strs};
 use crate::support::sds::{Stream, on_connection, request};
@@ -353,4 +354,43 @@ async fn a_real_envoy_shows_what_the_page_says() {
     rejected.into_iter().for_each(quoted);
     let is_rejected = async || envoy.stat(rejected[0]).await + envoy.stat(rejected[1]).await > 0;
     envoy.wait_until("Envoy rejects one of the two", is_rejected).await;
+}
+
+#[tokio::test]
+async fn why_secrets_of_kubernetes_are_not_served_can_be_looked_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let cluster = KubeCluster::start(directory, "home").await;
+    let token = cluster.account("shop", "gateway");
+    cluster.allow_account("shop", "gateway", Rule::to(&["get", "watch"], "secrets").within("shop"));
+    let kubeconfig = cluster.write_kubeconfig(&token).display().to_string();
+    let options = ["--kubernetes-secrets", "--kubeconfig", &kubeconfig, "--namespace", "shop"];
+    let (one, other) = (cluster.pair("one.example"), cluster.pair("other.example"));
+    let draft = || Draft::secret("shop", "web");
+    let mixed = draft().entry("tls.crt", &one.chain).entry("tls.key", &other.key);
+    let swapped = draft().entry("tls.crt", &one.key).entry("tls.key", &one.chain);
+    let cases = [
+        (None, "kubernetes://web", "does not exist in cluster", "absent"),
+        (None, "kubernetes://other/web", "answered 403", "refused"),
+        (Some(mixed), "kubernetes://web", "the private key does not match the certificate of", "mismatch"),
+        (Some(draft().entry("tls.crt", &one.chain)), "sds://web", "a key pair needs both", "incomplete"),
+        (Some(draft()), "sds://web", "it has no key pair", "incomplete"),
+        (Some(draft()), "sds://web-cacert", "it has no trust roots", "incomplete"),
+        (Some(swapped), "sds://web", "it holds no PEM certificate", "not_parsed"),
+    ];
+    for (draft, name, words, reason) in cases {
+        if let Some(draft) = &draft {
+            cluster.put(draft);
+        }
+        let mut agent = start(directory, "web", &options);
+        agent.process.wait_log(" ready ").await;
+        let metric = format!("attache_source_failures_total{{source=\"kubernetes\",reason=\"{reason}\"}}");
+        on_connection(&agent.socket.clone(), async |client| {
+            let _stream = Stream::open(&client, &[name]).await.unwrap();
+            let section = "Secrets of Kubernetes are not served";
+            Cause { section, words, metric: &metric, state: "/secrets/0/error" }.is_found(&mut agent).await;
+        })
+        .await;
+        agent.process.kill().await;
+    }
 }

@@ -77,7 +77,7 @@ async fn without_a_suffix_nothing_is_minted() {
     let ca_dir = directory.path().join("ca").display().to_string();
     let agent = Agent::ready(directory.path(), "agent", &["--ca", "embedded", "--ca-dir", &ca_dir]).await;
     let (code, error) = failure(&["get", "--socket", agent.socket.to_str().unwrap(), HOST]).await;
-    assert!(code == 1 && error.contains("no source"), "{error}");
+    assert!(code == 1 && error.contains("only with --mint-suffix"), "{error}");
 }
 
 #[tokio::test]

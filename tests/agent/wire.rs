@@ -205,11 +205,15 @@ fn secrets_match_envoys() {
         both_ways(data(ours).unwrap(), full_data(theirs).unwrap());
     }
 
-    let certificate =
-        tls::TlsCertificate { certificate_chain: inline(b"chain"), private_key: inline(b"key") };
+    let certificate = tls::TlsCertificate {
+        certificate_chain: inline(b"chain"),
+        private_key: inline(b"key"),
+        ocsp_staple: inline(b"staple"),
+    };
     let full_certificate = full_tls::TlsCertificate {
         certificate_chain: full_inline(b"chain"),
         private_key: full_inline(b"key"),
+        ocsp_staple: full_inline(b"staple"),
         ..Default::default()
     };
     let domain = tls::spiffe_cert_validator_config::TrustDomain {
@@ -302,7 +306,6 @@ fn fields_outside_the_subset_are_skipped() {
     };
     let request = full_discovery::DiscoveryRequest {
         node: Some(full_core::Node {
-            metadata: metadata.clone(),
             locality: Some(full_core::Locality { zone: "a".into(), ..Default::default() }),
             user_agent_name: "envoy".into(),
             user_agent_version_type: Some(full_core::node::UserAgentVersionType::UserAgentBuildVersion(
@@ -336,7 +339,6 @@ fn fields_outside_the_subset_are_skipped() {
     let certificate = full_tls::TlsCertificate {
         private_key: full_inline(b"key"),
         password: full_inline(b"password"),
-        ocsp_staple: full_inline(b"staple"),
         watched_directory: Some(full_core::WatchedDirectory { path: "/certs".into(), ..Default::default() }),
         ..Default::default()
     };

@@ -1,14 +1,14 @@
 //! Fuzz target: the objects of the certificates API, and its refusals.
 
-use std::time::Duration;
-
 use super::{
-    BUNDLES, Clock, Endpoint, HeaderMap, KeyType, Kubernetes, Progress, REQUESTS, Reply, SignerName,
-    SignerRoots, StatusCode, Token, TokenFile, Value, bundles, pem, progress,
+    BUNDLES, Clock, Endpoint, KeyType, Kubernetes, Progress, REQUESTS, SignerName, SignerRoots, StatusCode,
+    TokenFile, Value, bundles, pem, progress,
 };
+use crate::auth::token_file::Token;
 use crate::base::fuzzing::check_line;
 use crate::ca::fuzz::{check_invalid, check_refusal};
 use crate::fs::disk::Disk;
+use crate::kube;
 use crate::net::address::Address;
 use crate::net::tls::Roots;
 
@@ -57,14 +57,8 @@ fn refusal(status: StatusCode, body: &[u8]) {
         disk: Disk::default(),
     };
     for resource in [&REQUESTS, &BUNDLES] {
-        let reply = Reply {
-            status,
-            headers: HeaderMap::new(),
-            body: body.to_vec().into(),
-            retry_after: Some(Duration::from_secs(1)),
-        };
-        let message = kubernetes.refused(resource, reply, &Token::new(SECRET)).to_string();
-        check_refusal(&message, SECRET);
+        let error = kube::fuzz::refusal(kubernetes.endpoint.clone(), status, body, Token::new(SECRET));
+        check_refusal(&kubernetes.failed(resource, error).to_string(), SECRET);
     }
 }
 

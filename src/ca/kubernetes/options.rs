@@ -123,7 +123,7 @@ impl ConfiguredProvider for KubernetesProvider {
     }
 
     fn endpoint(&self) -> Option<(&Endpoint, Protocol)> {
-        Some((&self.endpoint, Protocol::Http1))
+        Some((&self.endpoint, Protocol::Http2))
     }
 
     fn token(&self) -> Option<token::TokenSettings> {

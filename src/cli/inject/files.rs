@@ -10,6 +10,7 @@ use crate::auth::token::{Service, TokenSettings};
 use crate::auth::token_file::TokenFile;
 use crate::ca::citadel::options::CitadelProvider;
 use crate::ca::provider::{ConfiguredProvider, TokenUse};
+use crate::config::kubernetes::ApiServer;
 use crate::config::{Config, Provider, RunArgs};
 use crate::inject::{Purpose, Volume};
 use crate::kube::config::SERVICE_ACCOUNT_DIR;
@@ -50,6 +51,7 @@ impl<'a> Files<'a> {
         files.volumes.extend(files.istiods_root());
         files.check_mounted_files();
         files.check_ca();
+        files.check_clusters();
         files.check_passwords();
         files.check_commands();
         files
@@ -125,7 +127,9 @@ impl<'a> Files<'a> {
         let run = self.run;
         match &run.cert_dir {
             Some(dir) => self.check_directory("--cert-dir", Path::new(dir)),
-            None if self.config.providers.is_empty() => self.check_default_cert_dir(),
+            None if self.config.providers.is_empty() && self.config.kubernetes.is_none() => {
+                self.check_default_cert_dir()
+            }
             None => {}
         }
         run.crl.iter().for_each(|file| self.check_file("--crl", Path::new(file)));
@@ -155,6 +159,17 @@ impl<'a> Files<'a> {
         let endpoints = self.config.providers.iter().filter_map(|provider| provider.endpoint());
         if let Some((endpoint, _)) = endpoints.into_iter().find(|(endpoint, _)| !endpoint.address.plaintext) {
             self.check_roots("--ca-root", &endpoint.roots, false);
+        }
+    }
+
+    /// Checks the kubeconfigs.
+    fn check_clusters(&mut self) {
+        let Some(kubernetes) = &self.config.kubernetes else { return };
+        if let ApiServer::Kubeconfig { path, .. } = &kubernetes.api_server {
+            self.check_file("--kubeconfig", path);
+        }
+        if let Some(directory) = &kubernetes.remote.directory {
+            self.check_directory("--clusters-dir", directory);
         }
     }
 
@@ -231,6 +246,12 @@ impl<'a> Files<'a> {
 
     /// Whether the agent reads a file that only Kubernetes' own mount provides.
     pub(super) fn reads_service_account(&self) -> bool {
+        let is_mounted = |path: &Path| self.mounted().any(|dir| path.starts_with(dir));
+        let kubernetes = self.config.kubernetes.as_ref().map(|kubernetes| &kubernetes.api_server);
+        if matches!(kubernetes, Some(ApiServer::InCluster(_))) && !is_mounted(Path::new(SERVICE_ACCOUNT_DIR))
+        {
+            return true;
+        }
         let Some(provider) = self.provider() else { return false };
         let source = provider.token();
         let token = source.as_ref().and_then(TokenSettings::file).map(TokenFile::path);
@@ -240,7 +261,6 @@ impl<'a> Files<'a> {
             }
             _ => None,
         };
-        let is_mounted = |path: &Path| self.mounted().any(|dir| path.starts_with(dir));
         token.into_iter().chain(root).any(|path| path.starts_with(SERVICE_ACCOUNT_DIR) && !is_mounted(path))
     }
 
@@ -315,7 +335,7 @@ mod tests {
     ];
 
     /// Options that name what the agent reads in its container, with the other options that they need.
-    const READ: [(&str, &str, &[&[&str]]); 14] = [
+    const READ: [(&str, &str, &[&[&str]]); 16] = [
         ("cert-dir", "/needed", &[&["--ca=none"]]),
         ("crl", "/needed/crl", &[ISTIOD]),
         ("file-prefix", "/needed", &[ISTIOD]),
@@ -327,6 +347,8 @@ mod tests {
         ("kubernetes-root", "/needed/root.pem", &[KUBERNETES]),
         ("cfssl-auth-key-file", "/needed/key", &[CFSSL]),
         ("cfssl-bundle", "/needed/bundle.pem", &[CFSSL]),
+        ("kubeconfig", "/needed/config", &[ISTIOD, &["--kubernetes-secrets"]]),
+        ("clusters-dir", "/needed", &[ISTIOD, &["--kubernetes-secrets"]]),
         ("output-hook", "true", &[ISTIOD, &["--output-dir=/out"]]),
         ("ca-exec", "true", &[EXEC]),
         ("ca-exec-roots", "true", &[EXEC, &["--ca-exec=true"]]),
@@ -438,6 +460,10 @@ mod tests {
         assert!(reads(&[], &[VAULT, &["--vault-auth-role=r", &own]]));
         assert!(!reads(&[], &[VAULT, &["--vault-auth-role=r"]]));
         assert!(!reads(&[], &[ISTIOD]));
+        let secrets: &[&str] = &["--kubernetes-secrets"];
+        assert!(reads(&[], &[ISTIOD, secrets]) && reads(&[], &[secrets]));
+        assert!(!reads(&["--mount=v=/k"], &[ISTIOD, secrets, &["--kubeconfig=/k/config"]]));
+        assert!(!reads(&[&format!("--mount=v={SERVICE_ACCOUNT_DIR}")], &[ISTIOD, secrets]));
         assert!(!reads(&[&format!("--mount=v={SERVICE_ACCOUNT_DIR}")], &[KUBERNETES, cluster]));
     }
 

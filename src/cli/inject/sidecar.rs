@@ -101,7 +101,7 @@ fn config(run: &RunArgs, unknown: Vec<String>) -> Result<Config, ConfigErrors> {
     let environment: Environment = KUBELETS_VARIABLES.map(|(name, value)| (name.into(), value.into())).into();
     let config = cli::run::config(run, unknown, &environment);
     let is_chosen = run.ca.is_some() || run.file_mounted_certs || !run.ca_address.is_empty();
-    if is_chosen || run.ca_client_cert_dir.is_some() {
+    if is_chosen || run.ca_client_cert_dir.is_some() || run.kubernetes_secrets {
         return config;
     }
     // The configuration looked at this machine's files, which tell nothing about the container's.

@@ -23,7 +23,7 @@ pub enum Policy<'a> {
 pub enum Risk {
     /// Read files of the host, and send a token in one of them to the server.
     Files,
-    /// Trust any server.
+    /// Trust any server, or talk to one without TLS.
     InsecureServer,
 }
 
@@ -77,13 +77,14 @@ impl Policy<'_> {
         let Self::Foreign { allows, option } = self else { return Ok(()) };
         for one in clusters.iter().chain(users) {
             one.check_supported()?;
-            for (kind, field, risk) in RISKS {
-                if kind == one.kind && one.has(field) && !allows.contains(&risk) {
-                    let (reason, value) = (risk.reason(), risk.name());
-                    let reason = format!("it has {field}: {reason}; {option} {value} allows it");
-                    let name = text::sanitize_for_log(one.name);
-                    return Err(KubeconfigError::Refused { kind, name, reason });
-                }
+            let fields = RISKS.into_iter().filter(|(kind, field, _)| *kind == one.kind && one.has(field));
+            let plaintext = one.is_plaintext().then_some(("a server with http://", Risk::InsecureServer));
+            let found = fields.map(|(_, field, risk)| (field, risk)).chain(plaintext);
+            if let Some((what, risk)) = found.into_iter().find(|(_, risk)| !allows.contains(risk)) {
+                let (reason, value) = (risk.reason(), risk.name());
+                let reason = format!("it has {what}: {reason}; {option} {value} allows it");
+                let name = text::sanitize_for_log(one.name);
+                return Err(KubeconfigError::Refused { kind: one.kind, name, reason });
             }
         }
         Ok(())
@@ -110,6 +111,12 @@ impl Named<'_> {
             }),
             None => Ok(()),
         }
+    }
+
+    /// Whether it is a cluster whose server has no TLS.
+    fn is_plaintext(&self) -> bool {
+        let server = (self.kind == Kind::Cluster).then(|| self.node.text("server").ok().flatten()).flatten();
+        server.is_some_and(|server| server.starts_with("http:"))
     }
 
     /// Whether a field is set to anything but nothing or `false`.

@@ -68,6 +68,7 @@ fn a_foreign_kubeconfig_is_refused_for_any_risk_in_it_unless_that_is_allowed() {
             "insecure-skip-tls-verify",
             "insecure-server",
         ),
+        ("{server: 'http://a'}", "{token: t}", "a server with http://", "insecure-server"),
         (CLUSTER, "{tokenFile: /etc/shadow}", "tokenFile", "files"),
         (CLUSTER, "{client-certificate: /c, client-key: /k}", "client-certificate", "files"),
     ];
@@ -122,6 +123,8 @@ fn the_users_own_file_may_name_files_beside_it() {
     );
     let text = super::tests::config("{server: 'https://a', insecure-skip-tls-verify: true}", "{}");
     assert_eq!(parse(&text, &own()).unwrap().config.endpoint.roots, Roots::Unverified);
+    let text = super::tests::config("{server: 'http://a'}", "{token: t}");
+    assert_eq!(parse(&text, &own()).unwrap().config.endpoint.address.to_string(), "http://a:80");
 }
 
 #[test]

@@ -5,8 +5,9 @@ use tracing_subscriber::filter::Targets;
 use crate::base::text;
 
 /// The parts of the agent that log, by module.
-const PARTS: [&str; 30] = [
+const PARTS: [&str; 32] = [
     "agent",
+    "agent::kubernetes",
     "agent::requests",
     "agent::sockets",
     "agent::workloads",
@@ -35,6 +36,7 @@ const PARTS: [&str; 30] = [
     "source::crl",
     "source::files",
     "source::issuer",
+    "source::kubernetes",
     "source::mint",
 ];
 const OWN: &str = "attache";

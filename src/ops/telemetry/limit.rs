@@ -16,8 +16,14 @@ use crate::base::log_limit::{INTERVAL, LogLimit};
 use crate::secret::SecretName;
 
 /// The rooms whose lines clients cause: by what they send and request, and by how they connect.
-const CAUSED_BY_PEERS: [&str; 4] =
-    ["attache::serve", "attache::source::files", "attache::net", "attache::agent::sockets"];
+const CAUSED_BY_PEERS: [&str; 6] = [
+    "attache::serve",
+    "attache::source::files",
+    "attache::source::kubernetes",
+    "attache::source::mint",
+    "attache::net",
+    "attache::agent::sockets",
+];
 
 /// Decides which events are logged. Lines of one place in the code are one kind. Clones share the counts.
 #[derive(Clone, Debug, Default)]
@@ -181,18 +187,21 @@ mod tests {
         for number in 0..10 * lines {
             tracing::warn!(target: "attache::serve::sds::stream", number, "stream refused");
             tracing::info!(target: "attache::source::files::publisher", name = "file-root:/x", "served");
+            tracing::warn!(target: "attache::source::kubernetes::served", name = "kubernetes://x", "absent");
+            tracing::info!(target: "attache::source::kubernetes::served", name = "x.example", "served");
+            tracing::warn!(target: "attache::source::mint", name = "mint://x", "no room");
         }
         let seen = logged.take();
         assert_eq!(seen.iter().filter(|line| *line == "stream refused").count(), lines);
-        assert_eq!(seen.len(), 2 * lines);
-        assert_eq!(limits.suppressed(), 18 * lines as u64);
+        assert_eq!(seen.len(), 5 * lines);
+        assert_eq!(limits.suppressed(), 45 * lines as u64);
         // The summaries, and no others afterwards.
         let hour = tokio::time::sleep(60 * INTERVAL);
         tokio::select! {
             () = &mut summarize => {}
             () = hour => {}
         }
-        assert_eq!(logged.take(), ["log lines suppressed"; 2]);
+        assert_eq!(logged.take(), ["log lines suppressed"; 5]);
         // No limit for debugging, for other rooms, and for the workload's own secrets.
         for _ in 0..10 * lines {
             tracing::debug!(target: "attache::serve::sds::stream", "sent");
@@ -214,6 +223,8 @@ mod tests {
         let names = [
             std::any::type_name::<crate::serve::peer::Peers>(),
             std::any::type_name::<crate::source::files::FileSource>(),
+            std::any::type_name::<crate::source::kubernetes::KubernetesSource>(),
+            std::any::type_name::<crate::source::mint::MintSource>(),
             std::any::type_name::<crate::net::address::Address>(),
         ];
         for (name, room) in names.iter().zip(CAUSED_BY_PEERS) {

@@ -6,9 +6,7 @@
 //! ```
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -22,13 +20,12 @@ use super::trust::Anchor;
 use crate::base::clock::rfc3339_millis;
 use crate::base::limits;
 use crate::fs::file;
+use crate::fs::replace::{NotReplaced, create_private, replace};
 use crate::pki::key::{KeyType, PrivateKey};
 use crate::secret::KeyPair;
 
 /// The file's name in `--state-dir`.
 pub(super) const STATE_FILE: &str = "attache.state";
-/// The name under which it is written before the rename.
-const NEW_FILE: &str = "attache.state.new";
 const VERSION: u64 = 1;
 /// Longer than any certificate: the last possible notAfter is the end of the year 9999.
 const LONGEST: Duration = Duration::from_secs(10_000 * 366 * 24 * 3600);
@@ -88,7 +85,7 @@ impl StateDir {
 
     /// Creates the directory unless it exists. Only the agent's user may enter it.
     pub fn create(&self) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)
+        create_private(&self.path)
     }
 
     /// What was written last; none where nothing ever was.
@@ -100,40 +97,13 @@ impl StateDir {
         }
     }
 
-    /// Replaces the file: a reader sees the old content or the new one, also after a power cut. `content` is called as
-    /// late as possible and its result dropped as early as possible, because there is a key in it; with none nothing is
-    /// replaced. Waits for the disk.
+    /// Replaces the file by `content`, as [`replace`] does. Waits for the disk.
     pub(super) fn write(
         &self,
         content: impl FnOnce() -> Option<Zeroizing<Vec<u8>>>,
     ) -> Result<(), StateError> {
-        let (new, file) = (self.path.join(NEW_FILE), self.file());
-        let failed = |doing: &'static str, path: &Path| {
-            let path = path.to_owned();
-            move |source| StateError::Unwritable { doing, path, source }
-        };
-        self.create().map_err(failed("creating", &self.path))?;
-        match fs::remove_file(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(failed("removing", &new)(error));
-            }
-            _ => {}
-        }
-        let opened = File::options().write(true).create_new(true).mode(0o600).open(&new);
-        let mut opened = opened.map_err(failed("writing", &new))?;
-        let Some(content) = content() else {
-            let _ = fs::remove_file(&new);
-            return Ok(());
-        };
-        let written = opened.write_all(&content);
-        drop(content);
-        if let Err(error) = written.and_then(|()| opened.sync_all()) {
-            // A half of it would only take room.
-            let _ = fs::remove_file(&new);
-            return Err(failed("writing", &new)(error));
-        }
-        fs::rename(&new, &file).map_err(failed("replacing", &file))?;
-        File::open(&self.path).and_then(|dir| dir.sync_all()).map_err(failed("syncing", &self.path))
+        replace(&self.path, STATE_FILE, content)
+            .map_err(|NotReplaced { doing, path, source }| StateError::Unwritable { doing, path, source })
     }
 }
 

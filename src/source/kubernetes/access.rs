@@ -17,7 +17,7 @@ pub enum Authorize {
     /// The API server is asked whether the workload's service account may `get` the object. In another namespace, a
     /// `ReferenceGrant` for Gateways of the workload's namespace is enough.
     Rbac,
-    /// As istiod decides: in the own namespace whoever may `list` Secrets there, in others who has a `ReferenceGrant`.
+    /// As istiod decides: in the own namespace each account that may `list` Secrets there, in others each that has a `ReferenceGrant`.
     Istio,
 }
 
@@ -28,6 +28,8 @@ pub(super) enum Check {
     Allowed,
     /// Nothing: it may not, for this reason.
     Refused(&'static str),
+    /// It can't be found out yet, for this reason.
+    Unknown(&'static str),
     Ask(Questions),
 }
 
@@ -61,7 +63,7 @@ pub(super) fn check(
     if authorize == Authorize::Namespace {
         return if is_own { Check::Allowed } else { Check::Refused(OTHER_NAMESPACE) };
     }
-    let Some(account) = account.cloned() else { return Check::Refused(NO_IDENTITY) };
+    let Some(account) = account.cloned() else { return Check::Unknown(NO_IDENTITY) };
     let access = |verb, object: &ObjectId, name| Access {
         verb,
         kind: object.kind,
@@ -139,7 +141,7 @@ mod tests {
         use Authorize::{Istio, Namespace, Own, Rbac};
         let asked = |check: Check| match check {
             Check::Allowed => "allowed".to_owned(),
-            Check::Refused(_) => "refused".to_owned(),
+            Check::Refused(_) | Check::Unknown(_) => "refused".to_owned(),
             Check::Ask(Questions { objects, grants, .. }) => {
                 let verb = objects[0].1.as_ref().map_or("nothing", |access| access.verb);
                 let whole = objects[0].1.as_ref().is_some_and(|access| access.name.is_none());
@@ -167,8 +169,8 @@ mod tests {
         };
         let object = ObjectId { kind: Kind::Secret, namespace: "shop".into(), name: "web".into() };
         for mode in [Authorize::Rbac, Authorize::Istio] {
-            let check = check(mode, &name, &[object.clone()], None, Some("shop"));
-            assert_eq!(check, Check::Refused(NO_IDENTITY));
+            let check = check(mode, &name, std::slice::from_ref(&object), None, Some("shop"));
+            assert_eq!(check, Check::Unknown(NO_IDENTITY));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One cluster: its connection, whether its API server answers, and how many calls it gets at a time.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -8,6 +9,7 @@ use http::StatusCode;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 
+use super::kept::Keeper;
 use crate::base::backoff::Backoff;
 use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
@@ -15,13 +17,18 @@ use crate::base::text;
 use crate::kube::{
     Access, Account, Api, ClusterId, Grant, KubeError, List, Object, ObjectId, Selection, Version, Watch,
 };
+use crate::net::error::TransportError;
 
 /// Calls at a time, and as many watches that are being opened.
 const AT_ONCE: usize = 32;
 /// Between two attempts to reach an API server, or to repeat a call that it refused.
 pub(super) const PACE: Backoff = Backoff { base: Duration::from_millis(250), cap: Duration::from_secs(10) };
+/// Before an object is read again that the API server can't read.
+const SLOW_PACE: Backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(60) };
 /// How often a call is repeated that RBAC forbids: a right that is granted later is noticed within a minute.
 pub(super) const FORBIDDEN: Duration = Duration::from_secs(45);
+/// Watches of single objects; what has none is read from time to time.
+const WATCHES: usize = 10_000;
 /// How many objects a new connection is tried out with.
 const SAMPLES: usize = 4;
 /// Names in a row that don't exist, and how long it takes until as many more may be asked for.
@@ -30,11 +37,17 @@ const MISSES: (u32, Duration) = (200, Duration::from_secs(20));
 /// One cluster. Its connection can be replaced while it is in use.
 pub struct Cluster {
     pub id: ClusterId,
+    /// Distinguishes it from others that had its name before.
+    pub(super) number: u64,
     api: watch::Sender<Arc<dyn Api>>,
     is_up: watch::Sender<bool>,
     calls: Semaphore,
     openings: Semaphore,
+    /// Room for watches of single objects: API servers and file descriptors bound them.
+    pub(super) watches: Semaphore,
     state: Mutex<State>,
+    /// Keeps what the cluster delivers.
+    pub(super) keeper: Option<Keeper>,
     clock: Clock,
     /// The same, for the task that finds out when the API server answers again.
     own: Weak<Self>,
@@ -97,7 +110,7 @@ impl fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    pub fn new(id: ClusterId, api: Arc<dyn Api>, clock: Clock) -> Arc<Self> {
+    pub fn new(id: ClusterId, api: Arc<dyn Api>, keeper: Option<Keeper>, clock: Clock) -> Arc<Self> {
         let state = State {
             reachable_since: None,
             last_error: None,
@@ -110,13 +123,17 @@ impl Cluster {
             calls: 0,
             errors: 0,
         };
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         Arc::new_cyclic(|own| Self {
             id,
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            watches: Semaphore::new(WATCHES),
             api: watch::Sender::new(api),
             is_up: watch::Sender::new(true),
             calls: Semaphore::new(AT_ONCE),
             openings: Semaphore::new(AT_ONCE),
             state: Mutex::new(state),
+            keeper,
             clock,
             own: Weak::clone(own),
         })
@@ -169,8 +186,12 @@ impl Cluster {
         self.lock().samples.retain(|sample| sample != object);
     }
 
-    pub(super) fn set_names(&self, names: usize) {
-        self.lock().names = names;
+    pub(super) fn add_name(&self) {
+        self.lock().names += 1;
+    }
+
+    pub(super) fn drop_name(&self) {
+        self.lock().names -= 1;
     }
 
     pub(super) async fn get(&self, object: &ObjectId) -> Result<Option<Object>, KubeError> {
@@ -222,7 +243,7 @@ impl Cluster {
             let _ = self.is_up.subscribe().wait_for(|is_up| *is_up).await;
             let paused = self.lock().paused_until.filter(|until| *until > Instant::now());
             match paused {
-                Some(until) => tokio::time::sleep_until(until).await,
+                Some(until) => tokio::time::sleep(until.saturating_duration_since(Instant::now())).await,
                 None => return,
             }
         }
@@ -241,8 +262,8 @@ impl Cluster {
         }
         state.errors += 1;
         if is_throttled(error) {
-            let pause = error.retry_after().unwrap_or(PACE.base).min(Duration::from_secs(60));
-            state.paused_until = Some(Instant::now() + pause);
+            let until = Instant::now() + asked_pause(error).unwrap_or(PACE.base);
+            state.paused_until = state.paused_until.max(Some(until));
         }
         let reason = text::sanitize_for_log(&error.to_string());
         state.last_error = Some(reason.clone());
@@ -340,14 +361,25 @@ impl Cluster {
     }
 }
 
-/// Whether the API server did not answer, or refuses this credential: other calls would fare the same.
+/// Whether the API server did not answer, or refuses this credential: other calls would fare the same. One object that can't
+/// be read (500) is none.
 fn is_outage(error: &KubeError) -> bool {
     match error {
+        // It is busy with other calls of the agent.
+        KubeError::Unreachable { source: TransportError::Request(_), .. } => false,
         KubeError::Transport(_)
         | KubeError::Unreachable { .. }
         | KubeError::Silent { .. }
         | KubeError::Credential(_) => true,
-        KubeError::Status { status, .. } => *status == StatusCode::UNAUTHORIZED || status.is_server_error(),
+        KubeError::Status { status, .. } => {
+            const AWAY: [StatusCode; 4] = [
+                StatusCode::UNAUTHORIZED,
+                StatusCode::BAD_GATEWAY,
+                StatusCode::SERVICE_UNAVAILABLE,
+                StatusCode::GATEWAY_TIMEOUT,
+            ];
+            AWAY.contains(status)
+        }
         KubeError::Expired { .. } | KubeError::Unreadable { .. } | KubeError::Undecided { .. } => false,
     }
 }
@@ -361,5 +393,14 @@ pub(super) fn delay(error: &KubeError, failures: u32) -> Duration {
     if error.is_forbidden() {
         return FORBIDDEN.mul_f64(0.8 + 0.2 * fastrand::f64());
     }
-    error.retry_after().unwrap_or_else(|| PACE.delay(failures, fastrand::f64()))
+    let own = match error {
+        KubeError::Status { status: StatusCode::INTERNAL_SERVER_ERROR, .. } => SLOW_PACE,
+        _ => PACE,
+    };
+    asked_pause(error).unwrap_or_else(|| own.delay(failures, fastrand::f64()))
+}
+
+/// The pause that the API server asks for, within reason.
+fn asked_pause(error: &KubeError) -> Option<Duration> {
+    Some(error.retry_after()?.clamp(PACE.base, SLOW_PACE.cap))
 }

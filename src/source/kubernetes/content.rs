@@ -7,11 +7,17 @@ use crate::base::clock::rfc3339;
 use crate::kube::{Object, Version};
 use crate::pki::crl::{self, Crl, NotCrls};
 use crate::pki::key::{NotAKey, PrivateKey};
+use crate::pki::ocsp::{NotAStaple, Staple};
 use crate::pki::pem::{self, NotPem};
-use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle};
+use crate::secret::{KeyPair, NotAKeyPair, NotATrustBundle, TrustBundle, Uncovered};
 
 /// The keys of a key pair, in the order in which they count.
 const PAIRS: [(&str, &str); 2] = [("cert", "key"), ("tls.crt", "tls.key")];
+/// All keys of an object that are read.
+pub(super) const KEYS: [&str; 9] =
+    ["cert", "key", "tls.crt", "tls.key", STAPLE, "cacert", "crl", "ca.crt", "ca.crl"];
+/// The key of the OCSP response for the certificate under `tls.crt`, in DER.
+const STAPLE: &str = "tls.ocsp-staple";
 /// The keys of roots and of their CRLs, in the order in which they count.
 const ROOTS: [(&str, &str); 2] = [("cacert", "crl"), ("ca.crt", "ca.crl")];
 
@@ -38,6 +44,8 @@ pub(super) struct Content {
     pub(super) version: Version,
     pub(super) wants: Wants,
     pub(super) pair: Option<Result<KeyPair, Unusable>>,
+    /// Costs the OCSP staple of the key pair alone.
+    staple_error: Option<Unusable>,
     pub(super) roots: Option<Result<Roots, Unusable>>,
     /// The newest key pair and roots that fit together.
     fitting: Option<(KeyPair, TrustBundle)>,
@@ -69,6 +77,10 @@ pub(super) enum Unusable {
     Bundle { key: &'static str, source: NotATrustBundle },
     #[error("{key}: {source}; its roots are served without CRLs")]
     Crls { key: &'static str, source: NotCrls },
+    #[error("{0}; the roots are served without CRLs")]
+    Uncovered(Uncovered),
+    #[error("{STAPLE}: {0}; its key pair is served without OCSP staple")]
+    Staple(NotAStaple),
     #[error(
         "its key pair is unusable, and its new roots do not reach the certificate that is served: they are held back until \
          the key pair is usable"
@@ -94,9 +106,9 @@ impl Unusable {
             Self::NotYetValid(_) => "not_yet_valid",
             Self::Pair { .. } => "mismatch",
             Self::RootsHeldBack | Self::PairHeldBack => "held_back",
-            Self::Certificates { .. } | Self::Key { .. } | Self::Bundle { .. } | Self::Crls { .. } => {
-                "not_parsed"
-            }
+            Self::Staple(_) => "ocsp_staple",
+            Self::Crls { .. } | Self::Uncovered(_) => "crl",
+            Self::Certificates { .. } | Self::Key { .. } | Self::Bundle { .. } => "not_parsed",
         }
     }
 }
@@ -105,10 +117,13 @@ impl Content {
     /// Parses what is wanted of `object`. Roots that are those of `before` are not parsed again.
     pub(super) fn parse(object: &Object, wants: Wants, before: Option<&Self>, now: SystemTime) -> Self {
         let of_before = before.and_then(|before| before.roots.as_ref()?.as_ref().ok());
+        let mut pair = wants.pair.then(|| pair(object));
+        let staple_error = pair.as_mut().and_then(|pair| staple(object, pair.as_mut().ok()?).err());
         let mut content = Self {
             version: object.version.clone(),
             wants,
-            pair: wants.pair.then(|| pair(object)),
+            pair,
+            staple_error: staple_error.map(Unusable::Staple),
             roots: wants.roots.then(|| roots(object, of_before.map(|roots| &roots.bundle))),
             fitting: before.and_then(|before| before.fitting.clone()),
         };
@@ -124,17 +139,41 @@ impl Content {
             (Ok(new), Ok(new_roots), _) => {
                 self.fitting = fits(&new_roots.bundle, new).then(|| (new.clone(), new_roots.bundle.clone()));
             }
-            (Err(_), Ok(new_roots), Some((served, old))) if fits(old, served) => {
-                if !fits(&new_roots.bundle, served) {
-                    *roots = Err(Unusable::RootsHeldBack);
-                }
+            (Err(_), Ok(new_roots), Some((served, old)))
+                if fits(old, served) && !fits(&new_roots.bundle, served) =>
+            {
+                *roots = Err(Unusable::RootsHeldBack);
             }
-            (Ok(new), Err(_), Some((served, old))) if fits(old, served) => {
-                if !fits(old, new) {
-                    *pair = Err(Unusable::PairHeldBack);
-                }
+            (Ok(new), Err(_), Some((served, old))) if fits(old, served) && !fits(old, new) => {
+                *pair = Err(Unusable::PairHeldBack);
             }
             _ => {}
+        }
+    }
+
+    /// Whether it is from the state directory, and not from an API server of this run.
+    pub(super) fn is_kept(&self) -> bool {
+        self.version.0.is_empty()
+    }
+
+    /// Whether there is anything to serve.
+    pub(super) fn is_usable(&self) -> bool {
+        matches!(self.pair, Some(Ok(_))) || matches!(self.roots, Some(Ok(_)))
+    }
+
+    /// `pair` with its OCSP staple if that is usable at `now`, or why it is not; and when that changes.
+    pub(super) fn stapled(
+        &self,
+        pair: KeyPair,
+        now: SystemTime,
+    ) -> (KeyPair, Option<Unusable>, Option<SystemTime>) {
+        let Some(staple) = pair.staple() else { return (pair, self.staple_error.clone(), None) };
+        let (begin, end) = (staple.this_update, staple.next_update);
+        match staple.check_time(now) {
+            Ok(()) => (pair, None, Some(end)),
+            Err(error) => {
+                (pair.without_staple(), Some(Unusable::Staple(error)), Some(begin).filter(|at| *at > now))
+            }
         }
     }
 
@@ -165,22 +204,21 @@ pub(super) fn valid_roots(roots: &Result<Roots, Unusable>, now: SystemTime) -> R
     }
 }
 
-/// The first of the pairs of keys of which `object` has one, and what is under both.
-fn first_of<'a>(
-    object: &'a Object,
-    pairs: [(&'static str, &'static str); 2],
-) -> Option<((&'static str, &'static str), Option<&'a [u8]>, Option<&'a [u8]>)> {
-    let value =
-        |key: &str| object.data.get(key).map(|value| value.as_slice()).filter(|value| !value.is_empty());
-    let found = pairs.map(|(one, other)| ((one, other), value(one), value(other)));
-    // A whole pair goes before half of one.
-    let whole = found.iter().find(|(_, one, other)| one.is_some() && other.is_some());
-    whole.or_else(|| found.iter().find(|(_, one, other)| one.is_some() || other.is_some())).copied()
+/// The first of the pairs of keys of which `object` has one, whole pairs first.
+fn first_pair(object: &Object) -> Option<(&'static str, &'static str)> {
+    let has = |key: &str| value(object, key).is_some();
+    let whole = PAIRS.into_iter().find(|(chain, key)| has(chain) && has(key));
+    whole.or_else(|| PAIRS.into_iter().find(|(chain, key)| has(chain) || has(key)))
+}
+
+/// What is under a key; none where that is empty.
+fn value<'a>(object: &'a Object, key: &str) -> Option<&'a [u8]> {
+    object.data.get(key).map(|value| value.as_slice()).filter(|value| !value.is_empty())
 }
 
 fn pair(object: &Object) -> Result<KeyPair, Unusable> {
-    let ((chain_key, key_key), chain, key) = first_of(object, PAIRS).ok_or(Unusable::NoPair)?;
-    let (chain, key) = match (chain, key) {
+    let (chain_key, key_key) = first_pair(object).ok_or(Unusable::NoPair)?;
+    let (chain, key) = match (value(object, chain_key), value(object, key_key)) {
         (Some(chain), Some(key)) => (chain, key),
         (None, _) => return Err(Unusable::Half { present: key_key, absent: chain_key }),
         (_, None) => return Err(Unusable::Half { present: chain_key, absent: key_key }),
@@ -189,6 +227,16 @@ fn pair(object: &Object) -> Result<KeyPair, Unusable> {
         pem::certificates(chain).map_err(|source| Unusable::Certificates { key: chain_key, source })?;
     let key = PrivateKey::from_pem(key).map_err(|source| Unusable::Key { key: key_key, source })?;
     KeyPair::new(chain, key).map_err(|source| Unusable::Pair { chain: chain_key, key: key_key, source })
+}
+
+/// Adds the OCSP staple of `object` to its key pair.
+fn staple(object: &Object, pair: &mut KeyPair) -> Result<(), NotAStaple> {
+    let is_of_pair = first_pair(object).is_some_and(|(chain, _)| chain == "tls.crt");
+    let value = object.data.get(STAPLE).filter(|value| is_of_pair && !value.is_empty());
+    if let Some(der) = value {
+        *pair = pair.with_staple(Staple::parse(der)?)?;
+    }
+    Ok(())
 }
 
 fn roots(object: &Object, before: Option<&TrustBundle>) -> Result<Roots, Unusable> {
@@ -213,6 +261,7 @@ mod tests {
 
     use super::super::testing::{object, pair_of, root_of};
     use super::*;
+    use crate::pki::ocsp;
 
     const BOTH: Wants = Wants { pair: true, roots: true };
 
@@ -250,10 +299,48 @@ mod tests {
         assert_eq!(roots.bundle.roots(), parse(&[("ca.crt", &one)]).unwrap().bundle.roots());
         assert_eq!(roots.crls, Ok(Vec::new()));
         let bad = parse(&[("ca.crt", &one), ("ca.crl", "junk")]).unwrap();
-        assert_eq!(bad.crls.unwrap_err().label(), "not_parsed");
+        assert_eq!(bad.crls.unwrap_err().label(), "crl");
         assert_eq!(parse(&[("ca.crt", &one), ("ca.crl", "\n")]).unwrap().crls, Ok(Vec::new()));
         assert_eq!(parse(&[("tls.crt", &one)]).unwrap_err(), Unusable::NoRoots);
         assert_eq!(parse(&[("ca.crt", "junk")]).unwrap_err().label(), "not_parsed");
+    }
+
+    #[test]
+    fn a_staple_is_served_for_its_time_and_a_bad_one_costs_itself_alone() {
+        let (chain, key) = pair_of("web");
+        let (begin, end) =
+            [1_800_000_000, 1_800_003_600].map(|at| UNIX_EPOCH + Duration::from_secs(at)).into();
+        let content = |keys: (&str, &str), staple: &[u8]| {
+            let mut secret = object("web", 1, &[(keys.0, &chain), (keys.1, &key)]);
+            secret.data.insert(STAPLE.into(), zeroize::Zeroizing::new(staple.to_vec()));
+            let content = Content::parse(&secret, BOTH, None, begin);
+            let pair = content.pair.clone().unwrap().unwrap();
+            (content, pair)
+        };
+        let keys = ("tls.crt", "tls.key");
+        let serial = content(keys, b"").1.leaf().serial.clone();
+        let at = |now, staple: &[u8]| {
+            let (content, pair) = content(keys, staple);
+            let (pair, error, next) = content.stapled(pair, now);
+            (pair.staple().is_some(), error.map(|error| error.to_string()), next)
+        };
+        let good = ocsp::testing::staple(&serial, begin, end);
+        assert_eq!(at(begin, &good), (true, None, Some(end)));
+        let (is_stapled, error, next) = at(end, &good);
+        assert_eq!((is_stapled, next), (false, None));
+        let expired =
+            "tls.ocsp-staple: it expired at 2027-01-15T09:00:00Z; its key pair is served without OCSP staple";
+        assert_eq!(error.unwrap(), expired);
+        let (is_stapled, error, next) = at(begin - Duration::from_secs(1), &good);
+        assert!(!is_stapled && error.is_some() && next == Some(begin));
+        assert_eq!(at(begin, b""), (false, None, None));
+        let foreign = ocsp::testing::staple("1234", begin, end);
+        for (bad, reason) in [(&foreign[..], "serial 1234"), (b"junk", "not an OCSP response")] {
+            let (is_stapled, error, next) = at(begin, bad);
+            assert!(!is_stapled && next.is_none() && error.unwrap().contains(reason));
+        }
+        // Where the pair is under the other keys, the staple is not its own.
+        assert!(content(("cert", "key"), &good).1.staple().is_none());
     }
 
     #[test]

@@ -11,7 +11,8 @@ use tokio::time::Instant;
 
 use super::cluster::{Cluster, FORBIDDEN};
 use super::content::{Content, Wants};
-use super::follow::{Follower, Group, GroupFollower, Names, Place, Reports, Seen};
+use super::follow::{Follower, Group, Place, Reports, Seen};
+use super::group::{GroupFollower, Names};
 use crate::store::Key;
 
 /// With more objects than this of one namespace, all are followed with one watch, where RBAC allows it.
@@ -22,8 +23,6 @@ const REMEMBERED: Duration = Duration::from_secs(10);
 const MOST_REMEMBERED: usize = 10_000;
 /// How long a name waits while too many names that don't exist are asked for.
 const POSTPONED: Duration = Duration::from_secs(10);
-const TOO_MANY_MISSES: &str = "too many names that don't exist, or that the agent may not read, are asked for: this one is \
-    looked up later";
 
 /// The objects of all clusters that names need.
 pub(super) struct Objects {
@@ -91,8 +90,21 @@ impl Objects {
         self.followed.get(place).map(|followed| followed.names.clone()).unwrap_or_default()
     }
 
+    /// How many names need an object.
+    pub(super) fn count(&self, place: &Place) -> usize {
+        self.followed.get(place).map_or(0, |followed| followed.names.len())
+    }
+
     /// `key` needs an object.
-    pub(super) fn follow(&mut self, cluster: &Arc<Cluster>, place: &Place, key: &Key, wants: Wants) {
+    /// What does not exist counts among the names that clients make up, if `is_counted`.
+    pub(super) fn follow(
+        &mut self,
+        cluster: &Arc<Cluster>,
+        place: &Place,
+        key: &Key,
+        wants: Wants,
+        is_counted: bool,
+    ) {
         let entry = self.followed.entry(place.clone()).or_insert_with(|| Followed {
             cluster: Arc::clone(cluster),
             names: SmallVec::new(),
@@ -110,16 +122,16 @@ impl Objects {
         if was_idle {
             let group = Group::of(place);
             self.groups.entry(group.clone()).or_default().count += 1;
-            self.count(cluster);
-            self.start(place);
+            cluster.add_name();
+            self.start(place, is_counted);
             self.join(cluster, group);
         } else if !had_all {
-            self.start(place);
+            self.start(place, is_counted);
         }
     }
 
     /// Begins to follow an object that nothing follows, or of which more is wanted.
-    fn start(&mut self, place: &Place) {
+    fn start(&mut self, place: &Place, is_counted: bool) {
         let Some(followed) = self.followed.get_mut(place) else { return };
         let group = self.groups.get(&Group::of(place)).and_then(|members| members.follower.as_ref());
         if let Some(group) = group {
@@ -131,9 +143,12 @@ impl Objects {
             }
         }
         let is_remembered = matches!(followed.seen, Some(Seen::Absent | Seen::Unknown { .. }));
+        if matches!(followed.seen, Some(Seen::Postponed)) {
+            followed.seen = None;
+        }
         let mut pause = if is_remembered { REMEMBERED } else { Duration::ZERO };
-        if followed.seen.is_none() && !followed.cluster.may_miss() {
-            followed.seen = Some(Seen::Unknown { reason: TOO_MANY_MISSES.into(), is_final: true });
+        if followed.seen.is_none() && is_counted && !followed.cluster.may_miss() {
+            followed.seen = Some(Seen::Postponed);
             pause = POSTPONED.mul_f64(0.5 + fastrand::f64());
         }
         let content = match &followed.seen {
@@ -146,7 +161,12 @@ impl Objects {
             wants: followed.wants,
             reports: self.reports.clone(),
             content,
+            may_load: !matches!(followed.seen, Some(Seen::Present(_))),
+            is_counted,
             pause,
+            connection: followed.cluster.connection(),
+            is_unwatched: false,
+            mismatches: 0,
         };
         followed.task = Some(Task(tokio::spawn(async { match follower.run().await {} }).abort_handle()));
     }
@@ -209,7 +229,7 @@ impl Objects {
             .filter(|(place, it)| Group::of(place) == *group && it.task.is_none() && !it.names.is_empty());
         let alone: Vec<_> = alone.map(|(place, _)| place.clone()).collect();
         for place in alone {
-            self.start(&place);
+            self.start(&place, false);
         }
     }
 
@@ -220,10 +240,11 @@ impl Objects {
         match seen {
             Seen::Present(_) => followed.cluster.sample(&place.object),
             Seen::Absent => followed.cluster.forget_sample(&place.object),
-            Seen::Unknown { .. } => {}
+            Seen::Unknown { .. } | Seen::Postponed => {}
         }
         match (&followed.seen, seen) {
-            // What was there stays known while the API server does not say.
+            // What was known stays known while the API server does not say.
+            (Some(Seen::Absent), Seen::Unknown { is_final: false, .. }) => {}
             (Some(Seen::Present(_)), Seen::Unknown { reason, is_final }) => {
                 followed.trouble = Some(reason).filter(|_| is_final);
             }
@@ -241,9 +262,13 @@ impl Objects {
             return;
         }
         followed.task = None;
+        if matches!(&followed.seen, Some(Seen::Present(content)) if !content.is_kept()) {
+            followed.cluster.keeper.as_ref().inspect(|keeper| keeper.forget(place));
+        }
         followed.cluster.forget_sample(&place.object);
-        let cluster = Arc::clone(&followed.cluster);
-        let is_worth_knowing = matches!(followed.seen, Some(Seen::Absent | Seen::Unknown { .. }));
+        followed.cluster.drop_name();
+        let is_worth_knowing =
+            matches!(followed.seen, Some(Seen::Absent | Seen::Unknown { is_final: true, .. }));
         if is_worth_knowing && self.remembered.len() < MOST_REMEMBERED {
             self.remembered.push_back((Instant::now() + REMEMBERED, place.clone()));
         } else {
@@ -259,7 +284,6 @@ impl Objects {
                 self.groups.remove(&group);
             }
         }
-        self.count(&cluster);
     }
 
     /// When the next object is to be forgotten.
@@ -275,10 +299,5 @@ impl Objects {
                 self.followed.remove(&place);
             }
         }
-    }
-
-    fn count(&self, cluster: &Arc<Cluster>) {
-        let of_cluster = self.groups.iter().filter(|(group, _)| group.cluster == cluster.id);
-        cluster.set_names(of_cluster.map(|(_, members)| members.count).sum());
     }
 }

@@ -1,7 +1,7 @@
 //! Finds remote clusters: labelled Secrets, as Istio has them, and a directory of kubeconfigs. Both are looked at while the
 //! agent runs.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::cluster::{Cluster, PACE, delay};
 use super::clusters::Clusters;
+use super::follow::pause_after;
 use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;
@@ -27,7 +29,9 @@ use crate::secret::Version;
 const LABEL: &str = "istio/multiCluster=true";
 /// How often the directory is read.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// The longest pause before a kubeconfig that does not work is tried again.
+/// How often a kubeconfig that can't be used is read again.
+const RETRY: Duration = Duration::from_secs(30);
+/// The longest pause before a kubeconfig that does not work is retried.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Where kubeconfigs of remote clusters are, and what they may do.
@@ -51,6 +55,9 @@ pub struct RemoteClusters {
     claims: BTreeMap<ClusterId, Vec<Claim>>,
     /// What is in use, or about to be.
     current: HashMap<ClusterId, Current>,
+    /// Clusters whose kubeconfig can't be used, and why.
+    unusable: BTreeSet<ClusterId>,
+    refusals: HashMap<ClusterId, FailureLog>,
     attempts: JoinSet<(ClusterId, Version, Arc<dyn Api>)>,
 }
 
@@ -70,13 +77,18 @@ struct Current {
 /// What a place has: each cluster's name with its kubeconfig.
 type Found = Vec<(ClusterId, Zeroizing<Vec<u8>>)>;
 
-/// A place, and what it has now.
-type Change = (Arc<str>, Found);
+/// What a finder reports.
+enum Change {
+    /// A place, and what it has now.
+    Place(Arc<str>, Found),
+    /// This one has looked at all of its places.
+    Complete(&'static str),
+}
 
 impl RemoteClusters {
     pub fn new(settings: RemoteSettings, clusters: Clusters, disk: Disk, clock: Clock) -> Self {
-        let (claims, current, attempts) = Default::default();
-        Self { settings, clusters, disk, clock, claims, current, attempts }
+        let (claims, current, unusable, refusals, attempts) = Default::default();
+        Self { settings, clusters, disk, clock, claims, current, unusable, refusals, attempts }
     }
 
     /// Follows every change. Does not return.
@@ -89,9 +101,24 @@ impl RemoteClusters {
         if let Some(directory) = self.settings.directory.clone() {
             finders.spawn(find_in_directory(directory, self.disk.clone(), changes.clone()));
         }
+        let finder_count = finders.len();
+        let mut complete = BTreeSet::new();
         loop {
             tokio::select! {
-                Some((origin, found)) = changed.recv() => self.take(&origin, found).await,
+                Some(change) = changed.recv() => match change {
+                    Change::Place(origin, found) => self.take(&origin, found).await,
+                    Change::Complete(finder) => {
+                        complete.insert(finder);
+                        if complete.len() == finder_count {
+                            self.clusters.complete();
+                        }
+                    }
+                },
+                () = tokio::time::sleep(RETRY), if !self.unusable.is_empty() => {
+                    for id in std::mem::take(&mut self.unusable) {
+                        self.settle(&id).await;
+                    }
+                }
                 Some(ended) = self.attempts.join_next() => match ended {
                     Ok((id, version, api)) => self.switch(&id, &version, api),
                     // It was given up for a newer one.
@@ -168,20 +195,26 @@ impl RemoteClusters {
             Ok(api) => api,
             Err(reason) => {
                 let cluster = &*id.0;
-                tracing::warn!(
-                    cluster,
-                    from = &*origin,
-                    reason,
-                    "kubeconfig of a remote cluster is not used"
-                );
+                if self.refusals.entry(id.clone()).or_default().is_new(&reason) {
+                    tracing::warn!(
+                        cluster,
+                        from = &*origin,
+                        reason,
+                        "kubeconfig of a remote cluster is not used"
+                    );
+                }
+                // It may name files, which others write.
+                self.unusable.insert(id.clone());
                 return;
             }
         };
+        self.refusals.remove(id);
         let before = self.current.remove(id).and_then(|current| current.attempt);
         before.inspect(AbortHandle::abort);
         let attempt = match self.clusters.get(id) {
             None => {
-                let cluster = Cluster::new(id.clone(), api, self.clock.clone());
+                let keeper = self.clusters.local().keeper.clone();
+                let cluster = Cluster::new(id.clone(), api, keeper, self.clock.clone());
                 self.clusters.add(cluster);
                 tracing::info!(cluster = &*id.0, from = &*origin, "remote cluster added");
                 None
@@ -251,16 +284,29 @@ async fn until_usable(cluster: &Cluster, api: &dyn Api, origin: &str) {
 
 async fn try_out(cluster: &Cluster, api: &dyn Api) -> Result<(), KubeError> {
     api.probe().await?;
-    for object in cluster.samples() {
-        api.get(&object).await?;
+    let samples = cluster.samples();
+    let mut found = samples.is_empty();
+    for object in &samples {
+        found |= api.get(object).await?.is_some();
     }
-    Ok(())
+    match found {
+        true => Ok(()),
+        false => Err(KubeError::Unreadable {
+            address: cluster.id.to_string(),
+            reason: "it has none of the objects that are served from this cluster: is it another one?"
+                .to_owned(),
+        }),
+    }
+}
+
+/// The Secrets of `namespace` with kubeconfigs.
+pub fn selection(namespace: &Arc<str>) -> Selection {
+    Selection { kind: Kind::Secret, namespace: Arc::clone(namespace), of: Of::Label(LABEL.into()) }
 }
 
 /// Reports the labelled Secrets of `namespace`. Does not return.
 async fn find_in_secrets(cluster: Arc<Cluster>, namespace: Arc<str>, changes: mpsc::Sender<Change>) {
-    let of = Of::Label(LABEL.into());
-    let selection = Selection { kind: Kind::Secret, namespace: Arc::clone(&namespace), of };
+    let selection = selection(&namespace);
     let origin = |name: &str| -> Arc<str> { format!("Secret {namespace}/{name}").into() };
     let (mut known, mut failures, mut log) = (Vec::<Box<str>>::new(), 0, FailureLog::default());
     loop {
@@ -268,16 +314,18 @@ async fn find_in_secrets(cluster: Arc<Cluster>, namespace: Arc<str>, changes: mp
             let list = cluster.list(&selection).await?;
             let now: Vec<_> = list.objects.iter().map(|object| object.name.clone()).collect();
             for gone in known.iter().filter(|name| !now.contains(name)) {
-                let _ = changes.send((origin(gone), Vec::new())).await;
+                let _ = changes.send(Change::Place(origin(gone), Vec::new())).await;
             }
             known = now;
             for object in list.objects {
-                let _ = changes.send((origin(&object.name), kubeconfigs(object))).await;
+                let _ = changes.send(Change::Place(origin(&object.name), kubeconfigs(object))).await;
             }
             failures = 0;
             log.recovered();
-            let mut from = list.version;
+            let _ = changes.send(Change::Complete("secrets")).await;
+            let (mut from, mut endings) = (list.version, 0);
             loop {
+                let opened = Instant::now();
                 let mut connection = cluster.connection();
                 let mut watch = cluster.watch(&selection, Some(&from)).await?;
                 loop {
@@ -295,17 +343,19 @@ async fn find_in_secrets(cluster: Arc<Cluster>, namespace: Arc<str>, changes: mp
                         Some(Ok(Event::Deleted { name, version })) => {
                             from = version;
                             known.retain(|known| *known != name);
-                            let _ = changes.send((origin(&name), Vec::new())).await;
+                            let _ = changes.send(Change::Place(origin(&name), Vec::new())).await;
                         }
                         Some(Ok(Event::Object(object))) => {
                             from = object.version.clone();
                             if !known.contains(&object.name) {
                                 known.push(object.name.clone());
                             }
-                            let _ = changes.send((origin(&object.name), kubeconfigs(object))).await;
+                            let _ =
+                                changes.send(Change::Place(origin(&object.name), kubeconfigs(object))).await;
                         }
                     }
                 }
+                endings = pause_after(opened, endings).await;
             }
         };
         let Err(error): Result<std::convert::Infallible, KubeError> = followed.await;
@@ -347,14 +397,15 @@ async fn find_in_directory(directory: PathBuf, disk: Disk, changes: mpsc::Sender
                     let origin: Arc<str> = path.display().to_string().into();
                     let version = Version::of(&content);
                     if known.remove(&origin).as_ref() != Some(&version) {
-                        let _ = changes.send((Arc::clone(&origin), vec![(id, content)])).await;
+                        let _ = changes.send(Change::Place(Arc::clone(&origin), vec![(id, content)])).await;
                     }
                     now.insert(origin, version);
                 }
                 for origin in known.into_keys() {
-                    let _ = changes.send((origin, Vec::new())).await;
+                    let _ = changes.send(Change::Place(origin, Vec::new())).await;
                 }
                 known = now;
+                let _ = changes.send(Change::Complete("directory")).await;
             }
             Err(reason) => {
                 if log.is_new(&reason) {
@@ -370,8 +421,11 @@ async fn find_in_directory(directory: PathBuf, disk: Disk, changes: mpsc::Sender
     }
 }
 
+/// Its path, the cluster that has its name, and its content.
+pub type KubeconfigFile = (PathBuf, ClusterId, Zeroizing<Vec<u8>>);
+
 /// The files of a directory, each the kubeconfig of the cluster that has its name. Hidden files are none.
-fn read_all(directory: &Path) -> io::Result<Vec<(PathBuf, ClusterId, Zeroizing<Vec<u8>>)>> {
+pub fn read_all(directory: &Path) -> io::Result<Vec<KubeconfigFile>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();

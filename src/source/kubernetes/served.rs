@@ -1,4 +1,4 @@
-//! One name's way from its object into the cache, and what people are told about it.
+//! One name's way from its object into the cache, and what people see of it.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -17,7 +17,9 @@ use crate::store::{Cache, Key, Origin, Published, Publisher};
 pub(super) enum Finding {
     /// Nothing yet.
     Open,
-    /// The API server does not say, for this reason.
+    /// It is looked up later, since too many names are asked for that don't exist.
+    Postponed,
+    /// It can't be found out now, for this reason.
     Unknown {
         reason: Arc<str>,
     },
@@ -44,12 +46,14 @@ pub(super) struct Served {
     publisher: Publisher,
     /// Most names never fail.
     failures: Option<Box<FailureLog>>,
+    /// Why CRLs or an OCSP staple are not used.
+    part_failures: Option<Box<FailureLog>>,
 }
 
 impl Served {
     pub(super) fn new(cache: &Cache, key: Key) -> Self {
         let publisher = cache.publisher(key.clone(), Origin::KUBERNETES);
-        Self { cache: cache.clone(), key, publisher, failures: None }
+        Self { cache: cache.clone(), key, publisher, failures: None, part_failures: None }
     }
 
     /// Another publisher of the same name.
@@ -67,6 +71,15 @@ impl Served {
     ) -> Option<SystemTime> {
         match finding {
             Finding::Open => None,
+            Finding::Postponed => {
+                let reason = "too many names that don't exist are asked for: this one is looked up later";
+                match self.key.name.is_bare() {
+                    // A client waits in its handshake.
+                    true if !self.has_value() => self.withdraw(reason.to_owned(), "postponed", metrics),
+                    _ => self.fail(reason, "postponed", metrics),
+                }
+                None
+            }
             Finding::Unknown { reason } => {
                 if !self.has_value() {
                     self.fail(&reason, "unreachable", metrics);
@@ -78,10 +91,15 @@ impl Served {
                 None
             }
             Finding::Present { place, content, .. } => match (&content.pair, &content.roots) {
-                (Some(pair), _) if wants.pair => {
-                    let pair = valid_pair(pair, now).map(Secret::KeyPair);
-                    self.publish(&place, pair, now, metrics)
-                }
+                (Some(pair), _) if wants.pair => match valid_pair(pair, now) {
+                    Ok(pair) => {
+                        let (pair, error, change) = content.stapled(pair, now);
+                        let next = self.publish(&place, Ok(Secret::KeyPair(pair)), now, metrics);
+                        self.report_part(&place, error.as_ref(), metrics);
+                        change.into_iter().chain(next).min()
+                    }
+                    Err(error) => self.publish(&place, Err(error), now, metrics),
+                },
                 (_, Some(roots)) if wants.roots => match valid_roots(roots, now) {
                     Ok(roots) => {
                         let secret = Secret::TrustBundle(roots.bundle);
@@ -148,29 +166,34 @@ impl Served {
         now: SystemTime,
         metrics: &Metrics,
     ) -> Option<SystemTime> {
-        let crls = crls.unwrap_or_else(|error| {
-            self.report_crls(place, &error.to_string(), metrics);
-            Vec::new()
-        });
+        let (crls, unusable) = match crls {
+            Ok(crls) => (crls, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
         let coverage = self.cache.set_crls(&self.key, &crls, now)?;
-        if let (Err(uncovered), false) = (&coverage.covered, crls.is_empty()) {
-            let reason = format!("{uncovered}; the roots are served without CRLs");
-            self.report_crls(place, &reason, metrics);
-        }
+        let uncovered = coverage.covered.err().filter(|_| !crls.is_empty()).map(Unusable::Uncovered);
+        self.report_part(place, unusable.or(uncovered).as_ref(), metrics);
         coverage.next_change.filter(|_| !crls.is_empty())
     }
 
-    fn report_crls(&mut self, place: &Place, reason: &str, metrics: &Metrics) {
-        if self.failures.get_or_insert_default().is_new(reason) {
-            metrics.source_failures.get_or_create(&BySource { source: "kubernetes", reason: "crl" }).inc();
-            let (name, from) = (self.log_name(), place.object.to_string());
-            tracing::warn!(
-                name,
-                from,
-                reason = text::sanitize_for_log(reason),
-                "CRLs of a Secret are not used"
-            );
+    /// Reports CRLs or an OCSP staple that are not used, once for each reason.
+    fn report_part(&mut self, place: &Place, error: Option<&Unusable>, metrics: &Metrics) {
+        let Some(error) = error else {
+            self.part_failures = None;
+            return;
+        };
+        let reason = error.to_string();
+        if !self.part_failures.get_or_insert_default().is_new(&reason) {
+            return;
         }
+        let what = match error {
+            Unusable::Staple(_) => "OCSP staple of a Secret is not used",
+            _ => "CRLs of a Secret are not used",
+        };
+        let label = BySource { source: "kubernetes", reason: error.label() };
+        metrics.source_failures.get_or_create(&label).inc();
+        let (name, from) = (self.log_name(), place.object.to_string());
+        tracing::warn!(name, from, reason = text::sanitize_for_log(&reason), "{what}");
     }
 
     /// The last good value stays.

@@ -17,14 +17,14 @@ use crate::pki::crl::testing::Authority;
 use crate::pki::pem;
 
 /// An object with these entries.
-pub(super) fn object(name: &str, version: u64, data: &[(&str, &str)]) -> Object {
-    let value = |text: &str| Zeroizing::new(text.as_bytes().to_vec());
+pub(super) fn object<V: AsRef<[u8]>>(name: &str, version: u64, data: &[(&str, V)]) -> Object {
+    let value = |bytes: &V| Zeroizing::new(bytes.as_ref().to_vec());
     Object {
         name: name.into(),
         version: Version(version.to_string().into()),
         labels: BTreeMap::new(),
         annotations: BTreeMap::new(),
-        data: data.iter().map(|(key, text)| ((*key).into(), value(text))).collect(),
+        data: data.iter().map(|(key, bytes)| ((*key).into(), value(bytes))).collect(),
     }
 }
 
@@ -48,7 +48,7 @@ pub(super) fn root_of(name: &str) -> String {
 #[derive(Clone, Debug, Default)]
 pub(super) struct FakeApi(Arc<Mutex<State>>);
 
-type Data = Vec<(String, String)>;
+type Data = Vec<(String, Vec<u8>)>;
 
 #[derive(Debug, Default)]
 pub(super) struct State {
@@ -62,13 +62,15 @@ pub(super) struct State {
     pub(super) calls: Vec<String>,
     /// Nothing answers.
     pub(super) is_away: bool,
-    /// Verbs that are forbidden.
+    /// Verbs that are forbidden; "watch all" of a whole namespace.
     pub(super) forbidden: BTreeSet<&'static str>,
     /// Answers of reviews: which accounts may do what, like `gateway get shop/web`.
     pub(super) rights: BTreeSet<String>,
     pub(super) grants: Vec<Grant>,
     /// Reviews fail.
     pub(super) reviews_fail: bool,
+    /// Objects that answer 500.
+    pub(super) broken: BTreeSet<String>,
     /// Every call answers 429.
     pub(super) throttles: Option<Duration>,
 }
@@ -132,7 +134,8 @@ impl State {
         if let Some(delay) = self.throttles {
             return Err(status(StatusCode::TOO_MANY_REQUESTS, Some(delay)));
         }
-        match self.forbidden.contains(verb) {
+        let is_of_all = verb == "watch" && what.ends_with("/*");
+        match self.forbidden.contains(verb) || is_of_all && self.forbidden.contains("watch all") {
             true => Err(status(StatusCode::FORBIDDEN, None)),
             false => Ok(()),
         }
@@ -152,7 +155,7 @@ impl State {
 }
 
 fn made(id: &ObjectId, version: u64, data: &Data) -> Object {
-    let data: Vec<_> = data.iter().map(|(key, text)| (key.as_str(), text.as_str())).collect();
+    let data: Vec<_> = data.iter().map(|(key, bytes)| (key.as_str(), bytes)).collect();
     object(&id.name, version, &data)
 }
 
@@ -174,11 +177,12 @@ impl FakeApi {
         self.0.lock().unwrap()
     }
 
-    pub(super) fn put(&self, id: &ObjectId, data: &[(&str, &str)]) {
+    pub(super) fn put<V: AsRef<[u8]>>(&self, id: &ObjectId, data: &[(&str, V)]) {
         let mut state = self.lock();
         state.version += 1;
         let version = state.version;
-        let data: Data = data.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect();
+        let data: Data =
+            data.iter().map(|(key, bytes)| ((*key).to_owned(), bytes.as_ref().to_vec())).collect();
         state.objects.insert(id.clone(), (version, data.clone()));
         state.history.push((version, id.clone(), Some(data.clone())));
         state.tell(version, id, Some(&data));
@@ -194,7 +198,7 @@ impl FakeApi {
         }
     }
 
-    /// A watch tells of a deletion that has not happened.
+    /// A watch reports a deletion that has not happened.
     pub(super) fn lie(&self, id: &ObjectId) {
         let mut state = self.lock();
         let version = state.version;
@@ -236,6 +240,9 @@ impl Api for FakeApi {
         let found = {
             let mut state = self.lock();
             state.call("get", &id.to_string())?;
+            if state.broken.contains(&id.to_string()) {
+                return Err(status(StatusCode::INTERNAL_SERVER_ERROR, None));
+            }
             state.found(id)
         };
         tokio::time::sleep(Duration::from_millis(2)).await;

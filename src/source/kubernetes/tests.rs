@@ -11,7 +11,8 @@ use super::testing::{FakeApi, pair_from, pair_of, root_of, secret};
 use super::*;
 use crate::kube::ClusterId;
 use crate::pki::crl::testing::Authority;
-use crate::store::{Entry, NotServed, Subscription};
+use crate::pki::ocsp::testing::staple;
+use crate::store::{Entry, Good, NotServed, Subscription};
 
 /// A source with one cluster, in virtual time.
 struct Agent {
@@ -39,7 +40,7 @@ impl Agent {
 
     fn with(settings: KubernetesSettings) -> Self {
         let api = FakeApi::default();
-        let local = Cluster::new(ClusterId("home".into()), Arc::new(api.clone()), clock());
+        let local = Cluster::new(ClusterId("home".into()), Arc::new(api.clone()), None, clock());
         let clusters = Clusters::new(local);
         let (cache, workload) = Cache::with_workload("");
         let metrics = Metrics::default();
@@ -263,6 +264,49 @@ async fn an_unusable_secret_costs_nothing_and_its_repair_is_served() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_staple_is_served_with_its_certificate_until_it_expires() {
+    let agent = Agent::start();
+    let web = secret("shop", "web");
+    let (chain, key) = pair_of("ca");
+    let put = |staple: &[u8]| {
+        let pair = [("tls.crt", chain.as_bytes()), ("tls.key", key.as_bytes())];
+        agent.api.put(&web, &[&pair[..], &[("tls.ocsp-staple", staple)]].concat());
+    };
+    let until_served = async |staple: Option<&[u8]>| {
+        let is_served = |agent: &Agent| match agent.entry("kubernetes://web").good.as_deref() {
+            Some(Good { secret: Secret::KeyPair(pair), .. }) => {
+                pair.staple().map(|staple| staple.der()) == staple
+            }
+            _ => false,
+        };
+        agent.until("the staple", is_served).await;
+    };
+    let _stream = agent.open("kubernetes://web");
+    // Neither is usable, and the key pair is served all the same.
+    put(b"junk");
+    until_served(None).await;
+    let serial = agent.leaf("kubernetes://web").unwrap();
+    let begin = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+    put(&staple("1234", begin, begin + Duration::from_secs(3600)));
+    agent.until("the reason", |agent| agent.failures("ocsp_staple") == 2).await;
+    until_served(None).await;
+    assert_eq!(agent.entry("kubernetes://web").failure(), None);
+
+    let first = staple(&serial, begin, begin + Duration::from_secs(3600));
+    put(&first);
+    until_served(Some(&first)).await;
+    let second = staple(&serial, begin, begin + Duration::from_secs(7200));
+    put(&second);
+    until_served(Some(&second)).await;
+    rest(7000).await;
+    until_served(Some(&second)).await;
+    rest(300).await;
+    until_served(None).await;
+    assert_eq!(agent.failures("ocsp_staple"), 3);
+    assert_eq!(agent.leaf("kubernetes://web"), Some(serial));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_generation_is_taken_whole() {
     let agent = Agent::start();
     let web = secret("shop", "web");
@@ -311,4 +355,58 @@ async fn a_throttled_cluster_is_left_alone_for_as_long_as_it_asks() {
     assert_eq!(agent.api.lock().calls.len(), 1);
     agent.api.lock().throttles = None;
     agent.until_served("kubernetes://web").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn roots_follow_the_base_name_although_the_watch_of_the_other_failed_once() {
+    let agent = Agent::start();
+    let base = secret("shop", "web");
+    let (chain, key) = pair_of("ca");
+    let put = |root: &str| {
+        agent.api.put(&base, &[("tls.crt", &chain), ("tls.key", &key), ("ca.crt", &root_of(root))]);
+    };
+    put("one");
+    let _stream = agent.open("sds://web-cacert");
+    agent.until_served("sds://web-cacert").await;
+    rest(10).await;
+    agent.api.lock().throttles = Some(Duration::from_secs(1));
+    agent.api.disconnect();
+    rest(3).await;
+    agent.api.lock().throttles = None;
+    rest(30).await;
+    put("two");
+    agent.until("the new roots", |agent| agent.leaf("sds://web-cacert").unwrap().contains("two")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_that_come_and_go_leave_nothing_behind() {
+    let agent = Agent::start();
+    put_pair(&agent.api, &secret("shop", "web"));
+    let first = agent.open("kubernetes://web");
+    agent.until_served("kubernetes://web").await;
+    drop(first);
+    let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    rest(1).await;
+    let before = alive();
+    for _ in 0..100 {
+        drop(agent.open("kubernetes://web"));
+        rest(1).await;
+    }
+    assert!(alive() <= before, "{} tasks, {before} before", alive());
+    rest(900).await;
+    assert!(agent.cache.snapshot().is_empty() && agent.api.watches().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_object_that_the_api_server_can_not_read_stops_no_other() {
+    let agent = Agent::start();
+    put_pair(&agent.api, &secret("shop", "web"));
+    agent.api.lock().broken.insert("Secret shop/broken".to_owned());
+    let _streams = [agent.open("kubernetes://broken"), agent.open("kubernetes://web")];
+    agent.until_served("kubernetes://web").await;
+    rest(300).await;
+    assert!(agent.clusters.status()[0].reachable_since.is_some());
+    assert_eq!(agent.api.count("probe"), 0);
+    let gets = agent.api.count("get Secret shop/broken");
+    assert!(gets < 20, "{gets} calls in five minutes");
 }

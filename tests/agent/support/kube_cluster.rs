@@ -17,7 +17,8 @@ pub mod rbac;
 pub mod resource;
 mod reviews;
 mod serve;
-mod status;
+pub mod signers;
+pub mod status;
 pub mod store;
 mod watch;
 
@@ -43,6 +44,7 @@ pub use self::content::{Draft, Pair};
 pub use self::fault::Fault;
 pub use self::rbac::{Rule, User};
 use self::resource::Key;
+use self::signers::Signers;
 use self::store::Store;
 use super::violations::Violations;
 
@@ -118,6 +120,7 @@ struct State {
     /// What each manager applied last.
     applied: BTreeMap<(String, Key), Value>,
     has_gateway_api: bool,
+    signers: Option<Box<dyn Signers>>,
 }
 
 impl Drop for KubeCluster {
@@ -293,6 +296,16 @@ impl KubeCluster {
     /// An object as it is stored.
     pub fn object(&self, key: &Key) -> Option<Value> {
         self.state().store.object(key).map(|object| object.value.clone())
+    }
+
+    /// The names of all objects of a kind.
+    pub fn names(&self, plural: &'static str) -> Vec<String> {
+        self.state().store.all(plural).map(|object| object.key.name.clone()).collect()
+    }
+
+    /// From now on these check, approve and sign requests for certificates.
+    pub fn set_signers(&self, signers: impl Signers + 'static) {
+        self.state().signers = Some(Box::new(signers));
     }
 
     /// A pair for this host, from the CA of the cluster.

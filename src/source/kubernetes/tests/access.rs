@@ -58,9 +58,9 @@ async fn a_review_that_fails_is_no_refusal_and_is_repeated() {
     rest(60).await;
     assert_eq!(agent.leaf("kubernetes://web"), Some(leaf));
     // A definite no does.
-    let mut state = agent.api.lock();
-    (state.reviews_fail, state.rights) = (false, Default::default());
-    drop((state, stream));
+    agent.api.lock().reviews_fail = false;
+    agent.api.lock().rights.clear();
+    drop(stream);
     let _third = agent.open("kubernetes://web");
     agent.until("it is withdrawn", |agent| agent.entry("kubernetes://web").is_withdrawn).await;
 }
@@ -89,9 +89,10 @@ async fn without_an_identity_no_secret_is_served_until_the_workloads_certificate
     put_pair(&agent.api, &secret("shop", "web"));
     agent.api.lock().rights.insert("gateway get shop/web".to_owned());
     let _stream = agent.open("kubernetes://web");
-    agent.until("the refusal", |agent| agent.entry("kubernetes://web").is_withdrawn).await;
+    agent.until("the reason", |agent| agent.entry("kubernetes://web").failure().is_some()).await;
     rest(30).await;
     assert_eq!(agent.api.lock().calls.len(), 0);
+    assert!(!agent.entry("kubernetes://web").is_withdrawn, "it may have an identity soon");
     let own = agent.cache.publisher(agent.key("default"), crate::store::Origin::CA);
     let pair = |id: &str| {
         let key = crate::pki::key::SigningKey::generate(crate::pki::key::KeyType::EcdsaP256).unwrap();
@@ -143,7 +144,7 @@ async fn a_name_is_read_from_the_cluster_of_its_client_which_may_come_later_and_
     let local = agent.until_served("kubernetes-gateway://shop/web").await;
     assert_eq!(leaf(&agent), None);
     put_pair(&east, &web);
-    agent.clusters.add(Cluster::new(ClusterId("east".into()), Arc::new(east.clone()), clock()));
+    agent.clusters.add(Cluster::new(ClusterId("east".into()), Arc::new(east.clone()), None, clock()));
     agent.until("the remote one", |agent| leaf(agent).is_some()).await;
     let remote = leaf(&agent).unwrap();
     assert_ne!(remote, local);
@@ -153,7 +154,7 @@ async fn a_name_is_read_from_the_cluster_of_its_client_which_may_come_later_and_
     // The cluster comes back with another connection.
     let again = FakeApi::default();
     put_pair(&again, &web);
-    agent.clusters.add(Cluster::new(ClusterId("east".into()), Arc::new(again), clock()));
+    agent.clusters.add(Cluster::new(ClusterId("east".into()), Arc::new(again), None, clock()));
     agent.until("the new one", |agent| leaf(agent) != Some(remote.clone())).await;
 }
 
@@ -162,7 +163,7 @@ async fn a_dead_cluster_delays_no_other() {
     let agent = Agent::start();
     let east = FakeApi::default();
     east.lock().is_away = true;
-    agent.clusters.add(Cluster::new(ClusterId("east".into()), Arc::new(east), clock()));
+    agent.clusters.add(Cluster::new(ClusterId("east".into()), Arc::new(east), None, clock()));
     let keys: Vec<_> = (0..200).map(|number| agent.key(&format!("kubernetes://name-{number}"))).collect();
     let of_east = keys.iter().map(|key| {
         let SecretName::Kubernetes(name) = key.name.clone() else { panic!() };
@@ -176,4 +177,46 @@ async fn a_dead_cluster_delays_no_other() {
     let before = tokio::time::Instant::now();
     agent.until_served("kubernetes://web").await;
     assert!(before.elapsed() < Duration::from_millis(50));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_remote_cluster_that_comes_back_is_read_whatever_was_known_of_it() {
+    let agent = Agent::start();
+    let (web, absent) = (secret("shop", "web"), secret("shop", "absent"));
+    let names = ["kubernetes://web", "sds://web", "sds://web-cacert", "kubernetes://absent"];
+    let of_east = |name: &str| {
+        let SecretName::Kubernetes(name) = agent.key(name).name else { panic!() };
+        Key { workload: agent.workload, name: SecretName::Kubernetes(name.in_cluster("east".into())) }
+    };
+    let keys = names.map(of_east);
+    let _streams = keys.clone().map(|key| agent.cache.subscribe(&key).unwrap());
+    let entry = |key: &Key| agent.cache.snapshot().into_iter().find(|one| one.key == *key).unwrap().entry;
+    agent.until("the reasons", |_| keys.iter().all(|key| entry(key).failure().is_some())).await;
+    assert!(keys.iter().all(|key| !entry(key).is_withdrawn), "the remote clusters are not known yet");
+    agent.clusters.complete();
+    agent.until("the refusals", |_| keys.iter().all(|key| entry(key).is_withdrawn)).await;
+
+    let (chain, key) = pair_of("ca");
+    let data = [("tls.crt", &*chain), ("tls.key", &*key), ("ca.crt", &*root_of("one"))];
+    let east = |api: &FakeApi| Cluster::new(ClusterId("east".into()), Arc::new(api.clone()), None, clock());
+    let first = FakeApi::default();
+    first.put(&web, &data);
+    agent.clusters.add(east(&first));
+    agent.until("they are served", |_| keys[..3].iter().all(|key| entry(key).good.is_some())).await;
+    agent.until("the absence", |_| entry(&keys[3]).is_withdrawn).await;
+    agent.clusters.remove(&ClusterId("east".into()));
+    rest(5).await;
+    let second = FakeApi::default();
+    put_pair(&second, &absent);
+    let (chain, key) = pair_of("ca");
+    second.put(&web, &[("tls.crt", &*chain), ("tls.key", &*key), ("ca.crt", &*root_of("two"))]);
+    agent.clusters.add(east(&second));
+    agent.until("what was absent", |_| entry(&keys[3]).good.is_some()).await;
+    let root = |key: &Key| match &entry(key).good.unwrap().secret {
+        Secret::TrustBundle(bundle) => bundle.facts()[0].names(),
+        Secret::KeyPair(pair) => pair.leaf().serial.clone(),
+    };
+    agent.until("the new roots", |_| root(&keys[2]).contains("two")).await;
+    agent.until("one pair", |_| root(&keys[0]) == root(&keys[1])).await;
+    agent.until("no watch is left", |_| first.watches().is_empty()).await;
 }

@@ -91,3 +91,55 @@ async fn a_flood_of_names_that_do_not_exist_costs_bounded_calls_and_they_are_rem
     rest(600).await;
     assert_eq!(agent.cache.snapshot().len(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_asked_for_while_the_namespace_is_listed_is_not_taken_away() {
+    let agent = Agent::start();
+    put_many(&agent, 300);
+    let (_, _streams) = many(&agent, 101);
+    agent.until("the list", |agent| agent.api.count("list") == 1).await;
+    let late: Vec<_> = (200..220).map(|number| agent.open(&format!("kubernetes://host-{number}"))).collect();
+    for _ in 0..400 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let withdrawn = agent.cache.snapshot().into_iter().find(|one| one.entry.is_withdrawn);
+        assert!(withdrawn.is_none(), "{withdrawn:?}");
+    }
+    assert!((200..220).all(|number| agent.leaf(&format!("kubernetes://host-{number}")).is_some()));
+    drop(late);
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_keep_their_own_watches_where_the_namespace_may_be_listed_and_not_watched() {
+    let agent = Agent::start();
+    agent.api.lock().forbidden.insert("watch all");
+    put_many(&agent, 120);
+    let (names, _streams) = many(&agent, 120);
+    for name in &names {
+        agent.until_served(name).await;
+    }
+    rest(30).await;
+    assert_eq!(agent.api.watches().len(), 120);
+    let leaf = agent.leaf(&names[3]).unwrap();
+    put_pair(&agent.api, &secret("shop", "host-3"));
+    let before = tokio::time::Instant::now();
+    agent.until("the change", |agent| agent.leaf(&names[3]).is_some_and(|now| now != leaf)).await;
+    assert!(before.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn hundreds_of_forbidden_names_cost_others_nothing() {
+    let agent = Agent::start();
+    agent.api.lock().forbidden.insert("get");
+    let (_, _streams) = many(&agent, 90);
+    let more: Vec<_> = (0..500).map(|number| agent.open(&format!("kubernetes://ns-{number}/web"))).collect();
+    rest(120).await;
+    agent.api.lock().forbidden.clear();
+    put_pair(&agent.api, &secret("good", "web"));
+    let stream = agent.open("kubernetes://good/web");
+    for _ in 0..100 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert!(!agent.entry("kubernetes://good/web").is_withdrawn);
+    }
+    assert!(agent.leaf("kubernetes://good/web").is_some());
+    drop((more, stream));
+}

@@ -98,6 +98,11 @@ pub async fn answer(
             close.cancel();
             std::future::pending().await
         }
+        Some(Fault::Lose) => {
+            drop(proper());
+            close.cancel();
+            std::future::pending().await
+        }
         Some(Fault::Truncate) => {
             let (head, body) = proper().into_parts();
             let bytes = body.collect().await?.to_bytes();

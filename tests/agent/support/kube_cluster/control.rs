@@ -216,6 +216,11 @@ impl KubeCluster {
         self.shared.connections.close();
     }
 
+    /// New connections get these bytes instead of HTTP; without any they close at once. None: they get HTTP again.
+    pub fn set_raw(&self, bytes: Option<Vec<u8>>) {
+        self.shared.connections.set_raw(bytes);
+    }
+
     /// Nothing is read from or written to connections any longer, which stay open: as if the network dropped every packet.
     pub fn freeze(&self) {
         self.shared.connections.freeze(true);

@@ -21,6 +21,8 @@ pub enum Fault {
     Silent,
     /// The connection closes without an answer.
     Close,
+    /// The request is executed; then the connection closes without an answer.
+    Lose,
     /// The stream is reset without an answer.
     Reset,
     /// The answer comes later.

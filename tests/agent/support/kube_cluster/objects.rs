@@ -17,7 +17,7 @@ use super::serve::Body;
 use super::status::{self, Failure};
 use super::store::Stored;
 use super::watch::{self, Opened};
-use super::{Shared, State, accounts, content};
+use super::{Shared, State, accounts, content, signers};
 
 /// The time after which a watch ends that names none.
 const LASTS: Duration = Duration::from_secs(45 * 60);
@@ -57,6 +57,7 @@ pub fn answer(
         ("list", Some(selection), _) => list(&mut state, call, target, &selection),
         ("watch", Some(selection), _) => watch(shared, state, call, target, selection, user),
         ("get", _, Some(key)) => {
+            signers::act(&mut state, &key);
             let object = state.store.object(&key).ok_or_else(|| status::not_found(&key))?;
             Ok(response(200, "application/json", object.json(target.version, false)))
         }
@@ -70,7 +71,8 @@ pub fn answer(
             if state.store.object(&key).is_some() {
                 return Err(status::already_exists(&key));
             }
-            write(shared, &mut state, &key, &call.body, target, 201)
+            let body = signers::admit(shared, &state, &key, &call.body, user)?;
+            write(shared, &mut state, &key, &body, target, 201)
         }
         ("update", _, Some(key)) => {
             let old = state.store.object(&key).ok_or_else(|| status::not_found(&key))?;

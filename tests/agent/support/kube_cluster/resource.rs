@@ -26,7 +26,9 @@ const fn built_in(
 const RBAC: &str = "rbac.authorization.k8s.io";
 pub const GATEWAY: &str = "gateway.networking.k8s.io";
 
-pub static RESOURCES: [Resource; 9] = [
+pub const CERTIFICATES: &str = "certificates.k8s.io";
+
+pub static RESOURCES: [Resource; 11] = [
     built_in("", "namespaces", "Namespace", false),
     built_in("", "secrets", "Secret", true),
     built_in("", "configmaps", "ConfigMap", true),
@@ -35,6 +37,11 @@ pub static RESOURCES: [Resource; 9] = [
     built_in(RBAC, "clusterrolebindings", "ClusterRoleBinding", false),
     built_in(RBAC, "roles", "Role", true),
     built_in(RBAC, "rolebindings", "RoleBinding", true),
+    built_in(CERTIFICATES, "certificatesigningrequests", "CertificateSigningRequest", false),
+    Resource {
+        versions: &["v1beta1"],
+        ..built_in(CERTIFICATES, "clustertrustbundles", "ClusterTrustBundle", false)
+    },
     Resource {
         group: GATEWAY,
         versions: &["v1", "v1beta1"],
@@ -131,6 +138,7 @@ pub struct Selection {
     pub namespace: Option<String>,
     pub name: Option<String>,
     secret_type: Option<String>,
+    signer: Option<String>,
     /// Key, value (none: any), and whether the label must be so or must not.
     labels: Vec<(String, Option<String>, bool)>,
 }
@@ -143,6 +151,7 @@ impl Selection {
             namespace: target.namespace.clone(),
             name: None,
             secret_type: None,
+            signer: None,
             labels: Vec::new(),
         };
         for field in terms(query, "fieldSelector") {
@@ -153,6 +162,7 @@ impl Selection {
                 "metadata.name" => selection.name = value,
                 "metadata.namespace" => selection.namespace = value,
                 "type" if selection.plural == "secrets" => selection.secret_type = value,
+                "spec.signerName" if target.resource.group == CERTIFICATES => selection.signer = value,
                 _ => return Err(format!("field label not supported: {field}")),
             }
         }
@@ -172,7 +182,7 @@ impl Selection {
     }
 
     pub fn has_selector(&self) -> bool {
-        self.name.is_some() || self.secret_type.is_some() || !self.labels.is_empty()
+        self.name.is_some() || self.secret_type.is_some() || self.signer.is_some() || !self.labels.is_empty()
     }
 
     pub fn has(&self, object: &super::store::Stored) -> bool {
@@ -187,6 +197,7 @@ impl Selection {
             && is(&self.namespace, &key.namespace)
             && is(&self.name, &key.name)
             && is(&self.secret_type, object.text(&["type"]).unwrap_or_default())
+            && is(&self.signer, object.text(&["spec", "signerName"]).unwrap_or_default())
             && self.labels.iter().all(label_is)
     }
 }

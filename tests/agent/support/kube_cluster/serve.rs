@@ -12,7 +12,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Bytes;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -34,6 +34,8 @@ pub struct Connections {
     /// Cancelled to close all; then replaced.
     close: Mutex<CancellationToken>,
     frozen: Arc<Frozen>,
+    /// What new connections get instead of HTTP.
+    raw: Mutex<Option<Vec<u8>>>,
     pub open: AtomicUsize,
     pub accepted: AtomicUsize,
 }
@@ -45,6 +47,10 @@ impl Connections {
 
     pub fn close(&self) {
         std::mem::take(&mut *self.close.lock().unwrap()).cancel();
+    }
+
+    pub fn set_raw(&self, bytes: Option<Vec<u8>>) {
+        *self.raw.lock().unwrap() = bytes;
     }
 
     /// Nothing is read or written: the network drops every packet.
@@ -140,7 +146,15 @@ pub async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 
 async fn serve(io: TcpStream, shared: &Arc<Shared>, close: &CancellationToken) {
     let io = Freezable { io, frozen: Arc::clone(&shared.connections.frozen) };
-    let Ok(io) = shared.acceptor.accept(io).await else { return };
+    let Ok(mut io) = shared.acceptor.accept(io).await else { return };
+    let raw = shared.connections.raw.lock().unwrap().clone();
+    if let Some(bytes) = raw {
+        let _ = io.write_all(&bytes).await;
+        let _ = io.flush().await;
+        // Closing a connection with unread data resets it, and written data may be lost.
+        while !bytes.is_empty() && io.read(&mut [0; 1024]).await.is_ok_and(|read| read > 0) {}
+        return;
+    }
     let session = io.get_ref().1;
     let is_http2 = session.alpn_protocol() == Some(b"h2");
     let certificate = session.peer_certificates().and_then(|chain| chain.first()).cloned();

@@ -3,6 +3,7 @@ use std::path::Path;
 
 use super::{Behaviour, ExpectedLog, Provider};
 use crate::support::kube_api::{KubeApi, Mood};
+use crate::support::kube_cluster::Fault;
 
 impl Provider for KubeApi {
     const NAME: &'static str = "kubernetes";
@@ -24,7 +25,7 @@ impl Provider for KubeApi {
     fn set(&self, behaviour: Behaviour) {
         self.set(match behaviour {
             Behaviour::Refuses => Mood::Denied,
-            Behaviour::Hangs => Mood::Hang,
+            Behaviour::Hangs => Mood::Fault(Fault::Silent),
             Behaviour::Junk => Mood::JunkCertificate,
             Behaviour::Lies(lie) => Mood::Lie(lie),
             _ => Mood::Good,

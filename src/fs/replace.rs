@@ -1,0 +1,57 @@
+//! Replaces small files as a whole: a reader sees the old content or the new one, also after a power cut.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use zeroize::Zeroizing;
+
+/// The step of a replacement that failed.
+#[derive(Debug)]
+pub struct NotReplaced {
+    /// Like `writing`.
+    pub doing: &'static str,
+    pub path: PathBuf,
+    pub source: io::Error,
+}
+
+/// Creates `directory` unless it exists. Only the agent's user may enter it.
+pub fn create_private(directory: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)
+}
+
+/// Replaces the file `name` in `directory`, which is created if it is missing, by one that only the agent's user may read.
+/// `content` is called as late as possible and its result dropped as early as possible, because there is a key in it; with
+/// none nothing is replaced. Waits for the disk.
+pub fn replace(
+    directory: &Path,
+    name: &str,
+    content: impl FnOnce() -> Option<Zeroizing<Vec<u8>>>,
+) -> Result<(), NotReplaced> {
+    let (new, file) = (directory.join(format!("{name}.new")), directory.join(name));
+    let failed = |doing: &'static str, path: &Path| {
+        let path = path.to_owned();
+        move |source| NotReplaced { doing, path, source }
+    };
+    create_private(directory).map_err(failed("creating", directory))?;
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("removing", &new)(error)),
+        _ => {}
+    }
+    let opened = File::options().write(true).create_new(true).mode(0o600).open(&new);
+    let mut opened = opened.map_err(failed("writing", &new))?;
+    let Some(content) = content() else {
+        let _ = fs::remove_file(&new);
+        return Ok(());
+    };
+    let written = opened.write_all(&content);
+    drop(content);
+    if let Err(error) = written.and_then(|()| opened.sync_all()) {
+        // A half of it would only take room.
+        let _ = fs::remove_file(&new);
+        return Err(failed("writing", &new)(error));
+    }
+    fs::rename(&new, &file).map_err(failed("replacing", &file))?;
+    File::open(directory).and_then(|dir| dir.sync_all()).map_err(failed("syncing", directory))
+}

@@ -1,0 +1,309 @@
+//! Follows all objects of a namespace that are asked for with one watch.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::Instant;
+
+use super::cluster::{Cluster, delay};
+use super::content::{Content, Wants};
+use super::follow::{Group, Next, Report, Reports, Seen, failed, forget, next, parse_and_keep, pause_after};
+use crate::base::text;
+use crate::kube::{Api, Event, KubeError, Object, Of, Selection, Version, Watch};
+
+/// So many objects are parsed in one turn; others of the agent's tasks get theirs in between.
+const TURN: usize = 8;
+/// How many names of a namespace are remembered that are not asked for.
+const KNOWN_NAMES: usize = 100_000;
+
+/// The names of a namespace: those that are asked for, and which there may be.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    wanted: Mutex<HashMap<Arc<str>, Wants>>,
+    /// Hashes of the names that the API server has sent. None: there are too many of them.
+    known: Mutex<Option<HashSet<u64>>>,
+    hasher: RandomState,
+}
+
+impl Names {
+    pub(super) fn new(wanted: HashMap<Arc<str>, Wants>) -> Self {
+        Self { wanted: Mutex::new(wanted), known: Mutex::new(Some(HashSet::new())), ..Self::default() }
+    }
+
+    pub(super) fn want(&self, name: Arc<str>, wants: Wants) {
+        lock(&self.wanted).insert(name, wants);
+    }
+
+    pub(super) fn forget(&self, name: &str) {
+        lock(&self.wanted).remove(name);
+    }
+
+    fn wants(&self, name: &str) -> Option<Wants> {
+        lock(&self.wanted).get(name).copied()
+    }
+
+    fn all(&self) -> Vec<Arc<str>> {
+        lock(&self.wanted).keys().cloned().collect()
+    }
+
+    /// Notes that there is an object of this name; true if it is asked for.
+    fn meet(&self, name: &str) -> bool {
+        let mut known = lock(&self.known);
+        if let Some(names) = &mut *known {
+            names.insert(self.hasher.hash_one(name));
+            if names.len() > KNOWN_NAMES {
+                *known = None;
+            }
+        }
+        drop(known);
+        self.wants(name).is_some()
+    }
+
+    /// Whether there may be an object of this name.
+    fn may_exist(&self, name: &str) -> bool {
+        lock(&self.known).as_ref().is_none_or(|known| known.contains(&self.hasher.hash_one(name)))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An object that was read.
+type Read = (Arc<str>, u64, Result<Option<Object>, KubeError>);
+
+/// Follows all objects of a namespace that are asked for.
+pub(super) struct GroupFollower {
+    cluster: Arc<Cluster>,
+    group: Group,
+    names: Arc<Names>,
+    /// Names that are asked for from now on.
+    added: mpsc::UnboundedReceiver<Arc<str>>,
+    reports: Reports,
+    contents: HashMap<Arc<str>, Arc<Content>>,
+    reads: JoinSet<Read>,
+    /// The number of the last read of each name, unless the watch has brought something newer meanwhile.
+    reading: HashMap<Arc<str>, u64>,
+    last_read: u64,
+    connection: watch::Receiver<Arc<dyn Api>>,
+}
+
+impl GroupFollower {
+    pub(super) fn new(
+        cluster: Arc<Cluster>,
+        group: Group,
+        names: Arc<Names>,
+        added: mpsc::UnboundedReceiver<Arc<str>>,
+        reports: Reports,
+        contents: HashMap<Arc<str>, Arc<Content>>,
+    ) -> Self {
+        let (reads, reading) = Default::default();
+        let connection = cluster.connection();
+        Self { cluster, group, names, added, reports, contents, reads, reading, last_read: 0, connection }
+    }
+
+    /// Reports every change. Returns if the namespace must not be listed or watched.
+    pub(super) async fn run(mut self) {
+        let names = Arc::clone(&self.names);
+        let selection = Selection {
+            kind: self.group.kind,
+            namespace: Arc::clone(&self.group.namespace),
+            of: Of::Wanted(Arc::new(move |name| names.meet(name))),
+        };
+        let mut failures = 0;
+        loop {
+            // What is read now is of this connection.
+            self.connection.mark_unchanged();
+            let asked = self.names.all();
+            let error = match self.cluster.list(&selection).await {
+                Ok(list) => {
+                    self.take_list(list.objects, asked.clone()).await;
+                    self.read_later_ones(&asked);
+                    match self.watch(&selection, list.version).await {
+                        Ok(()) => {
+                            failures = 0;
+                            continue;
+                        }
+                        Err(error) => error,
+                    }
+                }
+                Err(error) => error,
+            };
+            if error.is_forbidden() {
+                let reason = text::sanitize_for_log(&error.to_string());
+                let _ = self.reports.send(Report::NotTaken(self.group.clone(), reason));
+                return;
+            }
+            failures += 1;
+            tokio::time::sleep(delay(&error, failures)).await;
+        }
+    }
+
+    /// Takes a list that was begun when `asked` were the names that are asked for.
+    async fn take_list(&mut self, objects: Vec<Object>, asked: Vec<Arc<str>>) {
+        let mut missing: HashSet<_> = asked.into_iter().collect();
+        for (number, object) in objects.into_iter().enumerate() {
+            missing.remove(&*object.name);
+            self.take(object).await;
+            if number % TURN == TURN - 1 {
+                tokio::task::yield_now().await;
+            }
+        }
+        for name in missing {
+            if self.names.wants(&name).is_some() {
+                self.miss(&name);
+            }
+        }
+    }
+
+    /// Watches from `version` on, until the namespace has to be listed again. Fails where it can't be watched.
+    async fn watch(&mut self, selection: &Selection, version: Version) -> Result<(), KubeError> {
+        let (mut from, mut failures, mut endings) = (version, 0, 0);
+        loop {
+            let watch = match self.cluster.watch(selection, Some(&from)).await {
+                Ok(watch) => watch,
+                Err(KubeError::Expired { .. }) => return Ok(()),
+                Err(error) if error.is_forbidden() => return Err(error),
+                Err(error) => {
+                    failures += 1;
+                    tokio::time::sleep(delay(&error, failures)).await;
+                    continue;
+                }
+            };
+            failures = 0;
+            let _ = self.reports.send(Report::Taken(self.group.clone()));
+            let opened = Instant::now();
+            if !self.follow(watch, &mut from).await {
+                return Ok(());
+            }
+            endings = pause_after(opened, endings).await;
+        }
+    }
+
+    /// Takes the events of a watch until it ends. False: the namespace has to be listed again.
+    async fn follow(&mut self, mut watch: Watch, from: &mut Version) -> bool {
+        loop {
+            let event = tokio::select! {
+                event = next(&mut watch, &mut self.connection) => event,
+                Some(name) = self.added.recv() => {
+                    self.add(name);
+                    continue;
+                }
+                Some(read) = self.reads.join_next() => {
+                    self.finish_read(read).await;
+                    continue;
+                }
+            };
+            match event {
+                Next::Event(Event::Object(object)) => {
+                    *from = object.version.clone();
+                    self.overtake(&object.name);
+                    self.take(object).await;
+                }
+                Next::Event(Event::Deleted { name, version }) => {
+                    *from = version;
+                    if self.names.wants(&name).is_some() {
+                        // Reading it confirms that.
+                        self.read((&*name).into(), Duration::ZERO);
+                    }
+                }
+                Next::Event(Event::Version(version)) => *from = version,
+                Next::Reconnected => return false,
+                Next::Ended => return true,
+                Next::Failed(KubeError::Expired { .. }) => return false,
+                Next::Failed(error) => {
+                    self.cluster.note(Some(&error));
+                    return true;
+                }
+            }
+        }
+    }
+
+    /// The names that came while a list was read are read one by one.
+    fn read_later_ones(&mut self, asked: &[Arc<str>]) {
+        let asked: HashSet<_> = asked.iter().collect();
+        let later: Vec<_> = self.names.all().into_iter().filter(|name| !asked.contains(name)).collect();
+        later.into_iter().for_each(|name| self.read(name, Duration::ZERO));
+    }
+
+    /// A name that is asked for now costs a call only if there may be such an object.
+    fn add(&mut self, name: Arc<str>) {
+        let wanted = lock(&self.names.wanted);
+        if self.contents.len() > 2 * wanted.len() {
+            self.contents.retain(|name, _| wanted.contains_key(name));
+        }
+        drop(wanted);
+        match self.names.may_exist(&name) {
+            true => self.read(name, Duration::ZERO),
+            false => self.miss(&name),
+        }
+    }
+
+    fn read(&mut self, name: Arc<str>, pause: Duration) {
+        self.last_read += 1;
+        let number = self.last_read;
+        self.reading.insert(Arc::clone(&name), number);
+        let (cluster, object) = (Arc::clone(&self.cluster), self.group.place(&name).object);
+        self.reads.spawn(async move {
+            tokio::time::sleep(pause).await;
+            (name, number, cluster.get(&object).await)
+        });
+    }
+
+    /// The watch has brought an object that is being read: what is read may be older.
+    fn overtake(&mut self, name: &str) {
+        self.reading.remove(name);
+    }
+
+    async fn finish_read(&mut self, read: Result<Read, JoinError>) {
+        let (name, number, result) = match read {
+            Ok(read) => read,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => return,
+            },
+        };
+        if self.reading.get(&name) != Some(&number) {
+            return;
+        }
+        self.reading.remove(&name);
+        if self.names.wants(&name).is_none() {
+            return;
+        }
+        match result {
+            Ok(Some(object)) => self.take(object).await,
+            Ok(None) => self.miss(&name),
+            Err(error) => {
+                let place = self.group.place(&name);
+                let _ = self.reports.send(Report::Object(place, failed(&error)));
+                // Until it is known.
+                self.read(name, delay(&error, 3));
+            }
+        }
+    }
+
+    async fn take(&mut self, object: Object) {
+        let Some(wants) = self.names.wants(&object.name) else { return };
+        let before = self.contents.get(&*object.name).cloned();
+        let name: Arc<str> = (&*object.name).into();
+        let content = match before {
+            Some(known) if known.version == object.version && known.wants.covers(wants) => known,
+            before => {
+                let place = self.group.place(&name);
+                parse_and_keep(&self.cluster, &place, object, wants, before).await
+            }
+        };
+        self.contents.insert(Arc::clone(&name), Arc::clone(&content));
+        let _ = self.reports.send(Report::Object(self.group.place(&name), Seen::Present(content)));
+    }
+
+    fn miss(&mut self, name: &Arc<str>) {
+        self.contents.remove(name);
+        forget(&self.cluster, &self.group.place(name));
+        let _ = self.reports.send(Report::Object(self.group.place(name), Seen::Absent));
+    }
+}
