@@ -9,10 +9,11 @@ use std::time::UNIX_EPOCH;
 use super::cluster::Cluster;
 use super::testing::{FakeApi, pair_from, pair_of, root_of, secret};
 use super::*;
-use crate::kube::ClusterId;
+use crate::kube::{ClusterId, Kind, ObjectId};
 use crate::pki::crl::testing::Authority;
 use crate::pki::ocsp::testing::staple;
-use crate::store::{Entry, Good, NotServed, Subscription};
+use crate::secret::{KubernetesName, Secret};
+use crate::store::{Entry, Good, Key, NotServed, Subscription};
 
 /// A source with one cluster, in virtual time.
 struct Agent {
