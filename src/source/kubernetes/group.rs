@@ -121,8 +121,7 @@ impl GroupFollower {
             let asked = self.names.all();
             let error = match self.cluster.list(&selection).await {
                 Ok(list) => {
-                    self.take_list(list.objects, asked.clone()).await;
-                    self.read_later_ones(&asked);
+                    self.take_list(list.objects, asked).await;
                     match self.watch(&selection, list.version).await {
                         Ok(()) => {
                             failures = 0;
@@ -221,13 +220,6 @@ impl GroupFollower {
                 }
             }
         }
-    }
-
-    /// The names that came while a list was read are read one by one.
-    fn read_later_ones(&mut self, asked: &[Arc<str>]) {
-        let asked: HashSet<_> = asked.iter().collect();
-        let later: Vec<_> = self.names.all().into_iter().filter(|name| !asked.contains(name)).collect();
-        later.into_iter().for_each(|name| self.read(name, Duration::ZERO));
     }
 
     /// A name that is asked for now costs a call only if there may be such an object.

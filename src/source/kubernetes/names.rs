@@ -260,6 +260,9 @@ impl Names {
             (_, None) => self.aim(key),
             (SecretName::Kubernetes(name), Some(_)) => {
                 self.review(key, name);
+                if self.by_key.get(key).is_some_and(|name| matches!(name.access, Access::Free)) {
+                    self.follow(key);
+                }
                 self.settle(key);
             }
             _ => {}

@@ -21,6 +21,8 @@ const MANY: usize = 100;
 const REMEMBERED: Duration = Duration::from_secs(10);
 /// How many of these are remembered.
 const MOST_REMEMBERED: usize = 10_000;
+/// How long an object is left alone while its namespace is being listed: mostly the list has it.
+const LISTING: Duration = Duration::from_millis(500);
 /// How long a name waits while too many names that don't exist are asked for.
 const POSTPONED: Duration = Duration::from_secs(10);
 
@@ -142,11 +144,16 @@ impl Objects {
                 return;
             }
         }
+        let is_being_listed = group.is_some();
         let is_remembered = matches!(followed.seen, Some(Seen::Absent | Seen::Unknown { .. }));
         if matches!(followed.seen, Some(Seen::Postponed)) {
             followed.seen = None;
         }
-        let mut pause = if is_remembered { REMEMBERED } else { Duration::ZERO };
+        let mut pause = match (is_remembered, is_being_listed) {
+            (true, _) => REMEMBERED,
+            (false, true) => LISTING,
+            (false, false) => Duration::ZERO,
+        };
         if followed.seen.is_none() && is_counted && !followed.cluster.may_miss() {
             followed.seen = Some(Seen::Postponed);
             pause = POSTPONED.mul_f64(0.5 + fastrand::f64());
@@ -226,7 +233,9 @@ impl Objects {
         let alone = self
             .followed
             .iter()
-            .filter(|(place, it)| Group::of(place) == *group && it.task.is_none() && !it.names.is_empty());
+            .filter(|(place, it)| Group::of(place) == *group && !it.names.is_empty())
+            // Those that waited for the list wait no longer.
+            .filter(|(_, it)| it.task.is_none() || it.seen.is_none());
         let alone: Vec<_> = alone.map(|(place, _)| place.clone()).collect();
         for place in alone {
             self.start(&place, false);

@@ -26,6 +26,7 @@ async fn one_watch_takes_over_where_more_than_a_hundred_names_of_a_namespace_are
     }
     rest(10).await;
     assert_eq!(agent.api.watches(), ["Secret shop/*"]);
+    assert!(agent.api.count("get") < 110, "{} calls", agent.api.count("get"));
     // Changes, deletions and new names are noticed.
     let leaf = agent.leaf(&names[3]).unwrap();
     put_pair(&agent.api, &secret("shop", "host-3"));
@@ -61,7 +62,9 @@ async fn without_the_right_to_list_each_name_keeps_its_own_watch() {
     }
     rest(30).await;
     assert_eq!((agent.api.watches().len(), agent.api.count("list")), (150, 1));
-    assert_eq!((agent.api.count("get"), agent.api.count("watch")), (150, 150));
+    assert_eq!(agent.api.count("watch"), 150);
+    let gets = agent.api.count("get");
+    assert!((150..190).contains(&gets), "{gets} calls: at most those in flight are repeated");
 }
 
 #[tokio::test(start_paused = true)]
