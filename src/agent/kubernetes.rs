@@ -68,7 +68,7 @@ pub async fn connection(
         }
         ApiServer::Kubeconfig { path, context } => {
             let read = Kubeconfig::read(&path, context.as_deref(), disk).await;
-            let found = read.with_context(|| format!("--kubeconfig {}", path.display()))?;
+            let found = read.context("reading --kubeconfig failed")?;
             let address = &found.config.endpoint.address;
             if address.plaintext {
                 let shown = path.display();

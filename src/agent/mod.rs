@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use self::inventory::inventory;
+use self::kubernetes::KubernetesPlan;
 pub use self::requests::Requests;
 pub use self::signals::{RequestSignals, Signals};
 use self::sockets::{SdsSockets, Server, Sockets};
@@ -203,6 +204,7 @@ async fn start_workload(
     });
     let cas =
         providers::clients(&config.providers, &shared.clock, &shared.disk.within(config.workload.timeout))?;
+    let kubernetes = start_kubernetes(workloads, shared, running, &config).await?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         socket = %text::listed(sds.iter().map(|socket| socket.path().display()), ", "),
@@ -228,21 +230,6 @@ async fn start_workload(
         provider: cas.provider(),
         cas: cas.in_order().map(|ca| ca.name.to_string()).collect(),
     };
-    let mut kubernetes = None;
-    let state = config.workload.state.as_ref().map(|state| state.path().to_owned());
-    if let Some(config) = config.kubernetes {
-        let components = shared.cache.components(running.workload);
-        let keeper = state.map(|state| Keeper::new(&state, shared.disk.clone(), components));
-        let (plan, remote) = kubernetes::start(config, keeper.clone(), shared).await?;
-        if let Some(keeper) = keeper {
-            workloads.spawn(&running.ended, keeper.run());
-        }
-        if let Some(remote) = remote {
-            workloads.spawn(&shared.stop, remote.run());
-        }
-        let _ = shared.clusters.set(plan.clusters.clone());
-        kubernetes = Some(plan);
-    }
     let plan = Plan {
         kubernetes,
         files: config.files,
@@ -255,6 +242,28 @@ async fn start_workload(
     workloads.start(running, plan).await.context("starting the thread for mounted files failed")?;
     let Shared { cache, history, pending, clock, clusters, .. } = shared.clone();
     Ok(Reporter { cache, workload: running.workload, history, pending, clusters, about, clock })
+}
+
+/// Starts what keeps and finds clusters, where Secrets of Kubernetes are served.
+async fn start_kubernetes(
+    workloads: &mut Workloads,
+    shared: &Shared,
+    running: &Running,
+    config: &Config,
+) -> anyhow::Result<Option<KubernetesPlan>> {
+    let Some(kubernetes) = config.kubernetes.clone() else { return Ok(None) };
+    let components = shared.cache.components(running.workload);
+    let state = config.workload.state.as_ref();
+    let keeper = state.map(|state| Keeper::new(state.path(), shared.disk.clone(), components));
+    let (plan, remote) = kubernetes::start(kubernetes, keeper.clone(), shared).await?;
+    if let Some(keeper) = keeper {
+        workloads.spawn(&running.ended, keeper.run());
+    }
+    if let Some(remote) = remote {
+        workloads.spawn(&shared.stop, remote.run());
+    }
+    let _ = shared.clusters.set(plan.clusters.clone());
+    Ok(Some(plan))
 }
 
 /// Logs what every local user could read or replace. Does not wait for a disk that does not answer soon.

@@ -58,12 +58,13 @@ pub(super) fn table(report: &Value, now: SystemTime, colours: bool) -> String {
 }
 
 fn write_cluster(out: &mut String, cluster: &Value, now: SystemTime) {
+    let number = |field| cluster.get(field).and_then(Value::as_u64).unwrap_or_default();
     let since = moment(cluster, "reachable_since");
     let state = match since.map(|since| now.duration_since(since).unwrap_or_default()) {
         Some(for_this_long) => format!("reachable for {}", span(for_this_long)),
+        None if number("calls") == 0 => "not called yet".to_owned(),
         None => "not reachable".to_owned(),
     };
-    let number = |field| cluster.get(field).and_then(Value::as_u64).unwrap_or_default();
     let (name, objects) = (text(cluster, "name"), number("names"));
     let _ = writeln!(out, "\ncluster {name}  {state}, {objects} Secrets and ConfigMaps followed");
     if let Some(error) = cluster.get("last_error").and_then(Value::as_str) {

@@ -71,7 +71,8 @@ impl Status {
         let clusters = self.clusters.get().map(Clusters::status).unwrap_or_default();
         let counts = |it: ClusterStatus| ClusterCounts {
             cluster: it.id.to_string(),
-            is_reachable: it.reachable_since.is_some(),
+            // As far as is known.
+            is_reachable: it.reachable_since.is_some() || it.calls == 0,
             names: it.names,
             calls: it.calls,
             errors: it.errors,
