@@ -283,7 +283,7 @@ async fn ten_thousand_unknown_names_cost_less_than_five_megabytes() {
         fetch(&client, &["default"]).await.unwrap();
         let before = agent.memory();
         let names =
-            (0..limits::NAMES_PER_STREAM).map(|index| format!("kubernetes://namespace/credential-{index}"));
+            (0..limits::NAMES_PER_STREAM).map(|index| format!("unknown://namespace/credential-{index}"));
         let _stream = Stream::open_with(&client, with_names(names.collect())).await.unwrap();
         agent.wait_metric("attache_refusals_total{reason=\"unknown_name\"}", limits::NAMES_PER_STREAM).await;
         let grown = agent.memory().saturating_sub(before);
