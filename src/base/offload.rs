@@ -1,5 +1,7 @@
 //! Work that would keep the runtime's one thread from everything else.
 
+use tokio::task::JoinError;
+
 /// Certificates, or their text, of so many bytes take a thread of their own: an answer of a CA usually has 3 kB. The
 /// signature of a P-521 root, which has 500 bytes, takes half a millisecond to check.
 const LARGE: usize = 16 << 10;
@@ -9,12 +11,20 @@ pub async fn large<T: Send + 'static>(size: usize, work: impl FnOnce() -> T + Se
     if size <= LARGE {
         return work();
     }
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
+    match finished(tokio::task::spawn_blocking(work).await) {
+        Some(done) => done,
+        // The runtime is shutting down, and the caller with it.
+        None => std::future::pending().await,
+    }
+}
+
+/// The result of a task; none if it was aborted. A panic of a task is one of the agent.
+pub fn finished<T>(ended: Result<T, JoinError>) -> Option<T> {
+    match ended {
+        Ok(done) => Some(done),
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is shutting down, and the caller with it.
-            Err(_) => std::future::pending().await,
+            Err(_) => None,
         },
     }
 }

@@ -7,8 +7,11 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
-/// The step of a replacement that failed.
-#[derive(Debug)]
+use super::file;
+
+/// The step of a replacement that failed. The text ends with a remedy and a comma, or with a semicolon: the caller adds its own.
+#[derive(Debug, thiserror::Error)]
+#[error("{doing} {path} failed: {source}; {}", file::remedy(source))]
 pub struct NotReplaced {
     /// Like `writing`.
     pub doing: &'static str,

@@ -1,4 +1,4 @@
-//! A reader of JSON that goes over what it is not asked for at the speed of memory, and copies nothing.
+//! A JSON reader that skips what is not wanted, fast, and copies nothing.
 //!
 //! It is lenient: what it skips may break JSON's rules, as long as its strings and brackets end. It reads what an API
 //! server writes, and finds out where that was cut off.

@@ -58,8 +58,8 @@ pub(super) enum StateError {
     Foreign(String),
     #[error("it has the format {0}, and this version of the agent knows only {VERSION}")]
     Version(u64),
-    #[error("{doing} {path} failed: {source}; {}choose another --state-dir", file::remedy(source))]
-    Unwritable { doing: &'static str, path: PathBuf, source: io::Error },
+    #[error("{0}choose another --state-dir")]
+    Unwritable(#[from] NotReplaced),
 }
 
 /// The directory with the state of one workload.
@@ -102,8 +102,7 @@ impl StateDir {
         &self,
         content: impl FnOnce() -> Option<Zeroizing<Vec<u8>>>,
     ) -> Result<(), StateError> {
-        replace(&self.path, STATE_FILE, content)
-            .map_err(|NotReplaced { doing, path, source }| StateError::Unwritable { doing, path, source })
+        Ok(replace(&self.path, STATE_FILE, content)?)
     }
 }
 

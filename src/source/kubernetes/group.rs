@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::cluster::{Cluster, delay};
 use super::content::{Content, Wants};
 use super::follow::{Group, Next, Report, Reports, Seen, failed, forget, next, parse_and_keep, pause_after};
+use crate::base::offload;
 use crate::base::text;
 use crate::kube::{Api, Event, KubeError, Object, Of, Selection, Version, Watch};
 
@@ -22,14 +23,14 @@ const KNOWN_NAMES: usize = 100_000;
 
 /// The names of a namespace: those that are asked for, and which there may be.
 #[derive(Debug, Default)]
-pub(super) struct Names {
+pub(super) struct Wanted {
     wanted: Mutex<HashMap<Arc<str>, Wants>>,
     /// Hashes of the names that the API server has sent. None: there are too many of them.
     known: Mutex<Option<HashSet<u64>>>,
     hasher: RandomState,
 }
 
-impl Names {
+impl Wanted {
     pub(super) fn new(wanted: HashMap<Arc<str>, Wants>) -> Self {
         Self { wanted: Mutex::new(wanted), known: Mutex::new(Some(HashSet::new())), ..Self::default() }
     }
@@ -69,7 +70,7 @@ impl Names {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -80,8 +81,8 @@ type Read = (Arc<str>, u64, Result<Option<Object>, KubeError>);
 pub(super) struct GroupFollower {
     cluster: Arc<Cluster>,
     group: Group,
-    names: Arc<Names>,
-    /// Names that are asked for from now on.
+    names: Arc<Wanted>,
+    /// Wanted that are asked for from now on.
     added: mpsc::UnboundedReceiver<Arc<str>>,
     reports: Reports,
     contents: HashMap<Arc<str>, Arc<Content>>,
@@ -96,7 +97,7 @@ impl GroupFollower {
     pub(super) fn new(
         cluster: Arc<Cluster>,
         group: Group,
-        names: Arc<Names>,
+        names: Arc<Wanted>,
         added: mpsc::UnboundedReceiver<Arc<str>>,
         reports: Reports,
         contents: HashMap<Arc<str>, Arc<Content>>,
@@ -252,13 +253,7 @@ impl GroupFollower {
     }
 
     async fn finish_read(&mut self, read: Result<Read, JoinError>) {
-        let (name, number, result) = match read {
-            Ok(read) => read,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_) => return,
-            },
-        };
+        let Some((name, number, result)) = offload::finished(read) else { return };
         if self.reading.get(&name) != Some(&number) {
             return;
         }

@@ -10,7 +10,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -19,12 +19,13 @@ use zeroize::Zeroizing;
 
 use super::content::KEYS;
 use super::follow::{Place, until};
+use super::group::lock;
 use crate::base::backoff::Backoff;
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::fs::disk::Disk;
 use crate::fs::file;
-use crate::fs::replace::replace;
+use crate::fs::replace::{NotReplaced, replace};
 use crate::kube::{Object, Version};
 use crate::secret;
 use crate::store::health::Components;
@@ -65,10 +66,6 @@ impl std::fmt::Debug for Keeper {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Keeper").field("directory", &self.0.directory).finish_non_exhaustive()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The file of an object: names of any length fit.
@@ -133,25 +130,24 @@ impl Keeper {
     async fn write(&self, name: &str, content: Option<Zeroizing<Vec<u8>>>) -> Result<(), String> {
         let (directory, name) = (self.0.directory.clone(), name.to_owned());
         let path = directory.join(&name);
-        let write = move || match content {
-            None => match fs::remove_file(directory.join(&name)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    Err(format!("removing {} failed: {error}", directory.join(&name).display()))
-                }
-                _ => Ok(()),
-            },
-            Some(content) => {
-                let known = file::read(&directory.join(&name), limits::KUBE_STATE_BYTES);
-                if known.is_ok_and(|known| *known == *content) {
-                    return Ok(());
-                }
-                replace(&directory, &name, || Some(content)).map_err(|failed| {
-                    let (doing, path) = (failed.doing, failed.path.display());
-                    format!("{doing} {path} failed: {}; check --state-dir", failed.source)
-                })
+        let write = move || {
+            let file = directory.join(&name);
+            let Some(content) = content else {
+                return match fs::remove_file(&file) {
+                    Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                        Err(NotReplaced { doing: "removing", path: file, source })
+                    }
+                    _ => Ok(()),
+                };
+            };
+            let known = file::read(&file, limits::KUBE_STATE_BYTES);
+            if known.is_ok_and(|known| *known == *content) {
+                return Ok(());
             }
+            replace(&directory, &name, || Some(content))
         };
-        self.0.disk.run(&path, write).await.map_err(|error| error.to_string())?
+        let written = self.0.disk.run(&path, write).await.map_err(|error| error.to_string())?;
+        written.map_err(|error| format!("{error}choose another --state-dir"))
     }
 
     /// Keeps an object.
@@ -316,6 +312,22 @@ mod tests {
             assert!(decode(&encoded[..cut], &place()).is_none());
         }
         assert!(decode(&[&encoded[..], b"x"].concat(), &place()).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_failed_write_names_the_file_and_the_option() {
+        let directory = tempfile::tempdir().unwrap();
+        let taken = directory.path().join("taken");
+        fs::write(&taken, "a file").unwrap();
+        let (cache, workload) = crate::store::Cache::with_workload("");
+        let disk =
+            Disk::new(crate::fs::pending::PendingOperations::default(), crate::base::clock::Clock::system());
+        let keeper = Keeper::new(&taken, disk, cache.components(workload));
+        let error = keeper.write("x.state", Some(Zeroizing::new(vec![1]))).await.unwrap_err();
+        assert!(
+            error.contains(taken.to_str().unwrap()) && error.ends_with("choose another --state-dir"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::follow::{Place, Report, Seen};
 use super::objects::Objects;
 use super::served::{Finding, Served};
 use crate::base::clock::Clock;
+use crate::base::offload;
 use crate::kube::{Account, Kind, KubeError, ObjectId};
 use crate::metrics::Metrics;
 use crate::secret::{KubernetesName, Scheme, Secret, SecretName};
@@ -290,16 +291,9 @@ impl Names {
     }
 
     pub(super) fn end(&mut self, ended: Result<Key, JoinError>) {
-        match ended {
-            Ok(key) => {
-                self.lingering.remove(&key);
-                self.retire(&key);
-            }
-            Err(error) => {
-                if let Ok(panic) = error.try_into_panic() {
-                    std::panic::resume_unwind(panic);
-                }
-            }
+        if let Some(key) = offload::finished(ended) {
+            self.lingering.remove(&key);
+            self.retire(&key);
         }
     }
 
@@ -344,13 +338,7 @@ impl Names {
     }
 
     pub(super) fn reviewed(&mut self, review: Result<Review, JoinError>) {
-        let (key, answer) = match review {
-            Ok(review) => review,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_) => return,
-            },
-        };
+        let Some((key, answer)) = offload::finished(review) else { return };
         let Some(name) = self.by_key.get_mut(&key) else { return };
         name.is_in_review = false;
         match answer {
@@ -398,7 +386,8 @@ impl Names {
     /// Looks again at the names whose time has come.
     pub(super) fn look_again(&mut self) {
         let now = self.clock.now();
-        while let Some((_, key)) = self.due.pop_first_if(now) {
+        while self.due.first().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, key)) = self.due.pop_first() else { return };
             let Some(name) = self.by_key.get_mut(&key) else { continue };
             name.due = None;
             // Who may read it is asked for again only where the answer was no, or none.
@@ -481,17 +470,5 @@ fn find(access: &Access, target: &Target, objects: &Objects) -> Finding {
     match refusal {
         Some(reason) => Finding::Refused { reason: reason.to_string(), is_sure: false },
         None => Finding::Absent { place: (*first).clone() },
-    }
-}
-
-/// The first element of a set of moments, if its time has come.
-trait PopDue {
-    fn pop_first_if(&mut self, now: SystemTime) -> Option<(SystemTime, Key)>;
-}
-
-impl PopDue for BTreeSet<(SystemTime, Key)> {
-    fn pop_first_if(&mut self, now: SystemTime) -> Option<(SystemTime, Key)> {
-        let is_due = self.first().is_some_and(|(at, _)| *at <= now);
-        if is_due { self.pop_first() } else { None }
     }
 }

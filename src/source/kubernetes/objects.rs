@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::cluster::{Cluster, FORBIDDEN};
 use super::content::{Content, Wants};
 use super::follow::{Follower, Group, Place, Reports, Seen};
-use super::group::{GroupFollower, Names};
+use super::group::{GroupFollower, Wanted};
 use crate::store::Key;
 
 /// With more objects than this of one namespace, all are followed with one watch, where RBAC allows it.
@@ -65,7 +65,7 @@ struct Members {
 }
 
 struct GroupTask {
-    names: Arc<Names>,
+    names: Arc<Wanted>,
     added: mpsc::UnboundedSender<Arc<str>>,
     /// It has listed the namespace, and follows all of its objects.
     is_ready: bool,
@@ -195,7 +195,7 @@ impl Objects {
                 contents.insert(Arc::clone(name), Arc::clone(content));
             }
         }
-        let names = Arc::new(Names::new(wanted));
+        let names = Arc::new(Wanted::new(wanted));
         let (added, to_add) = mpsc::unbounded_channel();
         let follower = GroupFollower::new(
             Arc::clone(cluster),

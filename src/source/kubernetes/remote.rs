@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
@@ -18,6 +18,7 @@ use super::follow::pause_after;
 use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;
+use crate::base::offload;
 use crate::base::text;
 use crate::fs::disk::Disk;
 use crate::fs::file;
@@ -119,12 +120,11 @@ impl RemoteClusters {
                         self.settle(&id).await;
                     }
                 }
-                Some(ended) = self.attempts.join_next() => match ended {
-                    Ok((id, version, api)) => self.switch(&id, &version, api),
-                    // It was given up for a newer one.
-                    Err(error) => resume_panic(error),
+                // None: it was given up for a newer one.
+                Some(ended) = self.attempts.join_next() => if let Some((id, version, api)) = offload::finished(ended) {
+                    self.switch(&id, &version, api);
                 },
-                Some(Err(error)) = finders.join_next() => resume_panic(error),
+                Some(ended) = finders.join_next() => drop(offload::finished(ended)),
             }
         }
     }
@@ -252,13 +252,6 @@ impl RemoteClusters {
         let parsed = parsed.await.map_err(|error| error.to_string())?;
         let parsed = parsed.map_err(|error| text::sanitize_for_log(&error.to_string()))?;
         Ok(Arc::new(kube::cluster::Cluster::new(parsed.config, self.disk.clone(), self.clock.clone())))
-    }
-}
-
-/// A panic of a task is one of the agent.
-fn resume_panic(error: JoinError) {
-    if let Ok(panic) = error.try_into_panic() {
-        std::panic::resume_unwind(panic);
     }
 }
 

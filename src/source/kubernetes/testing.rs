@@ -122,7 +122,12 @@ fn shown(selection: &Selection) -> String {
 }
 
 fn status(status: StatusCode, retry_after: Option<Duration>) -> KubeError {
-    KubeError::Status { address: "fake".to_owned(), status, message: "so it is".to_owned(), retry_after }
+    KubeError::Status {
+        address: "fake".to_owned(),
+        status,
+        message: "refused by the test".to_owned(),
+        retry_after,
+    }
 }
 
 impl State {
