@@ -38,6 +38,7 @@ pub fn one_line(text: &str) -> String {
         line.pop();
         line.push('\u{2026}');
     }
+    line.shrink_to_fit();
     line
 }
 

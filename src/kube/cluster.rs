@@ -23,9 +23,6 @@ use crate::fs::disk::Disk;
 use crate::net::error::TransportError;
 use crate::net::rest::encoded;
 
-/// How often a list may begin again because the API server no longer knows where it was.
-const LISTINGS: u32 = 3;
-
 /// A client of one API server. Clones share its connections.
 #[derive(Clone)]
 pub struct Cluster(Arc<Caller>);
@@ -57,42 +54,6 @@ impl Cluster {
         let is_repeatable = method != Method::POST;
         let body = body.map(|body| Bytes::from_owner(Zeroizing::new(body.to_string().into_bytes())));
         self.0.json(&Call { method, path, body, is_repeatable }, limits::ANSWER_BYTES).await
-    }
-
-    /// A page of a list of `count` objects. The list takes up the objects, and its version.
-    async fn page(
-        &self,
-        selection: &Selection,
-        start: &str,
-        next: &str,
-        list: &mut List,
-    ) -> Result<String, KubeError> {
-        let mut count = limits::KUBE_PAGE_OBJECTS;
-        let body = loop {
-            let mut path = format!("{start}limit={count}");
-            if !next.is_empty() {
-                path = format!("{path}&continue={}", encoded(next));
-            }
-            match self.0.body(&Call::get(&path), limits::KUBE_PAGE_BYTES).await {
-                // Large objects.
-                Err(KubeError::Transport(TransportError::TooLong { .. })) if count > 1 => {
-                    count = count / 10 + 1
-                }
-                body => break body?,
-            }
-        };
-        let selection = selection.clone();
-        let read = offload::large(body.len(), move || {
-            let mut objects = Vec::new();
-            let (kind, namespace) = (selection.kind, &selection.namespace);
-            let page =
-                object::page(body.as_slice(), kind, namespace, |name| selection.of.has(name), &mut objects);
-            page.map(|page| (page, objects))
-        });
-        let (page, objects) = read.await.map_err(|reason| self.0.unreadable(reason))?;
-        list.objects.extend(objects);
-        list.version = Version(page.version.into());
-        Ok(page.next)
     }
 }
 
@@ -142,27 +103,33 @@ impl Api for Cluster {
         read.map(Some).map_err(|reason| self.0.unreadable(reason))
     }
 
-    async fn list(&self, selection: &Selection) -> Result<List, KubeError> {
+    async fn page(&self, selection: &Selection, next: &str) -> Result<List, KubeError> {
         let start = path_of_all(selection);
-        let mut listings = 0;
-        loop {
-            listings += 1;
-            let mut list = List { objects: Vec::new(), version: Version(Box::default()) };
-            let mut next = String::new();
-            let ended = loop {
-                match self.page(selection, &start, &next, &mut list).await {
-                    Ok(more) if more.is_empty() => break Ok(()),
-                    Ok(more) => next = more,
-                    Err(error) => break Err(error),
-                }
-            };
-            match ended {
-                Ok(()) => return Ok(list),
-                Err(KubeError::Status { status: StatusCode::GONE, .. }) if listings < LISTINGS => {}
-                Err(KubeError::Status { status: StatusCode::GONE, .. }) => return Err(self.0.expired()),
-                Err(error) => return Err(error),
+        let mut count = limits::KUBE_PAGE_OBJECTS;
+        let body = loop {
+            let mut path = format!("{start}limit={count}");
+            if !next.is_empty() {
+                path = format!("{path}&continue={}", encoded(next));
             }
-        }
+            match self.0.body(&Call::get(&path), limits::KUBE_PAGE_BYTES).await {
+                // Large objects.
+                Err(KubeError::Transport(TransportError::TooLong { .. })) if count > 1 => {
+                    count = count / 10 + 1
+                }
+                Err(KubeError::Status { status: StatusCode::GONE, .. }) => return Err(self.0.expired()),
+                body => break body?,
+            }
+        };
+        let selection = selection.clone();
+        let read = offload::large(body.len(), move || {
+            let mut objects = Vec::new();
+            let (kind, namespace) = (selection.kind, &selection.namespace);
+            let page =
+                object::page(body.as_slice(), kind, namespace, |name| selection.of.has(name), &mut objects);
+            page.map(|page| (page, objects))
+        });
+        let (page, objects) = read.await.map_err(|reason| self.0.unreadable(reason))?;
+        Ok(List { objects, version: Version(page.version.into()), next: page.next })
     }
 
     async fn watch(&self, selection: &Selection, from: Option<&Version>) -> Result<Watch, KubeError> {

@@ -123,12 +123,14 @@ pub enum Of {
     Wanted(Arc<dyn Fn(&str) -> bool + Send + Sync>),
 }
 
-/// The objects of a selection at one moment.
+/// The objects of a selection at one moment, or a part of them.
 #[derive(Debug)]
 pub struct List {
     pub objects: Vec<Object>,
     /// A watch from here on misses nothing.
     pub version: Version,
+    /// Where the next part begins; empty if this is the last one.
+    pub next: String,
 }
 
 /// What happens to the objects that are watched.
@@ -187,14 +189,38 @@ pub struct Grant {
     pub name: Option<Box<str>>,
 }
 
+/// How often a list may begin because the API server no longer knows where it was.
+const LISTINGS: u32 = 3;
+
 /// One cluster's API server.
 #[tonic::async_trait]
 pub trait Api: fmt::Debug + Send + Sync + 'static {
     /// Reads an object; none if it does not exist. Never from a cache that may lag behind.
     async fn get(&self, object: &ObjectId) -> Result<Option<Object>, KubeError>;
 
+    /// The page of a list that begins at `next`; the first one if that is empty. [`KubeError::Expired`] if the API server no
+    /// longer knows where that was: the list has to begin again.
+    async fn page(&self, selection: &Selection, next: &str) -> Result<List, KubeError>;
+
     /// Lists the objects of a selection, however many pages they take.
-    async fn list(&self, selection: &Selection) -> Result<List, KubeError>;
+    async fn list(&self, selection: &Selection) -> Result<List, KubeError> {
+        let mut listings = 0;
+        let mut list = self.page(selection, "").await?;
+        while !list.next.is_empty() {
+            match self.page(selection, &list.next).await {
+                Ok(List { objects, version, next }) => {
+                    list.objects.extend(objects);
+                    (list.version, list.next) = (version, next);
+                }
+                Err(KubeError::Expired { .. }) if listings + 1 < LISTINGS => {
+                    listings += 1;
+                    list = self.page(selection, "").await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(list)
+    }
 
     /// Watches a selection from `from` on: [`KubeError::Expired`] if that is too long ago. Without `from` the watch begins
     /// with the objects that there are.

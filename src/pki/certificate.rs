@@ -83,6 +83,12 @@ impl Certificate {
                 _ => {}
             }
         }
+        // An agent may hold thousands of certificates.
+        let Self { uris, dns_names, common_names, ip_addresses, .. } = &mut facts;
+        for names in [uris, dns_names, common_names] {
+            names.shrink_to_fit();
+        }
+        ip_addresses.shrink_to_fit();
         Ok(facts)
     }
 

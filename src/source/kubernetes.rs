@@ -18,7 +18,7 @@ mod served;
 #[cfg(test)]
 mod testing;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,6 +82,7 @@ impl KubernetesSource {
         let Self { settings, clusters, cache, workload, mut demand, clock, metrics } = self;
         let (reports, mut reported) = mpsc::unbounded_channel();
         let mut changes = clusters.changes();
+        let room = cache.clone();
         let mut names = Names {
             settings,
             clusters,
@@ -92,8 +93,7 @@ impl KubernetesSource {
             by_key: HashMap::new(),
             objects: Objects::new(reports),
             reviews: JoinSet::new(),
-            lingering: HashSet::new(),
-            deserted: JoinSet::new(),
+            lingering: VecDeque::new(),
             due: BTreeSet::new(),
             unresolved: BTreeSet::new(),
         };
@@ -101,6 +101,7 @@ impl KubernetesSource {
         loop {
             let due = names.due.first().map(|(at, _)| *at);
             let forget = names.objects.next_to_forget();
+            let drop_next = names.lingering.front().map(|(until, _)| *until);
             tokio::select! {
                 event = demand.next() => match event {
                     Some(Event::Wanted(key)) => names.add(key),
@@ -111,7 +112,8 @@ impl KubernetesSource {
                 },
                 Some(report) = reported.recv() => names.take(report),
                 Some(review) = names.reviews.join_next() => names.reviewed(review),
-                Some(ended) = names.deserted.join_next() => names.end(ended),
+                () = until(drop_next), if drop_next.is_some() => names.drop_deserted(false),
+                () = room.room_wanted(), if drop_next.is_some() => names.drop_deserted(true),
                 Ok(()) = changes.changed() => names.retarget(),
                 () = clock.sleep_until_any(due), if due.is_some() => names.look_again(),
                 () = until(forget), if forget.is_some() => names.objects.forget(),

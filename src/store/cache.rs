@@ -210,7 +210,7 @@ impl Cache {
     }
 
     /// Returns when a name on demand waits for room.
-    pub(super) async fn room_wanted(&self) {
+    pub async fn room_wanted(&self) {
         self.0.room_wanted.notified().await;
     }
 

@@ -21,7 +21,7 @@ pub use self::bundle::CrlCoverage;
 pub use self::cache::Cache;
 pub use self::demand::{Admission, AlreadyTaken, Demand, Event, NotServed, Scope};
 pub use self::entry::{Entry, Good, Key, Origin, Snapshot};
-pub use self::publisher::{Published, Publisher};
+pub use self::publisher::{LINGER, Published, Publisher};
 pub use self::renewal::{NotRenewed, Renewals};
 pub use self::room::{Connection, Unserved, Waiting};
 pub use self::subscription::{Observed, Rejection, Subscriber, Subscription, Verdicts};

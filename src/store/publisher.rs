@@ -13,7 +13,7 @@ use crate::secret::{KeyPair, Resource, Secret, SecretName};
 
 /// How long an entry on demand that has a good value outlives its last stream: an Envoy that restarts gets the value
 /// even if the files have become bad meanwhile.
-pub(super) const LINGER: Duration = Duration::from_secs(300);
+pub const LINGER: Duration = Duration::from_secs(300);
 
 /// Outcome of [`Publisher::publish`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

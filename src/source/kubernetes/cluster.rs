@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::kept::Keeper;
 use crate::base::backoff::Backoff;
@@ -15,7 +15,7 @@ use crate::base::clock::Clock;
 use crate::base::failure_log::FailureLog;
 use crate::base::text;
 use crate::kube::{
-    Access, Account, Api, ClusterId, Grant, KubeError, List, Object, ObjectId, Selection, Version, Watch,
+    Access, Account, Api, ClusterId, Grant, KubeError, List, Object, ObjectId, Of, Selection, Version, Watch,
 };
 use crate::net::error::TransportError;
 
@@ -29,6 +29,8 @@ const SLOW_PACE: Backoff = Backoff { base: Duration::from_secs(1), cap: Duration
 pub(super) const FORBIDDEN: Duration = Duration::from_secs(45);
 /// Watches of single objects; what has none is read from time to time.
 const WATCHES: usize = 10_000;
+/// How long the watch of an object waits for others that are read for the first time: those have streams that wait.
+const READS_FIRST: Duration = Duration::from_millis(500);
 /// How many objects a new connection is tried out with.
 const SAMPLES: usize = 4;
 /// Names in a row that don't exist, and how long it takes until as many more may be asked for.
@@ -43,6 +45,8 @@ pub struct Cluster {
     is_up: watch::Sender<bool>,
     calls: Semaphore,
     openings: Semaphore,
+    /// How many objects are being read for the first time.
+    first_reads: watch::Sender<usize>,
     /// Room for watches of single objects: API servers and file descriptors bound them.
     pub(super) watches: Semaphore,
     state: Mutex<State>,
@@ -67,6 +71,28 @@ struct State {
     samples: Vec<ObjectId>,
     calls: u64,
     errors: u64,
+}
+
+/// Counts while it exists.
+struct FirstRead<'a>(&'a watch::Sender<usize>);
+
+impl<'a> FirstRead<'a> {
+    fn of(reads: &'a watch::Sender<usize>) -> Self {
+        reads.send_if_modified(|reads| {
+            *reads += 1;
+            false
+        });
+        Self(reads)
+    }
+}
+
+impl Drop for FirstRead<'_> {
+    fn drop(&mut self) {
+        self.0.send_if_modified(|reads| {
+            *reads -= 1;
+            *reads == 0
+        });
+    }
 }
 
 /// Limits calls for names that don't exist, which clients can make up.
@@ -132,6 +158,7 @@ impl Cluster {
             is_up: watch::Sender::new(true),
             calls: Semaphore::new(AT_ONCE),
             openings: Semaphore::new(AT_ONCE),
+            first_reads: watch::Sender::new(0),
             state: Mutex::new(state),
             keeper,
             clock,
@@ -199,6 +226,17 @@ impl Cluster {
         self.noted(api.get(object).await)
     }
 
+    /// The same for an object that nothing is known of.
+    pub(super) async fn get_first(&self, object: &ObjectId) -> Result<Option<Object>, KubeError> {
+        let _read = FirstRead::of(&self.first_reads);
+        self.get(object).await
+    }
+
+    pub(super) async fn page(&self, selection: &Selection, next: &str) -> Result<List, KubeError> {
+        let (api, _turn) = self.turn(&self.calls).await;
+        self.noted(api.page(selection, next).await)
+    }
+
     pub(super) async fn list(&self, selection: &Selection) -> Result<List, KubeError> {
         let (api, _turn) = self.turn(&self.calls).await;
         self.noted(api.list(selection).await)
@@ -210,6 +248,10 @@ impl Cluster {
         from: Option<&Version>,
     ) -> Result<Watch, KubeError> {
         let (api, _turn) = self.turn(&self.openings).await;
+        if matches!(selection.of, Of::Name(_)) {
+            // Late is fine: what has changed since an object was read is read again.
+            let _ = timeout(READS_FIRST, self.first_reads.subscribe().wait_for(|reads| *reads == 0)).await;
+        }
         self.noted(api.watch(selection, from).await)
     }
 

@@ -44,11 +44,12 @@ pub(super) struct Content {
     pub(super) version: Version,
     pub(super) wants: Wants,
     pub(super) pair: Option<Result<KeyPair, Unusable>>,
+    // Boxes for what most objects don't have: there are thousands of them.
     /// Costs the OCSP staple of the key pair alone.
-    staple_error: Option<Unusable>,
-    pub(super) roots: Option<Result<Roots, Unusable>>,
+    staple_error: Option<Box<Unusable>>,
+    pub(super) roots: Option<Box<Result<Roots, Unusable>>>,
     /// The newest key pair and roots that fit together.
-    fitting: Option<(KeyPair, TrustBundle)>,
+    fitting: Option<Box<(KeyPair, TrustBundle)>>,
 }
 
 #[derive(Clone, Debug)]
@@ -116,15 +117,15 @@ impl Unusable {
 impl Content {
     /// Parses what is wanted of `object`. Roots that are those of `before` are not parsed again.
     pub(super) fn parse(object: &Object, wants: Wants, before: Option<&Self>, now: SystemTime) -> Self {
-        let of_before = before.and_then(|before| before.roots.as_ref()?.as_ref().ok());
+        let of_before = before.and_then(|before| before.roots.as_deref()?.as_ref().ok());
         let mut pair = wants.pair.then(|| pair(object));
         let staple_error = pair.as_mut().and_then(|pair| staple(object, pair.as_mut().ok()?).err());
         let mut content = Self {
             version: object.version.clone(),
             wants,
             pair,
-            staple_error: staple_error.map(Unusable::Staple),
-            roots: wants.roots.then(|| roots(object, of_before.map(|roots| &roots.bundle))),
+            staple_error: staple_error.map(|error| Box::new(Unusable::Staple(error))),
+            roots: wants.roots.then(|| Box::new(roots(object, of_before.map(|roots| &roots.bundle)))),
             fitting: before.and_then(|before| before.fitting.clone()),
         };
         content.hold_back(now);
@@ -135,14 +136,15 @@ impl Content {
     fn hold_back(&mut self, now: SystemTime) {
         let (Some(pair), Some(roots)) = (&mut self.pair, &mut self.roots) else { return };
         let fits = |bundle: &TrustBundle, pair: &KeyPair| bundle.verify(pair, now).is_ok();
-        match (&*pair, &*roots, &self.fitting) {
+        match (&*pair, &**roots, self.fitting.as_deref()) {
             (Ok(new), Ok(new_roots), _) => {
-                self.fitting = fits(&new_roots.bundle, new).then(|| (new.clone(), new_roots.bundle.clone()));
+                self.fitting =
+                    fits(&new_roots.bundle, new).then(|| Box::new((new.clone(), new_roots.bundle.clone())));
             }
             (Err(_), Ok(new_roots), Some((served, old)))
                 if fits(old, served) && !fits(&new_roots.bundle, served) =>
             {
-                *roots = Err(Unusable::RootsHeldBack);
+                **roots = Err(Unusable::RootsHeldBack);
             }
             (Ok(new), Err(_), Some((served, old))) if fits(old, served) && !fits(old, new) => {
                 *pair = Err(Unusable::PairHeldBack);
@@ -158,7 +160,7 @@ impl Content {
 
     /// Whether there is anything to serve.
     pub(super) fn is_usable(&self) -> bool {
-        matches!(self.pair, Some(Ok(_))) || matches!(self.roots, Some(Ok(_)))
+        matches!(self.pair, Some(Ok(_))) || matches!(self.roots.as_deref(), Some(Ok(_)))
     }
 
     /// `pair` with its OCSP staple if that is usable at `now`, or why it is not; and when that changes.
@@ -167,7 +169,7 @@ impl Content {
         pair: KeyPair,
         now: SystemTime,
     ) -> (KeyPair, Option<Unusable>, Option<SystemTime>) {
-        let Some(staple) = pair.staple() else { return (pair, self.staple_error.clone(), None) };
+        let Some(staple) = pair.staple() else { return (pair, self.staple_error.as_deref().cloned(), None) };
         let (begin, end) = (staple.this_update, staple.next_update);
         match staple.check_time(now) {
             Ok(()) => (pair, None, Some(end)),
@@ -293,7 +295,7 @@ mod tests {
     fn roots_come_from_either_key_and_bad_crls_cost_the_crls_alone() {
         let (one, two) = (root_of("one"), root_of("two"));
         let parse = |data: &[(&str, &str)]| {
-            Content::parse(&object("ca", 1, data), BOTH, None, UNIX_EPOCH).roots.unwrap()
+            Content::parse(&object("ca", 1, data), BOTH, None, UNIX_EPOCH).roots.map(|roots| *roots).unwrap()
         };
         let roots = parse(&[("cacert", &one), ("ca.crt", &two)]).unwrap();
         assert_eq!(roots.bundle.roots(), parse(&[("ca.crt", &one)]).unwrap().bundle.roots());

@@ -1,6 +1,7 @@
 //! Follows an object with a watch of its own.
 
 use std::convert::Infallible;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -50,11 +51,20 @@ pub(super) enum Seen {
 /// What a follower reports.
 #[derive(Debug)]
 pub(super) enum Report {
-    Object(Place, Seen),
+    Object(Place, Seen, By),
     /// Every object that is asked for in the namespace is followed by one watch from now on.
     Taken(Group),
     /// The namespace can't be listed, for this reason.
     NotTaken(Group, String),
+}
+
+/// What an object is followed by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// A watch of its own.
+    Itself,
+    /// The watch of its namespace.
+    Namespace,
 }
 
 /// The objects of one kind in one namespace.
@@ -151,6 +161,14 @@ pub(super) async fn pause_after(opened: Instant, failures: u32) -> u32 {
     failures
 }
 
+/// How a watch ended.
+enum Ending {
+    /// Another one continues it.
+    Known,
+    /// The object has to be read again.
+    Unknown,
+}
+
 /// Follows one object.
 pub(super) struct Follower {
     pub(super) cluster: Arc<Cluster>,
@@ -170,37 +188,47 @@ pub(super) struct Follower {
     pub(super) is_unwatched: bool,
     /// How often in a row a watch began with something else than what was read.
     pub(super) mismatches: u32,
+    /// How often in a row it could not be read.
+    pub(super) failures: u32,
 }
 
 impl Follower {
     /// Reports every change. Does not return.
-    pub(super) async fn run(mut self) -> Infallible {
+    pub(super) async fn run(mut self: Box<Self>) -> Infallible {
         tokio::time::sleep(self.pause).await;
-        let mut failures = 0;
         loop {
             // What is read now is of this connection.
             self.connection.mark_unchanged();
-            match self.read().await {
-                Ok(object) => {
-                    failures = 0;
-                    let was_present = self.content.is_some();
-                    self.take(object).await;
-                    if self.content.is_none() && !was_present {
-                        self.count_miss();
-                        tokio::time::sleep(ABSENT).await;
-                    }
-                    self.watch().await;
+            // Thousands of tasks wait in a watch for years: what takes a moment is in boxes of its own.
+            if Box::pin(self.refresh()).await {
+                self.watch().await;
+            }
+        }
+    }
+
+    /// Reads the object. False: it could not be read, and it is time to try again.
+    async fn refresh(&mut self) -> bool {
+        match self.read().await {
+            Ok(object) => {
+                self.failures = 0;
+                let was_present = self.content.is_some();
+                self.take(object).await;
+                if self.content.is_none() && !was_present {
+                    self.count_miss();
+                    tokio::time::sleep(ABSENT).await;
                 }
-                Err(error) => {
-                    failures += 1;
-                    if error.is_forbidden() {
-                        self.count_miss();
-                    } else if self.content.is_none() {
-                        self.load_kept().await;
-                    }
-                    self.report(failed(&error));
-                    tokio::time::sleep(delay(&error, failures)).await;
+                true
+            }
+            Err(error) => {
+                self.failures += 1;
+                if error.is_forbidden() {
+                    self.count_miss();
+                } else if self.content.is_none() {
+                    self.load_kept().await;
                 }
+                self.report(failed(&error));
+                tokio::time::sleep(delay(&error, self.failures)).await;
+                false
             }
         }
     }
@@ -214,12 +242,15 @@ impl Follower {
 
     /// Reads the object. While the API server does not answer, what was kept is served.
     async fn read(&mut self) -> Result<Option<Object>, KubeError> {
-        if self.cluster.keeper.is_none() || !self.may_load || self.content.is_some() {
+        if self.content.is_some() {
             return self.cluster.get(&self.place.object).await;
         }
         let cluster = Arc::clone(&self.cluster);
         let object = self.place.object.clone();
-        let mut read = std::pin::pin!(cluster.get(&object));
+        let mut read = std::pin::pin!(cluster.get_first(&object));
+        if self.cluster.keeper.is_none() || !self.may_load {
+            return read.await;
+        }
         match timeout(UNANSWERED, &mut read).await {
             Ok(read) => read,
             Err(_) => {
@@ -247,14 +278,33 @@ impl Follower {
             // It is read from time to time instead.
             return tokio::time::sleep(FORBIDDEN).await;
         };
+        let mut from: Option<Version> = None;
+        let mut endings = 0;
+        while let Some(watch) = Box::pin(self.open(from.as_ref())).await {
+            let opened = Instant::now();
+            if let Ending::Unknown = self.follow(watch, &mut from).await {
+                return;
+            }
+            endings = Box::pin(pause_after(opened, endings)).await;
+        }
+    }
+
+    /// Opens the watch; none if the object has to be read again.
+    async fn open(&mut self, from: Option<&Version>) -> Option<Watch> {
         let ObjectId { kind, namespace, name } = self.place.object.clone();
         let selection = Selection { kind, namespace, of: Of::Name(name) };
-        let mut from: Option<Version> = None;
         let mut failures = 0;
         loop {
-            let watch = match cluster.watch(&selection, from.as_ref()).await {
-                Ok(watch) => watch,
-                Err(KubeError::Expired { .. }) => return,
+            match self.cluster.watch(&selection, from).await {
+                Ok(watch) => {
+                    if std::mem::take(&mut self.is_unwatched)
+                        && let Some(content) = self.content.clone()
+                    {
+                        self.report(Seen::Present(content));
+                    }
+                    return Some(watch);
+                }
+                Err(KubeError::Expired { .. }) => return None,
                 Err(error) => {
                     failures += 1;
                     let is_forbidden = error.is_forbidden();
@@ -264,68 +314,71 @@ impl Follower {
                     self.is_unwatched = is_forbidden;
                     tokio::time::sleep(delay(&error, failures)).await;
                     if is_forbidden {
-                        return;
+                        return None;
                     }
-                    continue;
                 }
-            };
-            if std::mem::take(&mut self.is_unwatched)
-                && let Some(content) = self.content.clone()
-            {
-                self.report(Seen::Present(content));
             }
-            let opened = Instant::now();
-            if !self.follow(watch, &mut from).await {
-                return;
-            }
-            failures = pause_after(opened, failures).await;
         }
     }
 
-    /// Takes the events of a watch until it ends. False: the object has to be read again.
-    async fn follow(&mut self, mut watch: Watch, from: &mut Option<Version>) -> bool {
-        // What is there comes at once, and then a bookmark. If it does not, it was deleted after it was read; if it is something
-        // else, it has changed, or the API server's cache is behind.
-        let mut unconfirmed =
-            (from.is_none() && self.content.is_some()).then(|| Instant::now() + FIRST_EVENT);
+    /// Takes the events of a watch until it ends.
+    async fn follow(&mut self, mut watch: Watch, from: &mut Option<Version>) -> Ending {
+        if from.is_none()
+            && self.content.is_some()
+            && let ControlFlow::Break(ending) = Box::pin(self.confirm(&mut watch, from)).await
+        {
+            return ending;
+        }
         loop {
-            let next = tokio::select! {
-                next = next(&mut watch, &mut self.connection) => Some(next),
-                () = until(unconfirmed), if unconfirmed.is_some() => None,
-            };
-            match next {
-                None | Some(Next::Event(Event::Version(_))) if unconfirmed.is_some() => {
-                    return self.mismatch().await;
-                }
-                None => {}
-                Some(Next::Event(Event::Object(object))) => {
-                    let is_known = self.content.as_ref().is_some_and(|it| it.version == object.version);
-                    if unconfirmed.take().is_some() && !is_known {
-                        return self.mismatch().await;
-                    }
-                    self.mismatches = 0;
-                    *from = Some(object.version.clone());
-                    self.take(Some(object)).await;
-                }
-                Some(Next::Event(Event::Version(version))) => *from = Some(version),
-                // Reading it confirms that.
-                Some(Next::Event(Event::Deleted { .. }) | Next::Reconnected) => return false,
-                Some(Next::Ended) => return true,
-                Some(Next::Failed(KubeError::Expired { .. })) => return false,
-                Some(Next::Failed(error)) => {
-                    self.cluster.note(Some(&error));
-                    return true;
-                }
+            let next = next(&mut watch, &mut self.connection).await;
+            if let ControlFlow::Break(ending) = Box::pin(self.advance(next, from)).await {
+                return ending;
             }
         }
+    }
+
+    /// Takes the first event of a watch. What is there comes at once, and then a bookmark. If it does not, it was deleted after
+    /// it was read; if it is something else, it has changed, or the API server's cache is behind.
+    async fn confirm(&mut self, watch: &mut Watch, from: &mut Option<Version>) -> ControlFlow<Ending> {
+        let version = self.content.as_ref().map(|content| &content.version);
+        match timeout(FIRST_EVENT, next(watch, &mut self.connection)).await {
+            Err(_) | Ok(Next::Event(Event::Version(_))) => self.mismatch().await,
+            Ok(Next::Event(Event::Object(object))) if version != Some(&object.version) => {
+                self.mismatch().await
+            }
+            Ok(next) => return self.advance(next, from).await,
+        }
+        ControlFlow::Break(Ending::Unknown)
+    }
+
+    /// Takes what comes next in a watch.
+    async fn advance(&mut self, next: Next, from: &mut Option<Version>) -> ControlFlow<Ending> {
+        match next {
+            Next::Event(Event::Object(object)) => {
+                self.mismatches = 0;
+                *from = Some(object.version.clone());
+                self.take(Some(object)).await;
+            }
+            Next::Event(Event::Version(version)) => *from = Some(version),
+            // Reading it confirms that.
+            Next::Event(Event::Deleted { .. }) | Next::Reconnected => {
+                return ControlFlow::Break(Ending::Unknown);
+            }
+            Next::Ended => return ControlFlow::Break(Ending::Known),
+            Next::Failed(KubeError::Expired { .. }) => return ControlFlow::Break(Ending::Unknown),
+            Next::Failed(error) => {
+                self.cluster.note(Some(&error));
+                return ControlFlow::Break(Ending::Known);
+            }
+        }
+        ControlFlow::Continue(())
     }
 
     /// A watch began with something else than what was read: both are asked for again, less and less often.
-    async fn mismatch(&mut self) -> bool {
+    async fn mismatch(&mut self) {
         tokio::time::sleep(PACE.delay(self.mismatches, fastrand::f64()) * u32::from(self.mismatches > 0))
             .await;
         self.mismatches += 1;
-        false
     }
 
     async fn take(&mut self, object: Option<Object>) {
@@ -349,6 +402,6 @@ impl Follower {
 
     fn report(&self, seen: Seen) {
         // Fails when the agent stops.
-        let _ = self.reports.send(Report::Object(self.place.clone(), seen));
+        let _ = self.reports.send(Report::Object(self.place.clone(), seen, By::Itself));
     }
 }

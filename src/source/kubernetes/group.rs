@@ -11,7 +11,9 @@ use tokio::time::Instant;
 
 use super::cluster::{Cluster, delay};
 use super::content::{Content, Wants};
-use super::follow::{Group, Next, Report, Reports, Seen, failed, forget, next, parse_and_keep, pause_after};
+use super::follow::{
+    By, Group, Next, Report, Reports, Seen, failed, forget, next, parse_and_keep, pause_after,
+};
 use crate::base::offload;
 use crate::base::text;
 use crate::kube::{Api, Event, KubeError, Object, Of, Selection, Version, Watch};
@@ -24,19 +26,53 @@ const KNOWN_NAMES: usize = 100_000;
 /// The names of a namespace: those that are asked for, and which there may be.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
-    wanted: Mutex<HashMap<Arc<str>, Wants>>,
+    wanted: Mutex<HashMap<Arc<str>, Known>>,
     /// Hashes of the names that the API server has sent. None: there are too many of them.
     known: Mutex<Option<HashSet<u64>>>,
     hasher: RandomState,
 }
 
+/// What is known of a name that is asked for.
+#[derive(Debug, Default)]
+struct Known {
+    wants: Wants,
+    content: Option<Arc<Content>>,
+    /// It was in a list or an event of the namespace, or missing there. What else was read of it may be older.
+    is_followed: bool,
+}
+
 impl Wanted {
-    pub(super) fn new(wanted: HashMap<Arc<str>, Wants>) -> Self {
-        Self { wanted: Mutex::new(wanted), known: Mutex::new(Some(HashSet::new())), ..Self::default() }
+    pub(super) fn new() -> Self {
+        Self { known: Mutex::new(Some(HashSet::new())), ..Self::default() }
     }
 
     pub(super) fn want(&self, name: Arc<str>, wants: Wants) {
-        lock(&self.wanted).insert(name, wants);
+        lock(&self.wanted).entry(name).or_default().wants = wants;
+    }
+
+    /// Notes what was read of a name by itself.
+    pub(super) fn know(&self, name: &str, content: &Arc<Content>) {
+        if let Some(known) = lock(&self.wanted).get_mut(name) {
+            known.content = Some(Arc::clone(content));
+        }
+    }
+
+    /// Whether all that is wanted of a name is followed with the namespace.
+    pub(super) fn is_followed(&self, name: &str) -> bool {
+        lock(&self.wanted).get(name).is_some_and(|known| {
+            let has_all = known.content.as_ref().is_none_or(|content| content.wants.covers(known.wants));
+            known.is_followed && has_all
+        })
+    }
+
+    fn follow(&self, name: &str, content: Option<Arc<Content>>) {
+        if let Some(known) = lock(&self.wanted).get_mut(name) {
+            (known.content, known.is_followed) = (content, true);
+        }
+    }
+
+    fn content(&self, name: &str) -> Option<Arc<Content>> {
+        lock(&self.wanted).get(name)?.content.clone()
     }
 
     pub(super) fn forget(&self, name: &str) {
@@ -44,7 +80,7 @@ impl Wanted {
     }
 
     fn wants(&self, name: &str) -> Option<Wants> {
-        lock(&self.wanted).get(name).copied()
+        lock(&self.wanted).get(name).map(|known| known.wants)
     }
 
     fn all(&self) -> Vec<Arc<str>> {
@@ -85,7 +121,6 @@ pub(super) struct GroupFollower {
     /// Wanted that are asked for from now on.
     added: mpsc::UnboundedReceiver<Arc<str>>,
     reports: Reports,
-    contents: HashMap<Arc<str>, Arc<Content>>,
     reads: JoinSet<Read>,
     /// The number of the last read of each name, unless the watch has brought something newer meanwhile.
     reading: HashMap<Arc<str>, u64>,
@@ -100,11 +135,10 @@ impl GroupFollower {
         names: Arc<Wanted>,
         added: mpsc::UnboundedReceiver<Arc<str>>,
         reports: Reports,
-        contents: HashMap<Arc<str>, Arc<Content>>,
     ) -> Self {
         let (reads, reading) = Default::default();
         let connection = cluster.connection();
-        Self { cluster, group, names, added, reports, contents, reads, reading, last_read: 0, connection }
+        Self { cluster, group, names, added, reports, reads, reading, last_read: 0, connection }
     }
 
     /// Reports every change. Returns if the namespace must not be listed or watched.
@@ -119,18 +153,14 @@ impl GroupFollower {
         loop {
             // What is read now is of this connection.
             self.connection.mark_unchanged();
-            let asked = self.names.all();
-            let error = match self.cluster.list(&selection).await {
-                Ok(list) => {
-                    self.take_list(list.objects, asked).await;
-                    match self.watch(&selection, list.version).await {
-                        Ok(()) => {
-                            failures = 0;
-                            continue;
-                        }
-                        Err(error) => error,
+            let error = match self.list(&selection).await {
+                Ok(version) => match self.watch(&selection, version).await {
+                    Ok(()) => {
+                        failures = 0;
+                        continue;
                     }
-                }
+                    Err(error) => error,
+                },
                 Err(error) => error,
             };
             if error.is_forbidden() {
@@ -143,21 +173,32 @@ impl GroupFollower {
         }
     }
 
-    /// Takes a list that was begun when `asked` were the names that are asked for.
-    async fn take_list(&mut self, objects: Vec<Object>, asked: Vec<Arc<str>>) {
-        let mut missing: HashSet<_> = asked.into_iter().collect();
-        for (number, object) in objects.into_iter().enumerate() {
-            missing.remove(&*object.name);
-            self.take(object).await;
-            if number % TURN == TURN - 1 {
-                tokio::task::yield_now().await;
+    /// Takes what there is, page by page. What is being read meanwhile may be older; what is newer comes in the watch.
+    async fn list(&mut self, selection: &Selection) -> Result<Version, KubeError> {
+        let mut missing: HashSet<_> = self.names.all().into_iter().collect();
+        let mut next = String::new();
+        let version = loop {
+            let page = self.cluster.page(selection, &next).await?;
+            for (number, object) in page.objects.into_iter().enumerate() {
+                missing.remove(&*object.name);
+                self.overtake(&object.name);
+                self.take(object).await;
+                if number % TURN == TURN - 1 {
+                    tokio::task::yield_now().await;
+                }
             }
-        }
+            if page.next.is_empty() {
+                break page.version;
+            }
+            next = page.next;
+        };
         for name in missing {
             if self.names.wants(&name).is_some() {
+                self.overtake(&name);
                 self.miss(&name);
             }
         }
+        Ok(version)
     }
 
     /// Watches from `version` on, until the namespace has to be listed again. Fails where it can't be watched.
@@ -225,11 +266,6 @@ impl GroupFollower {
 
     /// A name that is asked for now costs a call only if there may be such an object.
     fn add(&mut self, name: Arc<str>) {
-        let wanted = lock(&self.names.wanted);
-        if self.contents.len() > 2 * wanted.len() {
-            self.contents.retain(|name, _| wanted.contains_key(name));
-        }
-        drop(wanted);
         match self.names.may_exist(&name) {
             true => self.read(name, Duration::ZERO),
             false => self.miss(&name),
@@ -247,7 +283,7 @@ impl GroupFollower {
         });
     }
 
-    /// The watch has brought an object that is being read: what is read may be older.
+    /// A list or the watch has brought an object that is being read: what is read may be older.
     fn overtake(&mut self, name: &str) {
         self.reading.remove(name);
     }
@@ -265,8 +301,7 @@ impl GroupFollower {
             Ok(Some(object)) => self.take(object).await,
             Ok(None) => self.miss(&name),
             Err(error) => {
-                let place = self.group.place(&name);
-                let _ = self.reports.send(Report::Object(place, failed(&error)));
+                self.report(&name, failed(&error));
                 // Until it is known.
                 self.read(name, delay(&error, 3));
             }
@@ -275,7 +310,7 @@ impl GroupFollower {
 
     async fn take(&mut self, object: Object) {
         let Some(wants) = self.names.wants(&object.name) else { return };
-        let before = self.contents.get(&*object.name).cloned();
+        let before = self.names.content(&object.name);
         let name: Arc<str> = (&*object.name).into();
         let content = match before {
             Some(known) if known.version == object.version && known.wants.covers(wants) => known,
@@ -284,13 +319,18 @@ impl GroupFollower {
                 parse_and_keep(&self.cluster, &place, object, wants, before).await
             }
         };
-        self.contents.insert(Arc::clone(&name), Arc::clone(&content));
-        let _ = self.reports.send(Report::Object(self.group.place(&name), Seen::Present(content)));
+        self.names.follow(&name, Some(Arc::clone(&content)));
+        self.report(&name, Seen::Present(content));
     }
 
     fn miss(&mut self, name: &Arc<str>) {
-        self.contents.remove(name);
+        self.names.follow(name, None);
         forget(&self.cluster, &self.group.place(name));
-        let _ = self.reports.send(Report::Object(self.group.place(name), Seen::Absent));
+        self.report(name, Seen::Absent);
+    }
+
+    fn report(&self, name: &Arc<str>, seen: Seen) {
+        // Fails when the agent stops.
+        let _ = self.reports.send(Report::Object(self.group.place(name), seen, By::Namespace));
     }
 }

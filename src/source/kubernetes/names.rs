@@ -1,11 +1,12 @@
 //! The names that streams ask for: where each one leads, who may read it, and what is published as it.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use smallvec::{SmallVec, smallvec};
 use tokio::task::{JoinError, JoinSet};
+use tokio::time::Instant;
 
 use super::KubernetesSettings;
 use super::access::{Check, check};
@@ -20,7 +21,7 @@ use crate::base::offload;
 use crate::kube::{Account, Kind, KubeError, ObjectId};
 use crate::metrics::Metrics;
 use crate::secret::{KubernetesName, Scheme, Secret, SecretName};
-use crate::store::{Cache, Key, Workload};
+use crate::store::{Cache, Key, LINGER, Workload};
 
 /// How long a yes or a no of a review is good for.
 const REVIEWED: Duration = FORBIDDEN;
@@ -41,6 +42,8 @@ pub(super) struct Name {
     is_in_review: bool,
     /// When to look at it again.
     due: Option<SystemTime>,
+    /// Until then its value is kept, if no stream returns.
+    kept_until: Option<Instant>,
 }
 
 /// Where the secret of a name is.
@@ -48,7 +51,7 @@ pub(super) struct Name {
 struct Target {
     cluster: Arc<Cluster>,
     /// The first one that exists counts.
-    places: SmallVec<[Place; 2]>,
+    places: SmallVec<[Place; 1]>,
     wants: Wants,
 }
 
@@ -77,12 +80,12 @@ pub(super) struct Names {
     pub(super) workload: Workload,
     pub(super) clock: Clock,
     pub(super) metrics: Metrics,
-    pub(super) by_key: HashMap<Key, Name>,
+    /// In boxes: a map has room for more than it holds.
+    pub(super) by_key: HashMap<Key, Box<Name>>,
     pub(super) objects: Objects,
     pub(super) reviews: JoinSet<Review>,
-    /// Names without streams whose value is kept for a while, each with a task.
-    pub(super) lingering: HashSet<Key>,
-    pub(super) deserted: JoinSet<Key>,
+    /// Names whose last stream has left, and whose value is kept for a while; about the oldest first.
+    pub(super) lingering: VecDeque<(Instant, Key)>,
     /// When to look at names again: certificates and CRLs begin and end, rights are asked for again.
     pub(super) due: BTreeSet<(SystemTime, Key)>,
     /// Names that have no value because nothing is known of their objects.
@@ -97,8 +100,9 @@ impl Names {
             return self.settle(&key);
         }
         let served = Served::new(&self.cache, key.clone());
-        let name = Name { served, target: None, access: Access::Asked, is_in_review: false, due: None };
-        self.by_key.insert(key.clone(), name);
+        let access = Access::Asked;
+        let name = Name { served, target: None, access, is_in_review: false, due: None, kept_until: None };
+        self.by_key.insert(key.clone(), Box::new(name));
         self.aim(&key);
     }
 
@@ -276,43 +280,51 @@ impl Names {
 
     /// The last stream of a name has left.
     pub(super) fn desert(&mut self, key: Key) {
-        let Some(name) = self.by_key.get(&key) else { return };
         if !self.cache.has_value(&key) {
-            return self.retire(&key);
-        }
-        if !self.lingering.insert(key.clone()) {
-            return;
-        }
-        let publisher = name.served.publisher();
-        self.deserted.spawn(async move {
-            publisher.deserted().await;
-            key
-        });
-    }
-
-    pub(super) fn end(&mut self, ended: Result<Key, JoinError>) {
-        if let Some(key) = offload::finished(ended) {
-            self.lingering.remove(&key);
             self.retire(&key);
+            return;
+        }
+        let Some(name) = self.by_key.get_mut(&key) else { return };
+        let until = Instant::now() + LINGER;
+        // One place in the queue, however often streams come and go.
+        if name.kept_until.replace(until).is_none() {
+            self.lingering.push_back((until, key));
         }
     }
 
-    fn retire(&mut self, key: &Key) {
+    /// Drops the names that were kept for long enough. With `needs_room` one goes sooner: a name that a stream waits for goes
+    /// before a value that no stream has.
+    pub(super) fn drop_deserted(&mut self, needs_room: bool) {
+        let (now, mut needs_room) = (Instant::now(), needs_room);
+        while let Some((until, key)) = self.lingering.pop_front_if(|(until, _)| needs_room || *until <= now) {
+            let Some(name) = self.by_key.get_mut(&key) else { continue };
+            match name.kept_until.filter(|later| *later > until && !needs_room) {
+                Some(later) => self.lingering.push_back((later, key)),
+                None => {
+                    name.kept_until = None;
+                    needs_room &= !self.retire(&key);
+                }
+            }
+        }
+    }
+
+    /// Drops a name, unless a stream has returned. True if it is gone.
+    fn retire(&mut self, key: &Key) -> bool {
         if !self.cache.retire(key) {
-            return;
+            return false;
         }
         self.lose(key);
-        let Some(name) = self.by_key.remove(key) else { return };
-        if let Some(at) = name.due {
+        if let Some(at) = self.by_key.remove(key).and_then(|name| name.due) {
             self.due.remove(&(at, key.clone()));
         }
         self.unresolved.remove(key);
+        true
     }
 
     pub(super) fn take(&mut self, report: Report) {
         match report {
-            Report::Object(place, seen) => {
-                if !self.objects.note(&place, seen) {
+            Report::Object(place, seen, by) => {
+                if !self.objects.note(&place, seen, by) {
                     return;
                 }
                 let names = self.objects.names(&place);

@@ -10,8 +10,8 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::cluster::{Cluster, FORBIDDEN};
-use super::content::{Content, Wants};
-use super::follow::{Follower, Group, Place, Reports, Seen};
+use super::content::Wants;
+use super::follow::{By, Follower, Group, Place, Reports, Seen};
 use super::group::{GroupFollower, Wanted};
 use crate::store::Key;
 
@@ -37,7 +37,7 @@ pub(super) struct Objects {
 
 struct Followed {
     cluster: Arc<Cluster>,
-    names: SmallVec<[Key; 2]>,
+    names: SmallVec<[Key; 1]>,
     wants: Wants,
     seen: Option<Seen>,
     /// Why nothing newer than what was seen can be read.
@@ -88,7 +88,7 @@ impl Objects {
     }
 
     /// The names that need an object.
-    pub(super) fn names(&self, place: &Place) -> SmallVec<[Key; 2]> {
+    pub(super) fn names(&self, place: &Place) -> SmallVec<[Key; 1]> {
         self.followed.get(place).map(|followed| followed.names.clone()).unwrap_or_default()
     }
 
@@ -162,7 +162,7 @@ impl Objects {
             Some(Seen::Present(content)) if content.wants.covers(followed.wants) => Some(Arc::clone(content)),
             _ => None,
         };
-        let follower = Follower {
+        let follower = Box::new(Follower {
             cluster: Arc::clone(&followed.cluster),
             place: place.clone(),
             wants: followed.wants,
@@ -174,7 +174,8 @@ impl Objects {
             connection: followed.cluster.connection(),
             is_unwatched: false,
             mismatches: 0,
-        };
+            failures: 0,
+        });
         followed.task = Some(Task(tokio::spawn(async { match follower.run().await {} }).abort_handle()));
     }
 
@@ -187,24 +188,17 @@ impl Objects {
         }
         let of_group =
             self.followed.iter().filter(|(place, it)| Group::of(place) == group && !it.names.is_empty());
-        let (mut wanted, mut contents) = (HashMap::new(), HashMap::<_, Arc<Content>>::new());
+        let names = Arc::new(Wanted::new());
         for (place, followed) in of_group {
             let name = &place.object.name;
-            wanted.insert(Arc::clone(name), followed.wants);
+            names.want(Arc::clone(name), followed.wants);
             if let Some(Seen::Present(content)) = &followed.seen {
-                contents.insert(Arc::clone(name), Arc::clone(content));
+                names.know(name, content);
             }
         }
-        let names = Arc::new(Wanted::new(wanted));
         let (added, to_add) = mpsc::unbounded_channel();
-        let follower = GroupFollower::new(
-            Arc::clone(cluster),
-            group,
-            Arc::clone(&names),
-            to_add,
-            self.reports.clone(),
-            contents,
-        );
+        let follower =
+            GroupFollower::new(Arc::clone(cluster), group, Arc::clone(&names), to_add, self.reports.clone());
         let task = Task(tokio::spawn(follower.run()).abort_handle());
         members.follower = Some(GroupTask { names, added, is_ready: false, _task: task });
     }
@@ -229,13 +223,15 @@ impl Objects {
     pub(super) fn not_taken(&mut self, group: &Group) {
         let Some(members) = self.groups.get_mut(group) else { return };
         members.refused_until = Some(Instant::now() + 10 * FORBIDDEN);
-        members.follower = None;
+        let follower = members.follower.take();
+        let is_followed =
+            |place: &Place| follower.as_ref().is_some_and(|it| it.names.is_followed(&place.object.name));
         let alone = self
             .followed
             .iter()
             .filter(|(place, it)| Group::of(place) == *group && !it.names.is_empty())
-            // Those that waited for the list wait no longer.
-            .filter(|(_, it)| it.task.is_none() || it.seen.is_none());
+            // Those that waited for the list wait no longer, and of what it had no other report counted.
+            .filter(|(place, it)| it.task.is_none() || it.seen.is_none() || is_followed(place));
         let alone: Vec<_> = alone.map(|(place, _)| place.clone()).collect();
         for place in alone {
             self.start(&place, false);
@@ -243,8 +239,18 @@ impl Objects {
     }
 
     /// Notes what was found out of an object. False if nothing needs it any longer.
-    pub(super) fn note(&mut self, place: &Place, seen: Seen) -> bool {
+    pub(super) fn note(&mut self, place: &Place, seen: Seen, by: By) -> bool {
         let Some(followed) = self.followed.get_mut(place) else { return false };
+        let group = self.groups.get(&Group::of(place)).and_then(|members| members.follower.as_ref());
+        if let (Some(group), By::Itself) = (group, by) {
+            // The namespace's watch brings what is newer.
+            if group.names.is_followed(&place.object.name) {
+                return false;
+            }
+            if let Seen::Present(content) = &seen {
+                group.names.know(&place.object.name, content);
+            }
+        }
         followed.trouble = None;
         match seen {
             Seen::Present(_) => followed.cluster.sample(&place.object),

@@ -41,8 +41,6 @@ pub(super) enum Finding {
 
 /// Publishes one name.
 pub(super) struct Served {
-    cache: Cache,
-    key: Key,
     publisher: Publisher,
     /// Most names never fail.
     failures: Option<Box<FailureLog>>,
@@ -52,13 +50,8 @@ pub(super) struct Served {
 
 impl Served {
     pub(super) fn new(cache: &Cache, key: Key) -> Self {
-        let publisher = cache.publisher(key.clone(), Origin::KUBERNETES);
-        Self { cache: cache.clone(), key, publisher, failures: None, part_failures: None }
-    }
-
-    /// Another publisher of the same name.
-    pub(super) fn publisher(&self) -> Publisher {
-        self.cache.publisher(self.key.clone(), Origin::KUBERNETES)
+        let publisher = cache.publisher(key, Origin::KUBERNETES);
+        Self { publisher, failures: None, part_failures: None }
     }
 
     /// Publishes or reports what was found. Returns when that changes without a change of the object.
@@ -73,7 +66,7 @@ impl Served {
             Finding::Open => None,
             Finding::Postponed => {
                 let reason = "too many names that don't exist are asked for: this one is looked up later";
-                match self.key.name.is_bare() {
+                match self.publisher.key().name.is_bare() {
                     // A client waits in its handshake.
                     true if !self.has_value() => self.withdraw(reason.to_owned(), "postponed", metrics),
                     _ => self.fail(reason, "postponed", metrics),
@@ -90,7 +83,7 @@ impl Served {
                 self.fail(&reason, "refused", metrics);
                 None
             }
-            Finding::Present { place, content, .. } => match (&content.pair, &content.roots) {
+            Finding::Present { place, content, .. } => match (&content.pair, content.roots.as_deref()) {
                 (Some(pair), _) if wants.pair => match valid_pair(pair, now) {
                     Ok(pair) => {
                         let (pair, error, change) = content.stapled(pair, now);
@@ -170,7 +163,7 @@ impl Served {
             Ok(crls) => (crls, None),
             Err(error) => (Vec::new(), Some(error)),
         };
-        let coverage = self.cache.set_crls(&self.key, &crls, now)?;
+        let coverage = self.publisher.cache().set_crls(self.publisher.key(), &crls, now)?;
         let uncovered = coverage.covered.err().filter(|_| !crls.is_empty()).map(Unusable::Uncovered);
         self.report_part(place, unusable.or(uncovered).as_ref(), metrics);
         coverage.next_change.filter(|_| !crls.is_empty())
@@ -233,6 +226,6 @@ impl Served {
 
     /// The name is a client's text: the log quotes it, so that it can't pass for more than a name.
     fn log_name(&self) -> String {
-        text::sanitize_for_log(self.key.name.as_str())
+        text::sanitize_for_log(self.publisher.key().name.as_str())
     }
 }

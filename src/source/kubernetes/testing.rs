@@ -71,6 +71,8 @@ pub(super) struct State {
     pub(super) reviews_fail: bool,
     /// Objects that answer 500.
     pub(super) broken: BTreeSet<String>,
+    /// Reading this object takes so long.
+    pub(super) slow: Option<(String, Duration)>,
     /// Every call answers 429.
     pub(super) throttles: Option<Duration>,
 }
@@ -239,29 +241,46 @@ impl FakeApi {
     }
 }
 
+/// How many objects a page of a list has.
+const PAGE: usize = 60;
+
 #[tonic::async_trait]
 impl Api for FakeApi {
     async fn get(&self, id: &ObjectId) -> Result<Option<Object>, KubeError> {
-        let found = {
+        let (found, takes) = {
             let mut state = self.lock();
             state.call("get", &id.to_string())?;
             if state.broken.contains(&id.to_string()) {
                 return Err(status(StatusCode::INTERNAL_SERVER_ERROR, None));
             }
-            state.found(id)
+            let slow = state.slow.as_ref().filter(|(slow, _)| *slow == id.to_string());
+            (state.found(id), slow.map_or(Duration::from_millis(2), |(_, takes)| *takes))
         };
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        tokio::time::sleep(takes).await;
         Ok(found)
     }
 
-    async fn list(&self, selection: &Selection) -> Result<List, KubeError> {
+    /// The version is that of the first page: what changes meanwhile comes in a watch.
+    async fn page(&self, selection: &Selection, next: &str) -> Result<List, KubeError> {
         let list = {
             let mut state = self.lock();
-            state.call("list", &shown(selection))?;
+            let (version, last) = match next.split_once(' ') {
+                Some((version, last)) => (version.parse().unwrap(), last),
+                None => {
+                    state.call("list", &shown(selection))?;
+                    (state.version, "")
+                }
+            };
+            if version < state.oldest {
+                return Err(KubeError::Expired { address: "fake".to_owned() });
+            }
             let of = OfSelection(selection.clone());
-            let all = state.objects.keys().filter(|id| of.selects(id) && of.wants(&id.name));
-            let objects = all.filter_map(|id| state.found(id)).collect();
-            List { objects, version: Version(state.version.to_string().into()) }
+            let all =
+                state.objects.keys().filter(|id| of.selects(id) && of.wants(&id.name) && *id.name > *last);
+            let objects: Vec<_> = all.filter_map(|id| state.found(id)).take(PAGE).collect();
+            let more = objects.get(PAGE - 1).map(|last| format!("{version} {}", last.name));
+            let next = more.unwrap_or_default();
+            List { objects, version: Version(version.to_string().into()), next }
         };
         tokio::time::sleep(Duration::from_millis(20)).await;
         Ok(list)

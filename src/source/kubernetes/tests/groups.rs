@@ -68,6 +68,41 @@ async fn without_the_right_to_list_each_name_keeps_its_own_watch() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn all_names_are_read_before_the_first_of_them_is_watched() {
+    let agent = Agent::start();
+    agent.api.lock().forbidden.insert("list");
+    put_many(&agent, 90);
+    let (names, _streams) = many(&agent, 90);
+    agent.until_served(&names[89]).await;
+    let first_watch = agent.api.lock().calls.iter().position(|call| call.starts_with("watch"));
+    assert_eq!((agent.api.count("get"), first_watch.unwrap_or(90)), (90, 90));
+    // Clients that ask for ever new names don't keep those that are served from being watched.
+    agent
+        .until("watches", |agent| {
+            let _made_up = agent.open(&format!("kubernetes://made-up-{}", fastrand::u64(..)));
+            agent.api.watches().len() >= 90
+        })
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_read_before_the_list_of_its_namespace_does_not_replace_what_the_list_has() {
+    let agent = Agent::start();
+    put_many(&agent, 101);
+    // It is read first, and the answer comes between the first page and the last one.
+    agent.api.lock().slow = Some(("Secret shop/host-0".to_owned(), Duration::from_millis(44)));
+    let (names, _streams) = many(&agent, 100);
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    put_pair(&agent.api, &secret("shop", "host-0"));
+    let _last = agent.open("kubernetes://host-100");
+    tokio::time::sleep(Duration::from_millis(25)).await;
+    let newest = agent.leaf(&names[0]).expect("the first page has it");
+    rest(30).await;
+    assert_eq!(agent.leaf(&names[0]), Some(newest));
+    assert_eq!(agent.api.watches(), ["Secret shop/*"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_flood_of_names_that_do_not_exist_costs_bounded_calls_and_they_are_remembered() {
     let agent = Agent::start();
     agent.api.lock().forbidden.insert("list");
