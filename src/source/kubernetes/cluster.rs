@@ -21,6 +21,9 @@ use crate::net::error::TransportError;
 
 /// Calls at a time, and as many watches that are being opened.
 const AT_ONCE: usize = 32;
+/// Lists at a time, and watches of many objects that are being opened: one saves hundreds of other calls, and does not wait
+/// for those.
+const LISTS_AT_ONCE: usize = 4;
 /// Between two attempts to reach an API server, or to repeat a call that it refused.
 pub(super) const PACE: Backoff = Backoff { base: Duration::from_millis(250), cap: Duration::from_secs(10) };
 /// Before an object is read again that the API server can't read.
@@ -44,6 +47,7 @@ pub struct Cluster {
     api: watch::Sender<Arc<dyn Api>>,
     is_up: watch::Sender<bool>,
     calls: Semaphore,
+    lists: Semaphore,
     openings: Semaphore,
     /// How many objects are being read for the first time.
     first_reads: watch::Sender<usize>,
@@ -157,6 +161,7 @@ impl Cluster {
             api: watch::Sender::new(api),
             is_up: watch::Sender::new(true),
             calls: Semaphore::new(AT_ONCE),
+            lists: Semaphore::new(LISTS_AT_ONCE),
             openings: Semaphore::new(AT_ONCE),
             first_reads: watch::Sender::new(0),
             state: Mutex::new(state),
@@ -233,12 +238,12 @@ impl Cluster {
     }
 
     pub(super) async fn page(&self, selection: &Selection, next: &str) -> Result<List, KubeError> {
-        let (api, _turn) = self.turn(&self.calls).await;
+        let (api, _turn) = self.turn(&self.lists).await;
         self.noted(api.page(selection, next).await)
     }
 
     pub(super) async fn list(&self, selection: &Selection) -> Result<List, KubeError> {
-        let (api, _turn) = self.turn(&self.calls).await;
+        let (api, _turn) = self.turn(&self.lists).await;
         self.noted(api.list(selection).await)
     }
 
@@ -247,11 +252,13 @@ impl Cluster {
         selection: &Selection,
         from: Option<&Version>,
     ) -> Result<Watch, KubeError> {
+        let Of::Name(_) = selection.of else {
+            let (api, _turn) = self.turn(&self.lists).await;
+            return self.noted(api.watch(selection, from).await);
+        };
         let (api, _turn) = self.turn(&self.openings).await;
-        if matches!(selection.of, Of::Name(_)) {
-            // Late is fine: what has changed since an object was read is read again.
-            let _ = timeout(READS_FIRST, self.first_reads.subscribe().wait_for(|reads| *reads == 0)).await;
-        }
+        // Late is fine: what has changed since an object was read is read again.
+        let _ = timeout(READS_FIRST, self.first_reads.subscribe().wait_for(|reads| *reads == 0)).await;
         self.noted(api.watch(selection, from).await)
     }
 

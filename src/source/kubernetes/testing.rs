@@ -73,6 +73,8 @@ pub(super) struct State {
     pub(super) broken: BTreeSet<String>,
     /// Reading this object takes so long.
     pub(super) slow: Option<(String, Duration)>,
+    /// How long reading any other one takes.
+    pub(super) pace: Option<Duration>,
     /// Every call answers 429.
     pub(super) throttles: Option<Duration>,
 }
@@ -254,7 +256,10 @@ impl Api for FakeApi {
                 return Err(status(StatusCode::INTERNAL_SERVER_ERROR, None));
             }
             let slow = state.slow.as_ref().filter(|(slow, _)| *slow == id.to_string());
-            (state.found(id), slow.map_or(Duration::from_millis(2), |(_, takes)| *takes))
+            (
+                state.found(id),
+                slow.map_or(state.pace.unwrap_or(Duration::from_millis(2)), |(_, takes)| *takes),
+            )
         };
         tokio::time::sleep(takes).await;
         Ok(found)
@@ -262,7 +267,8 @@ impl Api for FakeApi {
 
     /// The version is that of the first page: what changes meanwhile comes in a watch.
     async fn page(&self, selection: &Selection, next: &str) -> Result<List, KubeError> {
-        let list = {
+        let of = OfSelection(selection.clone());
+        let mut list = {
             let mut state = self.lock();
             let (version, last) = match next.split_once(' ') {
                 Some((version, last)) => (version.parse().unwrap(), last),
@@ -274,15 +280,13 @@ impl Api for FakeApi {
             if version < state.oldest {
                 return Err(KubeError::Expired { address: "fake".to_owned() });
             }
-            let of = OfSelection(selection.clone());
-            let all =
-                state.objects.keys().filter(|id| of.selects(id) && of.wants(&id.name) && *id.name > *last);
+            let all = state.objects.keys().filter(|id| of.selects(id) && *id.name > *last);
             let objects: Vec<_> = all.filter_map(|id| state.found(id)).take(PAGE).collect();
             let more = objects.get(PAGE - 1).map(|last| format!("{version} {}", last.name));
-            let next = more.unwrap_or_default();
-            List { objects, version: Version(version.to_string().into()), next }
+            List { objects, version: Version(version.to_string().into()), next: more.unwrap_or_default() }
         };
         tokio::time::sleep(Duration::from_millis(20)).await;
+        list.objects.retain(|object| of.wants(&object.name));
         Ok(list)
     }
 

@@ -52,6 +52,19 @@ async fn one_watch_takes_over_where_more_than_a_hundred_names_of_a_namespace_are
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_list_does_not_wait_for_the_reads_that_it_saves() {
+    let agent = Agent::start();
+    put_many(&agent, 600);
+    // They would take longer than the list.
+    agent.api.lock().pace = Some(Duration::from_millis(150));
+    let (names, _streams) = many(&agent, 600);
+    for name in &names {
+        agent.until_served(name).await;
+    }
+    assert!(agent.api.count("get") < 250, "{} reads", agent.api.count("get"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn without_the_right_to_list_each_name_keeps_its_own_watch() {
     let agent = Agent::start();
     agent.api.lock().forbidden.insert("list");
