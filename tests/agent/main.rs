@@ -18,6 +18,7 @@ mod any_server;
 mod bad_clients;
 mod bootstrap;
 mod ca;
+mod ca_directories;
 mod ca_vault;
 mod ca_kubernetes;
 mod ca_cfssl;
