@@ -54,6 +54,7 @@ mod kubernetes_examples;
 mod kubernetes_inject;
 mod kubernetes_secrets;
 mod mtls;
+mod multicluster;
 mod named_files;
 mod neighbours;
 mod nginx;
