@@ -270,6 +270,7 @@ fn serial() -> Result<SerialNumber, rcgen::Error> {
 mod tests {
     use super::*;
     use crate::ca::{CertificateAuthority as _, SigningRequest};
+    use crate::fs::disk::Disk;
     use crate::pki::csr;
 
     fn identity() -> SpiffeId {
@@ -305,6 +306,27 @@ mod tests {
             assert_eq!((pair.chain().len(), bundle.roots().len()), (2, 1), "{key_type:?}");
             assert!(pair.not_after() <= clock.now() + ttl);
         }
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_breaks_or_goes_leaves_the_last_good_ca_signing() {
+        let place = tempfile::tempdir().unwrap();
+        let [path, moved] = ["ca", "moved"].map(|name| place.path().join(name));
+        let ca = Embedded::open(&path, &Clock::system(), &Disk::default()).unwrap();
+        let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+        let (names, ttl) = (Names::default(), DAY);
+        let csr = csr::request(&key, Some(&identity()), &names).unwrap();
+        let request = SigningRequest { csr, identity: Some(identity()), names, ttl };
+        let before = ca.sign(&request).await.unwrap();
+        fs::rename(&path, &moved).unwrap();
+        assert_eq!(ca.sign(&request).await.unwrap().roots, before.roots);
+        assert!(!path.exists(), "no other CA is made");
+        let other = DevelopmentCa::open(&path, Clock::system()).unwrap();
+        let key = fs::read(path.join(KEY_FILE)).unwrap();
+        fs::copy(moved.join(KEY_FILE), path.join(KEY_FILE)).unwrap();
+        assert_eq!(ca.sign(&request).await.unwrap().roots, before.roots);
+        fs::write(path.join(KEY_FILE), key).unwrap();
+        assert_eq!(ca.sign(&request).await.unwrap().roots, other.roots());
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub enum NotCreated {
     Exists { path: PathBuf },
     #[error("{directory} is not empty (it has {name:?}); choose a new or an empty directory")]
     NotEmpty { directory: PathBuf, name: String },
+    #[error("{directory} is the current directory, which can't be replaced; choose a directory below it")]
+    Current { directory: PathBuf },
     #[error("{0}choose another directory")]
     Failed(#[from] NotReplaced),
 }
@@ -39,6 +41,10 @@ pub fn create(directory: &Path, files: &[NewFile<'_>], precious: &[&str]) -> Res
     // A link to a directory stays, and so does a path that ends in `..`.
     let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
     refuse_used(&directory, precious)?;
+    // Its shell would be left in a directory that has gone.
+    if std::env::current_dir().is_ok_and(|current| current == directory) {
+        return Err(NotCreated::Current { directory });
+    }
     let failed = |doing: &'static str, path: &Path| {
         let path = path.to_owned();
         move |source| NotReplaced { doing, path, source }

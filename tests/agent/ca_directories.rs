@@ -117,13 +117,23 @@ async fn a_mistake_is_named_and_nothing_is_written() {
         (vec!["ca", "init", "--root", &root, "--path-length", "0"], 2, "--path-length"),
         (vec!["ca", "init", "--root", &root, "--common-name", " "], 2, "needs a character"),
         (vec!["ca", "intermediate", "--root", &root, "--name", "a", "--out", &out], 1, "root-cert.pem"),
-        (vec!["ca", "announce", "--ca-dir", &out, "--root", &root], 1, "root-cert.pem"),
+        (vec!["ca", "announce", "--ca-dir", &out, "--root", &root], 1, "out can't be used"),
         (vec!["ca", "--plaintext", "init", "--root", &root], 2, "cannot be used with"),
     ] {
         let (code, error) = failure(&arguments).await;
         assert!(code == status && error.contains(words), "{arguments:?}: {code} {error}");
     }
     assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    // A root's directory has no key for workloads, which a check of the options says as well.
+    ca(&format!("init --root {root}")).await;
+    for arguments in [
+        vec!["ca", "--listen", "127.0.0.1:0", "--ca-dir", &root],
+        vec!["check", "--ca", "embedded", "--ca-dir", &root, "--cert-dir", "none"],
+    ] {
+        let output = output(&arguments).await;
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        assert!(!output.status.success() && text.contains("whose key signs no workloads"), "{text}");
+    }
     // A path that can't be a directory.
     fs::write(path("file"), "").unwrap();
     let (code, error) = failure(&["ca", "init", "--root", &path("file/root")]).await;

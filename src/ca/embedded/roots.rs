@@ -1,5 +1,6 @@
 //! The roots in a CA's directory: one is announced before it signs, and dropped when no certificate of it is left.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -61,6 +62,7 @@ pub(super) fn append(roots: &mut Vec<CertificateDer<'static>>, new: Vec<Certific
 /// Appends the roots of `place` to those of the CA in `directory`, behind the others and without a change to them, as istiod
 /// wants it. Returns the subjects of those that were not there.
 pub fn announce(directory: &Path, place: &Path, now: SystemTime) -> Result<Vec<String>, RootsError> {
+    let _guard = lock(directory)?;
     let files = Files::read(directory)?;
     let authority = files.check(directory, now)?;
     let mut new = read(place)?;
@@ -87,6 +89,7 @@ pub fn announce(directory: &Path, place: &Path, now: SystemTime) -> Result<Vec<S
 
 /// Removes the roots of `place` from those of the CA in `directory`. Returns the subjects of those that were there.
 pub fn withdraw(directory: &Path, place: &Path, now: SystemTime) -> Result<Vec<String>, RootsError> {
+    let _guard = lock(directory)?;
     let authority = Files::read(directory)?.check(directory, now)?;
     let old = read(place)?;
     if old.contains(&authority.root) {
@@ -100,10 +103,15 @@ pub fn withdraw(directory: &Path, place: &Path, now: SystemTime) -> Result<Vec<S
     dropped.iter().map(|root| facts(root, place).map(|facts| facts.subject)).collect()
 }
 
+/// Against other commands, each of which would lose what the other has written.
+fn lock(directory: &Path) -> Result<File, OpenError> {
+    let unusable = |source| OpenError::Directory { directory: directory.to_owned(), source };
+    file::lock_directory(directory).map_err(unusable)
+}
+
 fn facts(root: &CertificateDer<'_>, place: &Path) -> Result<Certificate, RootsError> {
-    let unusable = |error: crate::pki::certificate::NotACertificate| RootsError::Unusable {
-        path: place.to_owned(),
-        reason: error.to_string(),
-    };
-    Certificate::parse(root).map_err(unusable)
+    Certificate::parse(root).map_err(|error| {
+        let (path, reason) = (place.to_owned(), error.to_string());
+        RootsError::Unusable { path, reason }
+    })
 }
