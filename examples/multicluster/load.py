@@ -5,6 +5,7 @@ Usage: load.py once URL          sends one request, and prints the body of its r
 """
 
 import collections
+import http.client
 import json
 import re
 import signal
@@ -25,8 +26,8 @@ def ask(url):
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode(errors="replace")
-    except OSError as error:
-        return 0, str(error)
+    except (OSError, http.client.HTTPException) as error:
+        return 0, f"{type(error).__name__}: {error}"
 
 
 class Client(threading.Thread):
