@@ -34,6 +34,7 @@ mod dead_disks;
 mod dead_names;
 mod dns_names;
 mod docs;
+mod east_west;
 mod envoy_sds;
 mod failover;
 mod files;
