@@ -97,10 +97,7 @@ fn write(directory: &Path, files: &[NewFile<'_>]) -> io::Result<()> {
     // The umask may have taken the owner's own rights.
     fs::set_permissions(directory, Permissions::from_mode(0o700))?;
     for NewFile { name, mode, content } in files {
-        let mut file = File::options().create_new(true).write(true).mode(*mode).open(directory.join(name))?;
-        file.set_permissions(Permissions::from_mode(*mode))?;
-        file.write_all(content)?;
-        file.sync_all()?;
+        write_file(&directory.join(name), *mode, content)?.sync_all()?;
     }
     File::open(directory)?.sync_all()
 }
@@ -111,10 +108,17 @@ pub fn write_into(directory: &Path, files: &[(&str, u32, &[u8])]) -> io::Result<
     let temporary = |name: &str| directory.join(format!(".{name}.new"));
     for (name, mode, content) in files {
         let _ = fs::remove_file(temporary(name));
-        let mut file = File::options().create_new(true).write(true).mode(*mode).open(temporary(name))?;
-        file.write_all(content)?;
+        drop(write_file(&temporary(name), *mode, content)?);
     }
     files.iter().try_for_each(|(name, ..)| fs::rename(temporary(name), directory.join(name)))
+}
+
+fn write_file(path: &Path, mode: u32, content: &[u8]) -> io::Result<File> {
+    let mut file = File::options().create_new(true).write(true).mode(mode).open(path)?;
+    // Whatever the umask.
+    file.set_permissions(Permissions::from_mode(mode))?;
+    file.write_all(content)?;
+    Ok(file)
 }
 
 #[cfg(test)]

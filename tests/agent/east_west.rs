@@ -68,7 +68,7 @@ async fn a_gateway_passes_on_what_it_knows(version: &str) {
     assert_eq!(code, 200);
     assert_eq!(headers["x-peer-uri-san"], spiffe("web"), "the gateway does not end TLS");
 
-    // The gateway is not trusted with whom it connects to.
+    // The client checks the identity at the other end, whatever the gateway connects to.
     let wrong_peer = mesh.caller(directory, version, "wrong-peer", &to(SERVICE, &other)).await;
     assert_eq!(status(&wrong_peer).await, 503);
     assert!(wrong_peer.stat("cluster.peer.ssl.fail_verify_san").await >= 1);
