@@ -3,55 +3,56 @@
 //! It issues any identity that is requested. That is convenient on a laptop, and the reason for the warning at start that it
 //! is for development.
 
+mod client;
+pub mod directory;
+pub mod follow;
+pub mod make;
 pub mod options;
+pub mod roots;
 pub mod server;
 pub mod token;
 
-use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::fs;
+use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyUsagePurpose, PublicKeyData, SanType, SerialNumber,
+    KeyUsagePurpose, SanType, SerialNumber,
 };
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::CertificateDer;
 
-use tokio::sync::OnceCell;
-
-use super::{CaError, CertificateAuthority, IssuedChain, SigningRequest};
+pub use self::client::Embedded;
+use self::directory::{Authority, Files};
+pub use self::directory::{KEY_FILE, ROOT_FILE};
+use self::directory::{ROOT_KEY_FILE, SIGNER_FILE};
 use crate::base::clock::{Clock, rfc3339};
-use crate::base::limits;
 use crate::base::spiffe_id::SpiffeId;
-use crate::fs::disk::Disk;
 use crate::fs::file;
-use crate::pki::certificate::Certificate;
+use crate::fs::new_directory;
 use crate::pki::csr::Names;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
 use crate::pki::pem;
-
-/// The root's file in the CA's directory. The names are those of Istio's plug-in CA.
-pub const ROOT_FILE: &str = "root-cert.pem";
-const INTERMEDIATE_FILE: &str = "ca-cert.pem";
-/// The file of the signing key.
-pub const KEY_FILE: &str = "ca-key.pem";
+use crate::secret::Version;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// The lifetime of both CA certificates.
+/// The lifetime of both certificates of a CA that the agent makes by itself.
 const CA_LIFETIME: Duration = Duration::from_secs(3650 * 24 * 3600);
 /// How far certificates are backdated, like istiod's, for clocks that are behind.
 const BACKDATE: Duration = Duration::from_secs(120);
 
-/// The development CA: a root whose key was discarded, and an intermediate that signs.
+/// A CA that signs with the key in its directory.
 #[derive(Debug)]
 pub struct DevelopmentCa {
+    signer: CertificateDer<'static>,
+    intermediates: Vec<CertificateDer<'static>>,
     root: CertificateDer<'static>,
-    intermediate: CertificateDer<'static>,
+    roots: Vec<CertificateDer<'static>>,
+    not_after: SystemTime,
     issuer: Issuer<'static, SigningKey>,
+    version: Version,
     directory: PathBuf,
     clock: Clock,
 }
@@ -64,15 +65,30 @@ pub enum OpenError {
     )]
     Directory { directory: PathBuf, source: io::Error },
     #[error(
-        "the development CA's file {path} can't be used: {reason}; choose another directory with --ca-dir, or delete {directory} if it is a development CA's"
+        "the development CA's file {path} can't be used: {reason}; repair it, or choose another directory with --ca-dir"
     )]
-    File { path: PathBuf, directory: PathBuf, reason: String },
+    File { path: PathBuf, reason: String },
     #[error(
         "{path} exists without {KEY_FILE}: {directory} may be another CA's; choose another directory with --ca-dir, or delete it if it is a development CA's"
     )]
     NoKey { path: PathBuf, directory: PathBuf },
+    #[error(
+        "{directory} is the directory of a root, whose key signs no workloads; make an intermediate with `attache ca intermediate --root {directory}`, and name its directory with --ca-dir"
+    )]
+    RootOnly { directory: PathBuf },
     #[error("creating the development CA failed: {0}")]
     Make(#[from] rcgen::Error),
+}
+
+/// Why no certificate is issued.
+#[derive(Debug, thiserror::Error)]
+pub enum IssueError {
+    #[error(
+        "the CA certificate in {directory}, or one above it, expired at {at}; make a new one with `attache ca intermediate`"
+    )]
+    Expired { directory: PathBuf, at: String },
+    #[error(transparent)]
+    Refused(#[from] rcgen::Error),
 }
 
 impl DevelopmentCa {
@@ -84,10 +100,11 @@ impl DevelopmentCa {
         if directory.join(KEY_FILE).exists() {
             return Self::load(directory, clock);
         }
+        if directory.join(ROOT_KEY_FILE).exists() {
+            return Err(OpenError::RootOnly { directory: directory.to_owned() });
+        }
         // Another CA whose key is elsewhere must not lose its certificates.
-        if let Some(name) =
-            [ROOT_FILE, INTERMEDIATE_FILE].into_iter().find(|name| directory.join(name).exists())
-        {
+        if let Some(name) = [ROOT_FILE, SIGNER_FILE].into_iter().find(|name| directory.join(name).exists()) {
             return Err(OpenError::NoKey { path: directory.join(name), directory: directory.to_owned() });
         }
         Self::make(directory, clock.now())?;
@@ -96,50 +113,31 @@ impl DevelopmentCa {
 
     fn make(directory: &Path, now: SystemTime) -> Result<(), OpenError> {
         let root_key = SigningKey::generate(KeyType::EcdsaP256)?;
-        let root_params = ca_params("Attache development root", now)?;
+        let root_params = own_params("Attache development root", now)?;
         let root = root_params.self_signed(&root_key)?;
         let key = SigningKey::generate(KeyType::EcdsaP256)?;
-        let params = ca_params("Attache development CA", now)?;
+        let params = own_params("Attache development CA", now)?;
         let intermediate = params.signed_by(&key, &Issuer::from_params(&root_params, &root_key))?;
         let (root, intermediate) =
             (pem::of_certificates([root.der()]), pem::of_certificates([intermediate.der()]));
         let key = key.to_private_key().to_pem();
         let files: [(&str, u32, &[u8]); 3] =
-            [(ROOT_FILE, 0o644, &root), (INTERMEDIATE_FILE, 0o644, &intermediate), (KEY_FILE, 0o600, &key)];
-        write_all(directory, &files)
+            [(ROOT_FILE, 0o644, &root), (SIGNER_FILE, 0o644, &intermediate), (KEY_FILE, 0o600, &key)];
+        new_directory::write_into(directory, &files)
             .map_err(|source| OpenError::Directory { directory: directory.to_owned(), source })
     }
 
+    /// Opens the CA in `directory`, which must exist. Waits for the disk.
     fn load(directory: &Path, clock: Clock) -> Result<Self, OpenError> {
-        let bad = |name: &str, reason: String| OpenError::File {
-            path: directory.join(name),
-            directory: directory.to_owned(),
-            reason,
-        };
-        let read = |name: &str| {
-            file::read(&directory.join(name), limits::FILE_BYTES)
-                .map_err(|error| bad(name, error.to_string()))
-        };
-        let certificate = |name: &str| {
-            let text = read(name)?;
-            let der = CertificateDer::from_pem_slice(&text).map_err(|error| bad(name, error.to_string()))?;
-            let facts = Certificate::parse(&der).map_err(|error| bad(name, error.to_string()))?;
-            if facts.not_after <= clock.now() {
-                let at = rfc3339(facts.not_after);
-                return Err(bad(name, format!("it expired at {at}")));
-            }
-            Ok((der, facts))
-        };
-        let (root, _) = certificate(ROOT_FILE)?;
-        let (intermediate, facts) = certificate(INTERMEDIATE_FILE)?;
-        let key = PrivatePkcs8KeyDer::from_pem_slice(&read(KEY_FILE)?)
-            .map_err(|error| bad(KEY_FILE, format!("it holds no PKCS#8 key ({error})")))?;
-        let key = SigningKey::from_pkcs8(&key).map_err(|error| bad(KEY_FILE, error.to_string()))?;
-        if key.subject_public_key_info() != facts.public_key {
-            return Err(bad(KEY_FILE, format!("it is not the key of {INTERMEDIATE_FILE}")));
-        }
-        let issuer = Issuer::from_ca_cert_der(&intermediate, key)?;
-        Ok(Self { root, intermediate, issuer, directory: directory.to_owned(), clock })
+        Self::from_files(&Files::read(directory)?, directory, clock)
+    }
+
+    fn from_files(files: &Files, directory: &Path, clock: Clock) -> Result<Self, OpenError> {
+        let authority = files.check(directory, clock.now())?;
+        let Authority { signer, key, intermediates, root, roots, not_after } = authority;
+        let issuer = Issuer::from_ca_cert_der(&signer, key)?;
+        let (version, directory) = (files.version(), directory.to_owned());
+        Ok(Self { signer, intermediates, root, roots, not_after, issuer, version, directory, clock })
     }
 
     pub fn root_file(&self) -> PathBuf {
@@ -152,7 +150,7 @@ impl DevelopmentCa {
         csr: &[u8],
         identity: &SpiffeId,
         ttl: Duration,
-    ) -> Result<CertificateDer<'static>, rcgen::Error> {
+    ) -> Result<CertificateDer<'static>, IssueError> {
         self.issue_with_names(csr, identity, &Names::default(), ttl)
     }
 
@@ -163,7 +161,7 @@ impl DevelopmentCa {
         identity: &SpiffeId,
         names: &Names,
         ttl: Duration,
-    ) -> Result<CertificateDer<'static>, rcgen::Error> {
+    ) -> Result<CertificateDer<'static>, IssueError> {
         let request = rcgen::CertificateSigningRequestParams::from_der(&csr.into())?;
         let san = SanType::URI(identity.as_str().try_into()?);
         let mut params = self.leaf_params(vec![san], ttl)?;
@@ -176,34 +174,59 @@ impl DevelopmentCa {
         &self,
         dns_names: &[&str],
         addresses: &[IpAddr],
-    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKey), rcgen::Error> {
+    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKey), IssueError> {
         let names = dns_names.iter().map(|name| (*name).try_into().map(SanType::DnsName));
         let mut san = names.collect::<Result<Vec<_>, _>>()?;
         san.extend(addresses.iter().copied().map(SanType::IpAddress));
         let key = SigningKey::generate(KeyType::EcdsaP256)?;
         let leaf = self.leaf_params(san, 30 * DAY)?.signed_by(&key, &self.issuer)?;
-        Ok((vec![leaf.der().clone(), self.intermediate.clone()], key.to_private_key()))
+        let chain = [leaf.der()].into_iter().chain(&self.intermediates).cloned().collect();
+        Ok((chain, key.to_private_key()))
     }
 
-    /// Intermediate and root.
+    /// The certificate that signs, and its root.
     pub fn chain(&self) -> [&CertificateDer<'static>; 2] {
-        [&self.intermediate, &self.root]
+        [&self.signer, &self.root]
     }
 
-    fn leaf_params(&self, names: Vec<SanType>, ttl: Duration) -> Result<CertificateParams, rcgen::Error> {
-        let now = self.clock.now();
-        let mut params = CertificateParams::default();
-        params.distinguished_name = DistinguishedName::new();
-        params.subject_alt_names = names;
-        params.not_before = (now - BACKDATE).into();
-        params.not_after = (now + ttl.min(CA_LIFETIME)).into();
-        params.serial_number = Some(serial()?);
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        params.use_authority_key_identifier_extension = true;
-        Ok(params)
+    /// The certificates behind a leaf, without the root: none if the root itself signs.
+    pub fn intermediates(&self) -> &[CertificateDer<'static>] {
+        &self.intermediates
     }
+
+    /// All roots, in the order of their file: that of this CA, and announced ones.
+    pub fn roots(&self) -> &[CertificateDer<'static>] {
+        &self.roots
+    }
+
+    /// The parameters of a leaf. Like istiod's, it does not outlive the CA's own certificates.
+    fn leaf_params(&self, names: Vec<SanType>, ttl: Duration) -> Result<CertificateParams, IssueError> {
+        let now = self.clock.now();
+        if self.not_after <= now {
+            let at = rfc3339(self.not_after).to_string();
+            return Err(IssueError::Expired { directory: self.directory.clone(), at });
+        }
+        let not_after = now.checked_add(ttl).map_or(self.not_after, |end| end.min(self.not_after));
+        Ok(leaf_params(names, now, not_after)?)
+    }
+}
+
+fn leaf_params(
+    names: Vec<SanType>,
+    now: SystemTime,
+    not_after: SystemTime,
+) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.subject_alt_names = names;
+    params.not_before = (now - BACKDATE).into();
+    params.not_after = not_after.into();
+    params.serial_number = Some(serial()?);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    params.use_authority_key_identifier_extension = true;
+    Ok(params)
 }
 
 fn root_file(directory: &Path) -> PathBuf {
@@ -211,14 +234,24 @@ fn root_file(directory: &Path) -> PathBuf {
     std::path::absolute(&file).unwrap_or(file)
 }
 
-fn ca_params(name: &str, now: SystemTime) -> Result<CertificateParams, rcgen::Error> {
+/// The parameters of a certificate of a CA that the agent makes by itself.
+fn own_params(name: &str, now: SystemTime) -> Result<CertificateParams, rcgen::Error> {
+    let mut subject = DistinguishedName::new();
+    subject.push(DnType::CommonName, name);
+    ca_params(subject, [now - DAY, now + CA_LIFETIME], BasicConstraints::Unconstrained)
+}
+
+fn ca_params(
+    subject: DistinguishedName,
+    [not_before, not_after]: [SystemTime; 2],
+    constraints: BasicConstraints,
+) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::default();
-    params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params.not_before = (now - DAY).into();
-    params.not_after = (now + CA_LIFETIME).into();
+    params.distinguished_name = subject;
+    params.not_before = not_before.into();
+    params.not_after = not_after.into();
     params.serial_number = Some(serial()?);
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.is_ca = IsCa::Ca(constraints);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params.use_authority_key_identifier_extension = true;
     Ok(params)
@@ -233,82 +266,11 @@ fn serial() -> Result<SerialNumber, rcgen::Error> {
     Ok(SerialNumber::from_slice(&bytes))
 }
 
-/// Writes all files under temporary names first: a full disk leaves no partial set, and readers see no partial file.
-fn write_all(directory: &Path, files: &[(&str, u32, &[u8])]) -> io::Result<()> {
-    let temporary = |name: &str| directory.join(format!(".{name}.new"));
-    for (name, mode, content) in files {
-        let _ = fs::remove_file(temporary(name));
-        let mut file = File::options().create_new(true).write(true).mode(*mode).open(temporary(name))?;
-        file.write_all(content)?;
-    }
-    files.iter().try_for_each(|(name, ..)| fs::rename(temporary(name), directory.join(name)))
-}
-
-/// The development CA as a CA client: no server, no network.
-#[derive(Debug)]
-pub struct Embedded {
-    /// Empty until the directory could be read.
-    opened: OnceCell<DevelopmentCa>,
-    directory: PathBuf,
-    clock: Clock,
-    disk: Disk,
-}
-
-impl Embedded {
-    /// Opens the CA in `directory` as [`DevelopmentCa::open`] does; with the first call, if the disk does not answer now.
-    pub fn open(directory: &Path, clock: &Clock, disk: &Disk) -> Result<Self, OpenError> {
-        let embedded = Self {
-            opened: OnceCell::new(),
-            directory: directory.to_owned(),
-            clock: clock.clone(),
-            disk: disk.clone(),
-        };
-        let opened = disk.attempt(directory, embedded.opening()).transpose()?;
-        Ok(Self { opened: OnceCell::new_with(opened), ..embedded })
-    }
-
-    fn opening(&self) -> impl FnOnce() -> Result<DevelopmentCa, OpenError> + Send + 'static {
-        let (directory, clock) = (self.directory.clone(), self.clock.clone());
-        move || DevelopmentCa::open(&directory, clock)
-    }
-
-    async fn ca(&self) -> Result<&DevelopmentCa, CaError> {
-        let open = async || {
-            let opened = self.disk.run(&self.directory, self.opening()).await?;
-            opened.map_err(|error| CaError::Local(error.to_string()))
-        };
-        self.opened.get_or_try_init(open).await
-    }
-}
-
-impl From<DevelopmentCa> for Embedded {
-    fn from(ca: DevelopmentCa) -> Self {
-        let (directory, clock) = (ca.directory.clone(), ca.clock.clone());
-        Self { opened: OnceCell::new_with(Some(ca)), directory, clock, disk: Disk::default() }
-    }
-}
-
-#[tonic::async_trait]
-impl CertificateAuthority for Embedded {
-    fn name(&self) -> &'static str {
-        "embedded"
-    }
-
-    async fn sign(&self, request: &SigningRequest) -> Result<IssuedChain, CaError> {
-        let identity = request.identity.as_ref().ok_or_else(|| {
-            CaError::Local("the development CA needs an identity: set --spiffe-id".to_owned())
-        })?;
-        let ca = self.ca().await?;
-        let issued = ca.issue_with_names(&request.csr, identity, &request.names, request.ttl);
-        let leaf = issued.map_err(|error| CaError::Local(error.to_string()))?;
-        let [intermediate, root] = ca.chain();
-        Ok(IssuedChain { chain: vec![leaf, intermediate.clone()], roots: vec![root.clone()] })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ca::{CertificateAuthority as _, SigningRequest};
+    use crate::fs::disk::Disk;
     use crate::pki::csr;
 
     fn identity() -> SpiffeId {
@@ -346,11 +308,32 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_directory_that_breaks_or_goes_leaves_the_last_good_ca_signing() {
+        let place = tempfile::tempdir().unwrap();
+        let [path, moved] = ["ca", "moved"].map(|name| place.path().join(name));
+        let ca = Embedded::open(&path, &Clock::system(), &Disk::default()).unwrap();
+        let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+        let (names, ttl) = (Names::default(), DAY);
+        let csr = csr::request(&key, Some(&identity()), &names).unwrap();
+        let request = SigningRequest { csr, identity: Some(identity()), names, ttl };
+        let before = ca.sign(&request).await.unwrap();
+        fs::rename(&path, &moved).unwrap();
+        assert_eq!(ca.sign(&request).await.unwrap().roots, before.roots);
+        assert!(!path.exists(), "no other CA is made");
+        let other = DevelopmentCa::open(&path, Clock::system()).unwrap();
+        let key = fs::read(path.join(KEY_FILE)).unwrap();
+        fs::copy(moved.join(KEY_FILE), path.join(KEY_FILE)).unwrap();
+        assert_eq!(ca.sign(&request).await.unwrap().roots, before.roots);
+        fs::write(path.join(KEY_FILE), key).unwrap();
+        assert_eq!(ca.sign(&request).await.unwrap().roots, other.roots());
+    }
+
     #[test]
     fn a_damaged_directory_is_named_with_a_remedy() {
         let directory = tempfile::tempdir().unwrap();
         DevelopmentCa::open(directory.path(), Clock::system()).unwrap();
-        fs::write(directory.path().join(INTERMEDIATE_FILE), "junk").unwrap();
+        fs::write(directory.path().join(SIGNER_FILE), "junk").unwrap();
         let error = DevelopmentCa::open(directory.path(), Clock::system()).unwrap_err().to_string();
         assert!(error.contains("ca-cert.pem") && error.contains("--ca-dir"), "{error}");
     }

@@ -1,5 +1,6 @@
 //! `attache ca`: the development CA as a server.
 
+mod directories;
 mod token;
 
 use std::io;
@@ -12,6 +13,7 @@ use anyhow::Context as _;
 use rustls::RootCertStore;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -23,8 +25,10 @@ use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::base::spiffe_id::SpiffeId;
 use crate::ca::embedded::DevelopmentCa;
+use crate::ca::embedded::follow::Follower;
 use crate::ca::embedded::server::{CaServer, CaServerSettings};
 use crate::config::parse_duration;
+use crate::fs::disk::Disk;
 use crate::net::http2;
 use crate::ops::telemetry;
 use crate::os::hardening::{protect_memory, refuse_new_privileges};
@@ -33,8 +37,9 @@ use crate::proto::istio::v1::auth::istio_certificate_service_server::IstioCertif
 
 /// A development CA that speaks Istio's CA protocol.
 ///
-/// The CA keeps its root and intermediate in a directory. It issues the identity in the sub of the caller's token
-/// (system:serviceaccount:NAMESPACE:ACCOUNT, audience istio-ca) without checking the token's signature. A caller may
+/// The CA keeps its root and intermediate in a directory: one that it makes by itself, or one of attache ca intermediate. It
+/// follows the directory: changed files count once they all fit together. It issues the identity in the sub of the caller's
+/// token (system:serviceaccount:NAMESPACE:ACCOUNT, audience istio-ca) without checking the token's signature. A caller may
 /// present a client certificate of this CA instead (over TLS), and gets the SPIFFE ID in it. It is for trying things
 /// out, not for production.
 #[derive(Clone, Debug, clap::Args)]
@@ -70,6 +75,10 @@ pub(super) struct CaArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum CaCommand {
+    Init(directories::InitArgs),
+    Intermediate(directories::IntermediateArgs),
+    Announce(directories::AnnounceArgs),
+    Drop(directories::DropArgs),
     Token(token::TokenArgs),
 }
 
@@ -98,10 +107,15 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// When the server's certificate is replaced; it is valid for 30 days.
 const MAX_SERVER_CERTIFICATE_AGE: Duration = Duration::from_secs(10 * 24 * 3600);
 
-/// Serves until SIGTERM or SIGINT, or makes a token.
+/// Serves until SIGTERM or SIGINT, or runs one of the commands that need no server.
 pub(super) fn run(args: &CaArgs) -> anyhow::Result<()> {
-    if let Some(CaCommand::Token(args)) = &args.command {
-        return token::run(args);
+    match &args.command {
+        Some(CaCommand::Init(args)) => return directories::init(args),
+        Some(CaCommand::Intermediate(args)) => return directories::intermediate(args),
+        Some(CaCommand::Announce(args)) => return directories::announce(args),
+        Some(CaCommand::Drop(args)) => return directories::withdraw(args),
+        Some(CaCommand::Token(args)) => return token::run(args),
+        None => {}
     }
     let filter = Targets::new().with_default(args.log_level);
     let log = telemetry::init(&telemetry::LogConfig { filter, json: false });
@@ -114,17 +128,18 @@ async fn serve(args: CaArgs) -> anyhow::Result<()> {
     protect_memory();
     refuse_new_privileges();
     let clock = Clock::system();
-    let open = || DevelopmentCa::open(&args.ca_dir, clock.clone());
-    let (ca, tls_ca) = (open()?, open()?);
+    let ca = DevelopmentCa::open(&args.ca_dir, clock.clone())?;
+    let root = ca.root_file();
+    let (follower, ca) = Follower::new(ca, Disk::default());
     let listener = TcpListener::bind(args.listen)
         .await
         .with_context(|| format!("listening on {} failed; choose another --listen", args.listen))?;
     let address = listener.local_addr().unwrap_or(args.listen);
     let scheme = if args.plaintext { "http" } else { "https" };
     tracing::warn!("development CA: tokens are not verified");
-    tracing::info!(address = %format!("{scheme}://{address}"), root = %ca.root_file().display(), "CA listening");
+    tracing::info!(address = %format!("{scheme}://{address}"), root = %root.display(), "CA listening");
     let server = CaServer::new(CaServerSettings {
-        ca,
+        ca: ca.clone(),
         identity: args.spiffe_id,
         trust_domain: args.trust_domain,
         cluster_id: args.cluster_id,
@@ -134,7 +149,7 @@ async fn serve(args: CaArgs) -> anyhow::Result<()> {
 
     let stop = CancellationToken::new();
     let calls = TaskTracker::new();
-    let mut tls = if args.plaintext { None } else { Some(Tls::new(tls_ca, address.ip())?) };
+    let mut tls = if args.plaintext { None } else { Some(Tls::new(ca, address.ip())?) };
     let connection = |io: TcpStream| {
         // Small answers must not wait for the acknowledgement of earlier ones.
         let _ = io.set_nodelay(true);
@@ -148,6 +163,7 @@ async fn serve(args: CaArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     tokio::select! {
         () = http2::accept("the CA's address", |cx| listener.poll_accept(cx), connection, &stop) => {}
+        () = follower.run() => {}
         name = signals.next() => tracing::info!(signal = name, "stopping"),
     }
     stop.cancel();
@@ -210,24 +226,27 @@ fn refusal(error: &io::Error) -> Option<String> {
     })
 }
 
-/// The server's TLS, with a certificate from the CA itself, which is replaced long before it expires.
+/// The server's TLS, with a certificate from the CA itself, which is replaced long before it expires and when the CA
+/// changes.
 struct Tls {
-    ca: DevelopmentCa,
+    ca: watch::Receiver<Arc<DevelopmentCa>>,
     addresses: Vec<IpAddr>,
     acceptor: TlsAcceptor,
     issued: Instant,
 }
 
 impl Tls {
-    fn new(ca: DevelopmentCa, address: IpAddr) -> anyhow::Result<Self> {
+    fn new(ca: watch::Receiver<Arc<DevelopmentCa>>, address: IpAddr) -> anyhow::Result<Self> {
         let addresses = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST), address];
-        let acceptor = Self::make(&ca, &addresses)?;
+        let acceptor = Self::make(&ca.borrow(), &addresses)?;
         Ok(Self { ca, addresses, acceptor, issued: Instant::now() })
     }
 
     fn acceptor(&mut self) -> anyhow::Result<TlsAcceptor> {
-        if self.issued.elapsed() > MAX_SERVER_CERTIFICATE_AGE {
-            self.acceptor = Self::make(&self.ca, &self.addresses)?;
+        let is_changed = self.ca.has_changed().unwrap_or_default();
+        if is_changed || self.issued.elapsed() > MAX_SERVER_CERTIFICATE_AGE {
+            let ca = Arc::clone(&self.ca.borrow_and_update());
+            self.acceptor = Self::make(&ca, &self.addresses)?;
             self.issued = Instant::now();
         }
         Ok(self.acceptor.clone())
@@ -236,9 +255,11 @@ impl Tls {
     fn make(ca: &DevelopmentCa, addresses: &[IpAddr]) -> anyhow::Result<TlsAcceptor> {
         let (chain, key) = ca.issue_server(&SERVER_NAMES, addresses)?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let [_, root] = ca.chain();
         let mut roots = RootCertStore::empty();
-        roots.add(root.clone())?;
+        // Callers renew with certificates of the root before this one, too.
+        for root in ca.roots() {
+            roots.add(root.clone())?;
+        }
         // A caller without a client certificate has a token.
         let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
             .allow_unauthenticated()

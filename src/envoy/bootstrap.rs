@@ -1,7 +1,12 @@
 //! An Envoy bootstrap (v3, JSON) that takes its secrets from the agent.
 //!
 //! Envoy gets one mutual TLS listener; it can also open connections to a peer over mutual TLS. As a gateway it gets a TLS
-//! listener for any number of hosts instead.
+//! listener for any number of hosts instead. A gateway between clusters takes no secrets at all.
+
+pub mod east_west;
+pub mod endpoints;
+pub mod outbound;
+mod tls;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -9,15 +14,15 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use self::endpoints::Endpoint;
+use self::outbound::Outbound;
+use self::tls::Tls;
 use crate::base::limits;
 use crate::base::spiffe_id::SpiffeId;
 use crate::net::address::Address;
 
 /// The cluster through which Envoy reaches the agent.
 const SDS_CLUSTER: &str = "attache_sds";
-
-/// The secret that a gateway asks for where a client names no host.
-const DEFAULT_HOST: &str = "no-sni";
 
 #[derive(Clone, Debug)]
 pub struct Bootstrap {
@@ -47,15 +52,6 @@ pub struct Inbound {
     pub allow: Vec<SpiffeId>,
 }
 
-/// A plain HTTP listener whose requests go to a peer over mutual TLS.
-#[derive(Clone, Debug)]
-pub struct Outbound {
-    pub listen: SocketAddr,
-    pub to: Address,
-    /// The identity that the peer must present; any whose chain ends in the trust bundle if not set.
-    pub peer: Option<SpiffeId>,
-}
-
 impl Bootstrap {
     pub fn json(&self) -> Value {
         let tls = Tls { sds: self.sds_config() };
@@ -73,7 +69,7 @@ impl Bootstrap {
         }
         let mut clusters = vec![agent];
         if let Some(upstream) = &self.inbound.upstream {
-            clusters.push(cluster("application", upstream));
+            clusters.push(cluster("application", &[upstream.clone().into()]));
         }
         if let Some(outbound) = &self.outbound {
             listeners.push(outbound.listener());
@@ -81,7 +77,7 @@ impl Bootstrap {
         }
         json!({
             "node": { "id": self.node_id, "cluster": self.node_cluster },
-            "admin": { "address": address(&self.admin.ip(), self.admin.port()) },
+            "admin": { "address": address(&self.admin) },
             "static_resources": { "listeners": listeners, "clusters": clusters },
         })
     }
@@ -159,19 +155,25 @@ impl Inbound {
     }
 }
 
-impl Outbound {
-    fn listener(&self) -> Value {
-        listener("outbound", self.listen, &http_manager("outbound", &route_to("peer")), None)
-    }
-
-    fn cluster(&self, tls: &Tls) -> Value {
-        let mut peer = cluster("peer", &self.to);
-        insert(&mut peer, "transport_socket", tls.peer(self.peer.as_slice(), &self.to));
-        // HTTP/2 if the peer's TLS agrees to it, else HTTP/1.1.
-        let both = json!({ "http_protocol_options": {}, "http2_protocol_options": {} });
-        insert(&mut peer, "typed_extension_protocol_options", http_options("auto_config", &both));
-        peer
-    }
+/// What a cluster with several endpoints needs: those that can't be reached get no requests for a while.
+fn with_failover(cluster: &mut Value) {
+    let outliers = json!({
+        "split_external_local_origin_errors": true,
+        "consecutive_local_origin_failure": 2,
+        "enforcing_consecutive_local_origin_failure": 100,
+        // Responses of applications say nothing about the way to them.
+        "enforcing_consecutive_5xx": 0,
+        "enforcing_consecutive_gateway_failure": 0,
+        "enforcing_success_rate": 0,
+        "enforcing_local_origin_success_rate": 0,
+        "interval": "1s",
+        "base_ejection_time": "5s",
+        "max_ejection_time": "30s",
+        "max_ejection_percent": 100,
+    });
+    insert(cluster, "outlier_detection", outliers);
+    // Endpoints that are away get requests only if all are. Envoy's default is half of them.
+    insert(cluster, "common_lb_config", json!({ "healthy_panic_threshold": { "value": 1 } }));
 }
 
 /// The JSON form of a protobuf duration, which is in seconds.
@@ -192,92 +194,11 @@ fn sds_cluster(socket: &str) -> Value {
             "explicit_http_config",
             &json!({ "http2_protocol_options": {} }),
         ),
-        "load_assignment": assignment(SDS_CLUSTER, &json!({ "pipe": { "path": socket } })),
+        "load_assignment": {
+            "cluster_name": SDS_CLUSTER,
+            "endpoints": [{ "lb_endpoints": [{ "endpoint": { "address": { "pipe": { "path": socket } } } }] }],
+        },
     })
-}
-
-/// The TLS contexts of listener and peer.
-struct Tls {
-    sds: Value,
-}
-
-impl Tls {
-    fn listener(&self, allowed: &[SpiffeId]) -> Value {
-        json!({
-            "name": "envoy.transport_sockets.tls",
-            "typed_config": {
-                "@type": type_url("extensions.transport_sockets.tls.v3.DownstreamTlsContext"),
-                "require_client_certificate": true,
-                "common_tls_context": self.common(allowed, &["h2", "http/1.1"]),
-            },
-        })
-    }
-
-    /// The certificate of the host that the client names, fetched when it is first named. Envoy refuses this unless no
-    /// session is resumed.
-    fn on_demand(&self) -> Value {
-        json!({
-            "name": "envoy.transport_sockets.tls",
-            "typed_config": {
-                "@type": type_url("extensions.transport_sockets.tls.v3.DownstreamTlsContext"),
-                "disable_stateless_session_resumption": true,
-                "disable_stateful_session_resumption": true,
-                "common_tls_context": {
-                    "tls_params": { "tls_minimum_protocol_version": "TLSv1_2" },
-                    "alpn_protocols": ["h2", "http/1.1"],
-                    "custom_tls_certificate_selector": {
-                        "name": "envoy.certificate_selectors.on_demand_secret",
-                        "typed_config": {
-                            "@type": type_url(
-                                "extensions.transport_sockets.tls.cert_selectors.on_demand_secret.v3.Config",
-                            ),
-                            "config_source": self.sds,
-                            "certificate_mapper": {
-                                "name": "sni",
-                                "typed_config": {
-                                    "@type": type_url("extensions.transport_sockets.tls.cert_mappers.sni.v3.SNI"),
-                                    "default_value": DEFAULT_HOST,
-                                },
-                            },
-                        },
-                    },
-                },
-            },
-        })
-    }
-
-    /// ALPN is empty: the cluster's HTTP options choose the protocols to offer.
-    fn peer(&self, expected: &[SpiffeId], to: &Address) -> Value {
-        let mut context = json!({
-            "@type": type_url("extensions.transport_sockets.tls.v3.UpstreamTlsContext"),
-            "common_tls_context": self.common(expected, &[]),
-        });
-        if ip(to).is_none() {
-            insert(&mut context, "sni", json!(to.host().trim_end_matches('.')));
-        }
-        json!({ "name": "envoy.transport_sockets.tls", "typed_config": context })
-    }
-
-    fn common(&self, peers: &[SpiffeId], alpn: &[&str]) -> Value {
-        let sans: Vec<Value> = peers
-            .iter()
-            .map(|peer| json!({ "san_type": "URI", "matcher": { "exact": peer.as_str() } }))
-            .collect();
-        json!({
-            "tls_params": {
-                "tls_minimum_protocol_version": "TLSv1_2",
-                // As a client, Envoy may stop at TLS 1.2 otherwise.
-                "tls_maximum_protocol_version": "TLSv1_3",
-            },
-            "alpn_protocols": alpn,
-            "tls_certificate_sds_secret_configs": [{ "name": "default", "sds_config": self.sds }],
-            "combined_validation_context": {
-                // If empty, any identity whose chain ends in the trust bundle.
-                "default_validation_context": { "match_typed_subject_alt_names": sans },
-                "validation_context_sds_secret_config": { "name": "ROOTCA", "sds_config": self.sds },
-            },
-        })
-    }
 }
 
 fn listener(name: &str, at: SocketAddr, manager: &Value, transport_socket: Option<&Value>) -> Value {
@@ -287,7 +208,7 @@ fn listener(name: &str, at: SocketAddr, manager: &Value, transport_socket: Optio
     if let Some(transport_socket) = transport_socket {
         insert(&mut chain, "transport_socket", transport_socket.clone());
     }
-    json!({ "name": name, "address": address(&at.ip(), at.port()), "filter_chains": [chain] })
+    json!({ "name": name, "address": address(&at), "filter_chains": [chain] })
 }
 
 fn http_manager(name: &str, virtual_host: &Value) -> Value {
@@ -316,18 +237,15 @@ fn peer_header(name: &str, value: &str) -> Value {
     json!({ "header": { "key": name, "value": value }, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD" })
 }
 
-fn cluster(name: &str, to: &Address) -> Value {
-    let (kind, socket_address) = match ip(to) {
-        Some(ip) => ("STATIC", address(&ip, to.port())),
-        None => ("STRICT_DNS", address(&to.host(), to.port())),
-    };
+fn cluster(name: &str, to: &[Endpoint]) -> Value {
+    let is_static = to.iter().all(|endpoint| ip(&endpoint.address).is_some());
     let mut cluster = json!({
         "name": name,
-        "type": kind,
+        "type": if is_static { "STATIC" } else { "STRICT_DNS" },
         "connect_timeout": "5s",
-        "load_assignment": assignment(name, &socket_address),
+        "load_assignment": endpoints::assignment(name, to),
     });
-    if ip(to).is_none() {
+    if !is_static {
         // By default IPv6 addresses hide the IPv4 ones: "localhost" would miss a server on 127.0.0.1. With ALL, every
         // address is a host of its own, and unreachable ones get their share of requests.
         insert(&mut cluster, "dns_lookup_family", json!("V4_PREFERRED"));
@@ -339,14 +257,11 @@ fn ip(address: &Address) -> Option<IpAddr> {
     address.host().parse().ok()
 }
 
-fn assignment(cluster: &str, address: &Value) -> Value {
-    json!({
-        "cluster_name": cluster,
-        "endpoints": [{ "lb_endpoints": [{ "endpoint": { "address": address } }] }],
-    })
+fn address(at: &SocketAddr) -> Value {
+    socket_address(&at.ip(), at.port())
 }
 
-fn address(host: &dyn fmt::Display, port: u16) -> Value {
+fn socket_address(host: &dyn fmt::Display, port: u16) -> Value {
     json!({ "socket_address": { "address": host.to_string(), "port_value": port } })
 }
 

@@ -5,6 +5,7 @@ pub mod file;
 pub mod find;
 pub mod generation;
 mod lookup;
+pub mod new_directory;
 pub mod pending;
 pub mod pool;
 pub mod replace;

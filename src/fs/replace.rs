@@ -1,8 +1,8 @@
 //! Replaces small files as a whole: a reader sees the old content or the new one, also after a power cut.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
@@ -56,5 +56,29 @@ pub fn replace(
         return Err(failed("writing", &new)(error));
     }
     fs::rename(&new, &file).map_err(failed("replacing", &file))?;
+    File::open(directory).and_then(|dir| dir.sync_all()).map_err(failed("syncing", directory))
+}
+
+/// Replaces the file at `path` by one with `content` and the same permissions; a new one gets 0644. Waits for the disk.
+pub fn replace_public(path: &Path, content: &[u8]) -> Result<(), NotReplaced> {
+    let directory = file::directory_of(path);
+    let name = path.file_name().unwrap_or_default();
+    let new = directory.join(format!(".{}.new", name.display()));
+    let failed = |doing: &'static str, path: &Path| {
+        let path = path.to_owned();
+        move |source| NotReplaced { doing, path, source }
+    };
+    let mode = fs::metadata(path).map_or(0o644, |metadata| metadata.permissions().mode() & 0o777);
+    let write = || {
+        let mut file = File::options().write(true).create(true).truncate(true).mode(mode).open(&new)?;
+        file.set_permissions(Permissions::from_mode(mode))?;
+        file.write_all(content)?;
+        file.sync_all()
+    };
+    if let Err(source) = write() {
+        let _ = fs::remove_file(&new);
+        return Err(failed("writing", &new)(source));
+    }
+    fs::rename(&new, path).map_err(failed("replacing", path))?;
     File::open(directory).and_then(|dir| dir.sync_all()).map_err(failed("syncing", directory))
 }

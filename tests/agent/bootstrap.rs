@@ -5,8 +5,8 @@ use std::path::Path;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::support::envoy::{Envoy, binary, http_get};
-use crate::support::process::{Agent, attache, output};
+use crate::support::envoy::{Envoy, NEWEST, OLDEST, binary, binary_of, http_get};
+use crate::support::process::{Agent, attache, failure, output};
 
 async fn printed(line: &str) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_attache"))
@@ -20,9 +20,9 @@ async fn printed(line: &str) -> Value {
 }
 
 /// Envoy's warnings and errors about a configuration.
-async fn complaints(bootstrap: &Value, file: &Path) -> String {
+async fn complaints(version: &str, bootstrap: &Value, file: &Path) -> String {
     std::fs::write(file, bootstrap.to_string()).unwrap();
-    let output = Command::new(binary().await)
+    let output = Command::new(binary_of(version).await)
         .args(["--mode", "validate", "--log-level", "warning", "--config-path"])
         .arg(file)
         .output()
@@ -47,10 +47,41 @@ async fn envoy_accepts_every_bootstrap_without_a_warning() {
         "--outbound-listen 127.0.0.1:0 --outbound-to peer.example.:8443 --outbound-peer spiffe://td/a",
         "--gateway",
         "--gateway --upstream app.example:8080 --listen [::1]:0 --initial-fetch-timeout 2s",
+        "--outbound-listen 127.0.0.1:0 --outbound-to 10.0.0.1:8443,weight=3,region=a,zone=b \
+         --outbound-to 10.0.0.2:15443,region=b,priority=1,health=healthy --outbound-to app.example:8443,region=b \
+         --outbound-service app.ns.svc:80/v1 --outbound-peer spiffe://td/a --outbound-peer spiffe://td/b \
+         --outbound-requests-per-connection 5 --outbound-health-check 500ms",
+        "--east-west --listen [::1]:0 --route app.ns.svc:80=10.0.0.1:8443 --route app.ns.svc:80=app.example:8443,weight=2 \
+         --route app.ns.svc:80/v1=10.0.0.1:8443",
     ] {
-        let complaints = complaints(&printed(line).await, &dir.path().join("envoy.json")).await;
-        assert_eq!(complaints, "", "{line}");
+        let bootstrap = printed(line).await;
+        // Certificates by SNI came with 1.37.
+        let versions = if line.starts_with("--gateway") { &[NEWEST][..] } else { &[OLDEST, NEWEST] };
+        for version in versions {
+            let complaints = complaints(version, &bootstrap, &dir.path().join("envoy.json")).await;
+            assert_eq!(complaints, "", "{version}: {line}");
+        }
     }
+}
+
+/// Envoy reads the file when it starts.
+#[tokio::test]
+async fn envoy_accepts_endpoints_from_a_file_that_the_command_prints() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("endpoints.json");
+    let service = "--outbound-service app.ns.svc:80";
+    let line = format!("--endpoints-only {service} --outbound-to 10.0.0.1:8443,weight=2,region=a");
+    std::fs::write(&file, printed(&line).await.to_string()).unwrap();
+    let line = format!(
+        "--outbound-listen 127.0.0.1:0 --outbound-endpoints {} {service} --outbound-health-check 1s",
+        file.display()
+    );
+    for version in [OLDEST, NEWEST] {
+        let complaints = complaints(version, &printed(&line).await, &dir.path().join("envoy.json")).await;
+        assert_eq!(complaints, "", "{version}");
+    }
+    let (code, error) = failure(&["bootstrap", "--endpoints-only", "--outbound-to", "app:80"]).await;
+    assert!(code == 2 && error.contains("--outbound-to: app is a name"), "{error}");
 }
 
 #[tokio::test]
@@ -75,9 +106,10 @@ async fn envoy_starts_without_an_agent_and_accepts_no_client() {
     assert!(envoy.is_running(), "{}", envoy.log());
 }
 
-/// The options of the commands in docs/envoy.md that begin with `program`.
+/// The options of the commands that begin with `program`, about one machine with several Envoys in docs/envoy.md.
 fn documented(program: &str) -> Vec<Vec<String>> {
     let page = include_str!("../../docs/envoy.md").replace("\\\n", " ");
+    let (page, _) = page.split_once("## Several endpoints").unwrap();
     let commands = page.lines().filter_map(|line| line.strip_prefix(&format!("$ {program} ")));
     let options = |command: &str| {
         let options = command.split('>').next().unwrap_or_default().split_whitespace();

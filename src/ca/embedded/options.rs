@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{DevelopmentCa, Embedded, KEY_FILE, root_file};
+use super::directory::{KEY_FILE, ROOT_FILE, ROOT_KEY_FILE, SIGNER_FILE};
+use super::{DevelopmentCa, Embedded, root_file};
 use crate::base::clock::Clock;
 use crate::ca::failover::Member;
 use crate::ca::provider::{
@@ -76,7 +77,9 @@ impl ConfiguredProvider for EmbeddedProvider {
     ) -> Option<Result<String, String>> {
         let directory = &self.directory;
         let shown = directory.display();
-        if directory.join(KEY_FILE).exists() {
+        // With a part of the files, opening it says what is missing.
+        if [KEY_FILE, ROOT_KEY_FILE, ROOT_FILE, SIGNER_FILE].iter().any(|name| directory.join(name).exists())
+        {
             let opened = DevelopmentCa::open(directory, clock.clone());
             let opened = opened.map(|_| format!("the development CA in {shown}"));
             return Some(opened.map_err(|error| error.to_string()));

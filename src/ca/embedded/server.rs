@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use rustls::pki_types::CertificateSigningRequestDer;
 use rustls::pki_types::pem::PemObject;
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::DevelopmentCa;
+use super::{DevelopmentCa, IssueError};
 use crate::auth::token_file::Token;
 use crate::base::clock::Clock;
 use crate::base::spiffe_id::SpiffeId;
@@ -36,7 +37,8 @@ pub struct CaServer {
 
 #[derive(Debug)]
 pub struct CaServerSettings {
-    pub ca: DevelopmentCa,
+    /// The CA that signs now.
+    pub ca: watch::Receiver<Arc<DevelopmentCa>>,
     /// The identity of all callers; if none, that of the client certificate or the token's `sub`.
     pub identity: Option<SpiffeId>,
     /// The trust domain of identities from tokens.
@@ -142,19 +144,26 @@ impl IstioCertificateService for CaServer {
         if ttl > settings.max_ttl {
             return Err(Status::invalid_argument(too_long(ttl, settings.max_ttl)));
         }
-        let issued = settings.ca.issue(&csr, &identity, ttl);
-        let leaf =
-            issued.map_err(|error| Status::invalid_argument(format!("the CSR is not accepted: {error}")))?;
-        let [intermediate, root] = settings.ca.chain();
+        let ca = Arc::clone(&settings.ca.borrow());
+        let leaf = ca.issue(&csr, &identity, ttl).map_err(|error| match error {
+            IssueError::Expired { .. } => {
+                tracing::error!(%error, "certificate not issued");
+                Status::internal(error.to_string())
+            }
+            IssueError::Refused(error) => {
+                Status::invalid_argument(format!("the CSR is not accepted: {error}"))
+            }
+        })?;
         tracing::info!(%identity, ttl_s = ttl.as_secs(), "certificate issued");
-        // Like an istiod with a plugged-in intermediate: strings of one, two and one certificates.
+        // Like an istiod with a plugged-in intermediate: the leaf, cert-chain.pem, root-cert.pem.
         let text =
             |certificates: &[_]| String::from_utf8_lossy(&pem::of_certificates(certificates)).into_owned();
-        let cert_chain = vec![
-            text(&[leaf]),
-            text(&[intermediate.clone(), root.clone()]),
-            text(std::slice::from_ref(root)),
-        ];
+        let [_, root] = ca.chain();
+        let mut cert_chain = vec![text(&[leaf])];
+        if !ca.intermediates().is_empty() {
+            cert_chain.push(text(&[ca.intermediates(), std::slice::from_ref(root)].concat()));
+        }
+        cert_chain.push(text(ca.roots()));
         Ok(Response::new(IstioCertificateResponse { cert_chain }))
     }
 }

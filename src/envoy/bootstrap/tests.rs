@@ -1,3 +1,5 @@
+use super::endpoints::{Endpoint, Service};
+use super::outbound::Peers;
 use super::*;
 
 fn bootstrap() -> Bootstrap {
@@ -23,7 +25,14 @@ fn address(text: &str) -> Address {
 }
 
 fn outbound(peer: Option<&str>) -> Option<Outbound> {
-    Some(Outbound { listen: listen(), to: address("api:8443"), peer: peer.map(|id| id.parse().unwrap()) })
+    Some(Outbound {
+        listen: listen(),
+        to: Peers::Fixed(vec![address("api:8443").into()]),
+        peers: peer.into_iter().map(|id| id.parse().unwrap()).collect(),
+        service: None,
+        requests_per_connection: None,
+        health_check: None,
+    })
 }
 
 /// Collects every value under `key`, at any depth.
@@ -103,4 +112,92 @@ fn a_gateway_asks_for_hosts_over_delta_and_for_more_than_envoys_default_of_strea
     assert_eq!(all(&json, "max_requests"), [&json!(30_000)]);
     assert_eq!(all(&json, "transport_socket_connect_timeout"), [&json!("15s")]);
     assert_eq!(all(&bootstrap().json(), "circuit_breakers"), [&json!(null); 0]);
+}
+
+fn endpoints(texts: &[&str]) -> Vec<Endpoint> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn to(texts: &[&str]) -> Value {
+    let outbound = Outbound { to: Peers::Fixed(endpoints(texts)), ..outbound(None).unwrap() };
+    let json = Bootstrap { outbound: Some(outbound), ..bootstrap() }.json();
+    json["static_resources"]["clusters"][1].clone()
+}
+
+#[test]
+fn endpoints_of_one_locality_and_priority_are_one_group_with_their_weights() {
+    let near = ["10.0.0.1:80,region=a,zone=z,weight=3", "10.0.0.2:80,region=a,zone=z,health=draining"];
+    let far = ["10.1.0.1:80,region=b,priority=1"];
+    let cluster = to(&[near[0], far[0], near[1]]);
+    let groups = cluster["load_assignment"]["endpoints"].as_array().unwrap();
+    let [first, second] = groups.as_slice() else { panic!("{groups:#?}") };
+    assert_eq!(first["locality"], json!({ "region": "a", "zone": "z" }));
+    assert_eq!(first["priority"], json!(null));
+    assert_eq!(all(first, "port_value").len(), 2);
+    assert_eq!(all(first, "load_balancing_weight"), [&json!(3)]);
+    assert_eq!(all(first, "health_status"), [&json!("DRAINING")]);
+    assert_eq!((&second["locality"], &second["priority"]), (&json!({ "region": "b" }), &json!(1)));
+    assert_eq!(cluster["type"], "STATIC");
+    assert_eq!(to(&["10.0.0.1:80", "app:80"])["type"], "STRICT_DNS");
+}
+
+#[test]
+fn only_a_peer_with_alternatives_has_retries_and_leaves_unreachable_endpoints_alone() {
+    for (texts, expected) in [(&["10.0.0.1:80"][..], 0), (&["10.0.0.1:80", "10.0.0.2:80"], 1)] {
+        let outbound = Outbound { to: Peers::Fixed(endpoints(texts)), ..outbound(None).unwrap() };
+        let json = Bootstrap { outbound: Some(outbound), ..bootstrap() }.json();
+        for key in ["retry_policy", "outlier_detection", "healthy_panic_threshold"] {
+            assert_eq!(all(&json, key).len(), expected, "{key}");
+        }
+    }
+}
+
+#[test]
+fn a_gap_between_priorities_is_refused() {
+    for (texts, gap) in [
+        (&["a:1", "b:1,priority=2", "c:1,priority=1"][..], None),
+        (&["a:1,priority=1"], Some("no endpoint has priority 0")),
+        (&["a:1", "b:1,priority=2"], Some("no endpoint has priority 1")),
+    ] {
+        let checked = endpoints::check(&endpoints(texts));
+        assert_eq!(checked.is_err(), gap.is_some());
+        assert!(gap.is_none_or(|words| checked.unwrap_err().contains(words)));
+    }
+}
+
+#[test]
+fn a_service_is_named_as_istio_names_it() {
+    for (text, sni) in [
+        ("helloworld.sample.svc.cluster.local:5000", "outbound_.5000_._.helloworld.sample.svc.cluster.local"),
+        ("Hello.sample:80/v1", "outbound_.80_.v1_.hello.sample"),
+    ] {
+        let service: Service = text.parse().unwrap();
+        assert_eq!(service.sni(), sni);
+        let outbound = Outbound { service: Some(service), ..outbound(None).unwrap() };
+        let json = Bootstrap { outbound: Some(outbound), ..bootstrap() }.json();
+        assert_eq!(all(&json, "sni"), [&json!(sni)]);
+    }
+    assert!(format!("{}a:80", "b.".repeat(120)).parse::<Service>().unwrap_err().contains("more than 255"));
+}
+
+#[test]
+fn the_sni_is_the_name_that_all_endpoints_have() {
+    for (texts, sni) in [
+        (&["app.example.:80"][..], Some("app.example")),
+        (&["app:80", "app:81"], Some("app")),
+        (&["app:80", "other:80"], None),
+        (&["10.0.0.1:80"], None),
+    ] {
+        let expected: Vec<_> = sni.map(|sni| json!(sni)).into_iter().collect();
+        let cluster = to(texts);
+        assert_eq!(all(&cluster, "sni"), expected.iter().collect::<Vec<_>>(), "{texts:?}");
+    }
+}
+
+#[test]
+fn a_file_of_endpoints_has_addresses_only() {
+    let file = endpoints::file("peer", &endpoints(&["10.0.0.1:80,weight=2"])).unwrap();
+    assert_eq!(file["resources"][0]["cluster_name"], "peer");
+    let error = endpoints::file("peer", &endpoints(&["10.0.0.1:80", "app:80"])).unwrap_err();
+    assert!(error.contains("app is a name"), "{error}");
 }
