@@ -1,0 +1,4 @@
+//! The program that the agent keeps running.
+
+mod epochs;
+mod restarts;
