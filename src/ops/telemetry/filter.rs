@@ -5,8 +5,9 @@ use tracing_subscriber::filter::Targets;
 use crate::base::text;
 
 /// The parts of the agent that log, by module.
-const PARTS: [&str; 32] = [
+const PARTS: [&str; 34] = [
     "agent",
+    "agent::command",
     "agent::kubernetes",
     "agent::requests",
     "agent::sockets",
@@ -29,6 +30,7 @@ const PARTS: [&str; 32] = [
     "ops::telemetry",
     "os::hardening",
     "os::stderr",
+    "os::supervise",
     "os::systemd",
     "serve::listener",
     "serve::peer",

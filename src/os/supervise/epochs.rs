@@ -14,14 +14,14 @@ use tokio::time::Instant;
 use super::restarts::{Changes, Crashes, Digest};
 
 /// How long a process may take to exit after SIGTERM.
-pub const TERM_GRACE: Duration = Duration::from_secs(5);
+pub(super) const TERM_GRACE: Duration = Duration::from_secs(5);
 /// An epoch that is not live after this time makes way for changed files.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 /// What a shell, and the agent, exit with where a program can't be executed.
 const NOT_EXECUTED: [i32; 2] = [126, 127];
 
 /// What does not change.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// A new epoch takes over from the old one. Otherwise the old one stops before the new one starts.
     pub is_hot: bool,
@@ -38,18 +38,18 @@ pub struct Policy {
 
 /// Identifies a process of this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RunId(pub u64);
+pub(super) struct RunId(pub(super) u64);
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
+pub(super) enum Exit {
     Code(i32),
     Signal(i32),
 }
 
 impl Exit {
     /// As a shell reports it.
-    pub fn code(self) -> u8 {
+    pub(super) fn code(self) -> u8 {
         let code = match self {
             Self::Code(code) => code,
             Self::Signal(signal) => 128 + signal,
@@ -73,7 +73,7 @@ impl fmt::Display for Exit {
 
 /// Why a process is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub(super) enum Why {
     First,
     FilesChanged,
     Crash,
@@ -81,7 +81,7 @@ pub enum Why {
 
 /// What has happened.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub(super) enum Event {
     /// The program may start.
     Begin,
     /// The files of `--restart-on` have this digest.
@@ -105,8 +105,12 @@ pub enum Event {
 
 /// What to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
-    Start { run: RunId, epoch: u32, why: Why },
+pub(super) enum Action {
+    Start {
+        run: RunId,
+        epoch: u32,
+        why: Why,
+    },
     /// Have the program check its configuration.
     Validate,
     /// Have the connections end.
@@ -121,7 +125,7 @@ pub enum Action {
 
 /// What people want to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Note {
+pub(super) enum Note {
     Live { run: RunId, epoch: u32, took: Duration },
     Exited { run: RunId, epoch: u32, exit: Exit, role: Role },
     BackingOff { delay: Duration, crashes: u32, budget: u32 },
@@ -133,7 +137,7 @@ pub enum Note {
 
 /// What an epoch was for when it exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub(super) enum Role {
     /// It served, or was to.
     Current,
     /// A newer one had taken over.
@@ -144,7 +148,7 @@ pub enum Role {
 
 /// How it ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub(super) enum Outcome {
     /// As asked, or by itself with status 0.
     Done,
     /// The program's configuration is wrong, or it can't be executed.
@@ -155,7 +159,7 @@ pub enum Outcome {
 
 /// The state of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub(super) enum Phase {
     Starting,
     Live,
     /// A newer one has taken over.
@@ -168,7 +172,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    pub fn word(self) -> &'static str {
+    pub(super) fn word(self) -> &'static str {
         match self {
             Self::Starting => "starting",
             Self::Live => "live",
@@ -181,12 +185,12 @@ impl Phase {
 
 /// One process.
 #[derive(Clone, Copy, Debug)]
-pub struct Epoch {
-    pub run: RunId,
-    pub number: u32,
-    pub phase: Phase,
+pub(super) struct Epoch {
+    pub(super) run: RunId,
+    pub(super) number: u32,
+    pub(super) phase: Phase,
     /// When the phase began.
-    pub since: Instant,
+    pub(super) since: Instant,
 }
 
 /// A start that is planned.
@@ -207,7 +211,7 @@ enum Validating {
 
 /// All epochs, and what is planned.
 #[derive(Debug)]
-pub struct Epochs {
+pub(super) struct Epochs {
     policy: Policy,
     /// The oldest first.
     epochs: Vec<Epoch>,
@@ -232,7 +236,7 @@ pub struct Epochs {
 }
 
 impl Epochs {
-    pub fn new(policy: Policy, jitter: fn() -> f64) -> Self {
+    pub(super) fn new(policy: Policy, jitter: fn() -> f64) -> Self {
         Self {
             epochs: Vec::new(),
             runs: 0,
@@ -251,21 +255,21 @@ impl Epochs {
         }
     }
 
-    pub fn epochs(&self) -> &[Epoch] {
+    pub(super) fn epochs(&self) -> &[Epoch] {
         &self.epochs
     }
 
     /// When the next start is, if one is planned.
-    pub fn next_start(&self) -> Option<Instant> {
+    pub(super) fn next_start(&self) -> Option<Instant> {
         self.planned.map(|planned| planned.at)
     }
 
-    pub fn is_stopping(&self) -> bool {
+    pub(super) fn is_stopping(&self) -> bool {
         self.ending.is_some()
     }
 
     /// What to do about `event`, and about the time.
-    pub fn on(&mut self, event: Event, now: Instant) -> Vec<Action> {
+    pub(super) fn on(&mut self, event: Event, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {
             Event::Begin => self.planned = Some(Planned { at: now, why: Why::First }),
@@ -284,7 +288,7 @@ impl Epochs {
     }
 
     /// When to call [`Self::on`] although nothing has happened.
-    pub fn due(&self) -> Option<Instant> {
+    pub(super) fn due(&self) -> Option<Instant> {
         let epochs = self.epochs.iter().filter_map(|epoch| self.deadline(epoch));
         if self.ending.is_some() {
             return epochs.min();

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::base::backoff::Backoff;
 
 /// SHA-256 over names and contents of the files.
-pub type Digest = [u8; 32];
+pub(super) type Digest = [u8; 32];
 
 /// Files that never stand still for one debounce time cause a restart after this many of them.
 const RESTLESS: u32 = 10;

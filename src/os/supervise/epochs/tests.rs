@@ -67,7 +67,11 @@ impl Run {
         while let Some(due) = self.epochs.due().filter(|due| *due <= until) {
             self.now = due.max(self.now);
             let done = self.on(Event::Time);
-            assert!(!done.is_empty() || self.epochs.due() != Some(due), "due and nothing to do: {:?}", self.epochs);
+            assert!(
+                !done.is_empty() || self.epochs.due() != Some(due),
+                "due and nothing to do: {:?}",
+                self.epochs
+            );
             actions.extend(done);
         }
         self.now = until;
