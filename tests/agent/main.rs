@@ -73,6 +73,8 @@ mod soak;
 mod start_stop;
 mod status_port;
 mod state;
+mod supervise;
+mod supervise_envoy;
 mod support;
 mod systemd;
 mod tokens;
