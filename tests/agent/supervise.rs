@@ -103,7 +103,7 @@ async fn the_program_starts_once_the_secrets_are_there_and_the_agent_is_ready_on
     assert!(started.agent.process.log().contains("certificate issued"));
     let (status, body) = started.agent.status("/readyz").await;
     assert_eq!((status, body.as_str()), (503, "command: python3 is starting\n"));
-    started.agent.process.wait_log(" ready ").await;
+    started.agent.process.wait_log("ready after_ms").await;
     let (status, _) = started.agent.status("/readyz").await;
     assert_eq!(status, 200);
     assert_eq!(started.agent.metric("attache_command_live").await, 1.0);
@@ -167,7 +167,7 @@ async fn a_configuration_that_is_refused_at_the_first_start_ends_the_agent_with_
 #[tokio::test]
 async fn a_program_that_crashes_is_started_again_and_readiness_says_so_meanwhile() {
     let mut started = Supervised::live(&[]).await;
-    started.agent.process.wait_log(" ready ").await;
+    started.agent.process.wait_log("ready after_ms").await;
     for crashes in 1..=2 {
         kill_process(started.pid(), Signal::KILL).unwrap();
         started.agent.process.wait_log_times("no longer ready", crashes).await;
@@ -242,7 +242,7 @@ async fn a_kubelets_swap_of_a_mounted_directory_is_one_restart() {
 #[tokio::test]
 async fn a_configuration_that_is_refused_later_leaves_the_old_epoch_serving_and_later_epochs_possible() {
     let mut started = Supervised::live(&[]).await;
-    started.agent.process.wait_log(" ready ").await;
+    started.agent.process.wait_log("ready after_ms").await;
     started.set("refuse", "");
     started.change("wrong");
     let (_, line) = started.agent.process.wait_log("new configuration refused").await;
@@ -452,44 +452,51 @@ async fn mistakes_about_the_program_are_in_the_one_report() {
     assert!(code == 2 && report.contains("keeps no COMMAND running"), "{report}");
 }
 
-#[tokio::test]
-async fn as_process_1_the_agent_leaves_no_zombies_and_nothing_survives_it() {
-    // Orphans that end at once, and hooks of the agent, whose exit status must not get lost.
-    const SCRIPT: &str = "for i in 1 2 3 4 5; do (sh -c 'true &' &); done; exec sleep 1000";
-    let directory = tempfile::tempdir().unwrap();
-    let mut all = embedded(directory.path());
-    let out = directory.path().join("out").display().to_string();
-    all.extend(
-        [
-            "--output-dir",
-            &out,
-            "--output-hook",
-            "(sleep 0.1 &) ; exit 0",
-            "--no-hot-restart",
-            "--",
-            "sh",
-            "-c",
-            SCRIPT,
-        ]
-        .map(str::to_owned),
-    );
-    let mut agent = Agent::start_as(directory.path(), "a", &strs(&all), |command| {
-        let command = command.into_std();
-        let mut namespace = tokio::process::Command::new("unshare");
-        namespace
-            .args(["-Urpf", "--mount-proc", "--kill-child"])
-            .arg(command.get_program())
-            .args(command.get_args());
-        namespace.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").kill_on_drop(true);
-        namespace
-    });
-    agent.process.wait_log("output hook succeeded").await;
-    agent.process.wait_log("command live").await;
-    let children = || {
-        let processes = std::fs::read_dir("/proc").unwrap().flatten();
-        let stats = processes.filter_map(|it| std::fs::read_to_string(it.path().join("stat")).ok());
-        stats.filter(|stat| stat.contains("(sh) Z") || stat.contains("(true) Z")).count()
+/// The children of a process that have ended and were not waited for.
+fn zombies(parent: &str) -> usize {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let stats = processes.filter_map(|it| std::fs::read_to_string(it.path().join("stat")).ok());
+    let is_zombie = |stat: &String| {
+        let (_, behind) = stat.rsplit_once(") ").unwrap();
+        behind.starts_with(&format!("Z {parent} "))
     };
-    wait_until("no zombie is left", || children() == 0).await;
-    drop(agent);
+    stats.filter(is_zombie).count()
+}
+
+/// The only child of a process.
+fn child_of(pid: &str) -> String {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    children.trim().to_owned()
+}
+
+#[tokio::test]
+async fn the_agent_leaves_no_zombies_as_process_1_and_as_any_other_one() {
+    // Orphans that end at once, and hooks of the agent, whose exit status must not get lost.
+    const SCRIPT: &str = "for i in 1 2 3 4 5; do (sh -c 'sleep 0.2 &' &); done; exec sleep 1000";
+    for is_process_1 in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut all = embedded(directory.path());
+        let out = directory.path().join("out").display().to_string();
+        let hook = ["--output-dir", &out, "--output-hook", "(sleep 0.1 &) ; exit 0"];
+        all.extend(
+            hook.iter().chain(&["--no-hot-restart", "--", "sh", "-c", SCRIPT]).map(|&it| it.to_owned()),
+        );
+        let mut agent = Agent::start_as(directory.path(), "a", &strs(&all), |command| {
+            let command = command.into_std();
+            let namespace: &[&str] =
+                if is_process_1 { &["-Urpf", "--mount-proc", "--kill-child"] } else { &["-U"] };
+            let mut unshare = tokio::process::Command::new("unshare");
+            unshare.args(namespace).arg(command.get_program()).args(command.get_args());
+            unshare.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").kill_on_drop(true);
+            unshare
+        });
+        agent.wait_metric("attache_output_hooks_total{outcome=\"ok\"}", 1).await;
+        agent.process.wait_log("command live").await;
+        let started = agent.process.pid().as_raw_nonzero().to_string();
+        let pid = if is_process_1 { child_of(&started) } else { started };
+        wait_until("no zombie is left", || zombies(&pid) == 0).await;
+        // The orphans were its own: what is left is the program alone.
+        wait_until("only the program is left", || !child_of(&pid).contains(' ')).await;
+        agent.process.signal(Signal::TERM);
+    }
 }
