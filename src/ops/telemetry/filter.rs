@@ -5,7 +5,7 @@ use tracing_subscriber::filter::Targets;
 use crate::base::text;
 
 /// The parts of the agent that log, by module.
-const PARTS: [&str; 34] = [
+const PARTS: [&str; 35] = [
     "agent",
     "agent::command",
     "agent::kubernetes",
@@ -28,6 +28,7 @@ const PARTS: [&str; 34] = [
     "net::http2",
     "ops::admin",
     "ops::telemetry",
+    "os::command",
     "os::hardening",
     "os::stderr",
     "os::supervise",

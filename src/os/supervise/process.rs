@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn the_kernel_says_which_signals_a_program_handles() {
-        let status = "Name:\tsh\nSigIgn:\t0000000000000000\nSigCgt:\t0000000000000201\n";
+        let status = "Name:\tsh\nSigIgn:\t0000000000000000\nSigCgt:\t0000000000000001\n";
         let handled = [Signal::HUP, Signal::USR1, Signal::USR2].map(|signal| handles(status, signal));
         assert_eq!(handled, [true, false, false]);
         assert!(handles("SigCgt:\t0000000000000a00", Signal::USR2));
