@@ -5,17 +5,20 @@
 
 mod admin;
 mod epochs;
+mod events;
 mod files;
 pub mod launch;
 mod line;
 mod lock;
 mod log_lines;
+mod notes;
 mod process;
 mod report;
 mod restarts;
+mod start;
 mod validate;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
@@ -30,12 +33,11 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
 use self::admin::Admin;
-pub use self::epochs::Policy;
-use self::epochs::{Action, Epochs, Event, Exit, Note, Outcome, Role, RunId, Why};
+use self::epochs::Epochs;
+pub use self::events::Policy;
+use self::events::{Action, Event, Exit, Outcome, RunId};
 use self::files::RestartFiles;
-use self::line::ForEnvoy;
 pub use self::line::{CommandLine, OwnFiles, Restarts};
-use self::log_lines::Lines;
 use self::process::Process;
 use self::restarts::Digest;
 use crate::base::clock::{Clock, millis};
@@ -43,12 +45,10 @@ use crate::fs::disk::Disk;
 use crate::fs::watch::Watcher;
 use crate::os::command::orphans;
 use crate::os::stderr::LogOutput;
-use crate::store::health::{Components, LastExit};
+use crate::store::health::Components;
 
-/// A program that is no Envoy counts as live when it has run for this long.
-const RUNS: Duration = Duration::from_secs(1);
-/// Bytes of the file with Envoy's base id.
-const BASE_ID_BYTES: u64 = 64;
+/// How long the first start waits for the files of `--restart-on`, with which it is compared later.
+const FIRST_LOOK: Duration = Duration::from_secs(2);
 
 /// The program, and how it is kept running.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,6 +133,8 @@ enum Done {
     Validated(Result<(), String>),
     Drained(RunId, Result<(), String>),
     Looked(RestartFiles, Result<Digest, String>),
+    /// The program starts, whether or not the files have been read.
+    LookedLongEnough,
     /// The program has closed its standard error.
     Printed,
 }
@@ -175,34 +177,26 @@ impl Supervisor {
     pub async fn run(mut self, mut requests: UnboundedReceiver<Request>) -> Result<(), CommandFailed> {
         orphans::adopt();
         let mut children = signal(SignalKind::child()).ok();
-        if !self.settings.restart_on.is_empty() {
-            let Context { watcher, disk, .. } = self.context.clone();
-            self.look(RestartFiles::new(self.settings.restart_on.clone(), watcher, disk));
-        }
         loop {
             let due = self.epochs.due();
-            let event = tokio::select! {
+            let happened = tokio::select! {
                 Some(done) = self.tasks.join_next() => match done {
                     Ok(done) => self.done(done),
                     Err(error) => match error.try_into_panic() {
                         Ok(panic) => std::panic::resume_unwind(panic),
-                        Err(_) => None,
+                        Err(_) => Vec::new(),
                     },
                 },
-                Some(request) = requests.recv() => self.request(request),
-                () = until(due) => Some(Event::Time),
+                Some(request) = requests.recv() => self.request(request).into_iter().collect(),
+                () = until(due) => vec![Event::Time],
                 Some(()) = async { children.as_mut()?.recv().await } => {
                     orphans::reap();
-                    None
+                    Vec::new()
                 }
                 else => std::future::pending().await,
             };
-            let Some(event) = event else {
-                self.report();
-                continue;
-            };
-            let mut events = vec![event];
-            while let Some(event) = events.pop() {
+            let mut events = VecDeque::from(happened);
+            while let Some(event) = events.pop_front() {
                 for action in self.epochs.on(event, Instant::now()) {
                     if let Action::End(outcome) = action {
                         return self.end(outcome).await;
@@ -217,8 +211,17 @@ impl Supervisor {
     fn request(&mut self, request: Request) -> Option<Event> {
         match request {
             Request::Begin => {
-                self.has_begun = true;
-                Some(Event::Begin)
+                if self.settings.restart_on.is_empty() {
+                    return self.begin();
+                }
+                // Not before: the agent's own output may be among these files.
+                let Context { watcher, disk, .. } = self.context.clone();
+                self.look(RestartFiles::new(self.settings.restart_on.clone(), watcher, disk));
+                self.tasks.spawn(async {
+                    sleep(FIRST_LOOK).await;
+                    Done::LookedLongEnough
+                });
+                None
             }
             Request::Reload => {
                 if !self.settings.line.is_envoy() {
@@ -232,6 +235,11 @@ impl Supervisor {
             }
             Request::Stop => Some(Event::Stop),
         }
+    }
+
+    /// The program may start, if it has not been started yet.
+    fn begin(&mut self) -> Option<Event> {
+        (!std::mem::replace(&mut self.has_begun, true)).then_some(Event::Begin)
     }
 
     /// To every process that handles it: another one would be killed by it.
@@ -250,7 +258,33 @@ impl Supervisor {
         });
     }
 
-    fn done(&mut self, done: Done) -> Option<Event> {
+    fn done(&mut self, done: Done) -> Vec<Event> {
+        match done {
+            Done::Looked(files, looked) => {
+                let looked = self.looked(files, looked);
+                // What it is started with is known.
+                looked.into_iter().chain(self.begin()).collect()
+            }
+            other => self.happened(other).into_iter().collect(),
+        }
+    }
+
+    fn looked(&mut self, files: RestartFiles, looked: Result<Digest, String>) -> Option<Event> {
+        self.look(files);
+        let failure = looked.as_ref().err().cloned();
+        if failure != self.files_failure {
+            match &failure {
+                Some(reason) => {
+                    tracing::warn!(%reason, "files of --restart-on not read, changes have no effect");
+                }
+                None => tracing::info!("files of --restart-on readable again"),
+            }
+            self.files_failure = failure;
+        }
+        looked.ok().map(Event::Looked)
+    }
+
+    fn happened(&mut self, done: Done) -> Option<Event> {
         match done {
             Done::Exited(run, status) => {
                 let running = self.running.remove(&run)?;
@@ -279,21 +313,8 @@ impl Supervisor {
                 }
                 Some(Event::Drained(run))
             }
-            Done::Looked(files, looked) => {
-                self.look(files);
-                let failure = looked.as_ref().err().cloned();
-                if failure != self.files_failure {
-                    match &failure {
-                        Some(reason) => {
-                            tracing::warn!(%reason, "files of --restart-on not read, changes have no effect")
-                        }
-                        None => tracing::info!("files of --restart-on readable again"),
-                    }
-                    self.files_failure = failure;
-                }
-                looked.ok().map(Event::Looked)
-            }
-            Done::Printed => None,
+            Done::LookedLongEnough => self.begin(),
+            Done::Looked(..) | Done::Printed => None,
         }
     }
 
@@ -330,72 +351,6 @@ impl Supervisor {
         None
     }
 
-    async fn start(&mut self, run: RunId, epoch: u32, why: Why) -> Option<Event> {
-        let Settings { line, drain_seconds, parent_shutdown_seconds, .. } = &self.settings;
-        let files = &self.context.files;
-        let words = line.start(&ForEnvoy {
-            epoch,
-            files,
-            base_id: self.base_id.as_deref(),
-            drain_seconds: *drain_seconds,
-            parent_shutdown_seconds: *parent_shutdown_seconds,
-        });
-        let admin_file = line.admin_file(files).to_owned();
-        let base_id_file = line.chooses_base_id().then(|| line.base_id_file(files).to_owned());
-        let is_envoy = line.is_envoy();
-        let (program, number) = (line.name().to_owned(), is_envoy.then_some(epoch));
-        if is_envoy {
-            // That of an earlier one.
-            let stale = admin_file.clone();
-            let _ = self.context.disk.run(&admin_file, move || std::fs::remove_file(stale)).await;
-        }
-        let lines = self.context.output.clone();
-        let lines =
-            lines.map(|output| Lines::new(output, program.clone(), epoch, self.context.clock.clone()));
-        let (lines, writer) = lines.and_then(Result::ok).unzip();
-        let process = Process::start(&words, writer);
-        let (process, child) = match process {
-            Ok(started) => started,
-            Err(error) => {
-                tracing::error!(program, %error, "command not started");
-                return Some(Event::Exited(run, Exit::Code(126)));
-            }
-        };
-        let because = match why {
-            Why::First => "the agent is ready or has waited long enough",
-            Why::FilesChanged => "files have changed",
-            Why::Crash => "it has exited",
-        };
-        tracing::info!(program, epoch = number, pid = process.id(), because, "command started");
-        self.count(why);
-        if let Some(lines) = lines {
-            self.tasks.spawn(async move {
-                lines.run().await;
-                Done::Printed
-            });
-        }
-        let mut child = child;
-        self.tasks.spawn(async move { Done::Exited(run, child.wait().await) });
-        let disk = self.context.disk.clone();
-        let is_hot = line_is_hot(&self.settings);
-        let task = self.tasks.spawn(async move {
-            if !is_envoy {
-                sleep(RUNS).await;
-                return Done::Live(run, None, None);
-            }
-            let admin = admin::until_live(&admin_file, is_hot.then_some(epoch), &disk).await;
-            let base_id = match base_id_file.filter(|_| epoch == 0) {
-                Some(file) => disk.read(&file, BASE_ID_BYTES).await.ok().and_then(Result::ok),
-                None => None,
-            };
-            let base_id = base_id.map(|text| String::from_utf8_lossy(&text).trim().to_owned());
-            Done::Live(run, admin, base_id)
-        });
-        let running = Running { process, epoch, admin: None, left: Arc::default(), task: Some(task) };
-        self.running.insert(run, running);
-        None
-    }
-
     fn drain(&mut self, run: RunId) -> Option<Event> {
         let running = self.running.get_mut(&run)?;
         let Some(admin) = running.admin.clone() else { return Some(Event::Drained(run)) };
@@ -423,67 +378,6 @@ impl Supervisor {
         running.process.signal(Signal::TERM);
     }
 
-    fn log(&mut self, note: Note) {
-        let program = self.settings.line.name();
-        match note {
-            Note::Live { epoch, took, .. } => {
-                self.restart_failure = None;
-                tracing::info!(program, epoch, after_ms = millis(took), "command live");
-            }
-            Note::Exited { epoch, exit, role: Role::Current, .. } => {
-                let reason = exit.to_string();
-                tracing::warn!(program, epoch, reason, "command exited");
-                let at = self.context.clock.now();
-                let last = LastExit { at, epoch, reason };
-                self.context.components.report_command(|health| health.last_exit = Some(last));
-            }
-            Note::Exited { epoch, exit, role: Role::Old, .. } => {
-                tracing::info!(program, epoch, reason = %exit, "old epoch drained and exited");
-            }
-            Note::Exited { epoch, exit, role: Role::Stopped, .. } => {
-                tracing::info!(program, epoch, reason = %exit, "command stopped");
-            }
-            Note::BackingOff { delay, crashes, budget } => {
-                tracing::warn!(
-                    program,
-                    delay_ms = millis(delay),
-                    crashes,
-                    budget,
-                    "command is started again"
-                );
-            }
-            Note::Refused { words } => {
-                tracing::error!(
-                    program,
-                    reason = words,
-                    "new configuration refused, the running Envoy keeps the old one; correct the file, or send SIGHUP to \
-                     have it checked again"
-                );
-                self.failed(format!("the new configuration is refused: {words}"));
-            }
-            Note::RestartFailed { epoch, exit } => {
-                tracing::error!(
-                    program,
-                    epoch,
-                    reason = %exit,
-                    "new epoch failed, the old one serves on; SIGHUP repeats the restart"
-                );
-                self.failed(format!("the new epoch ended before it was live: {exit}"));
-            }
-            Note::Stuck { epoch } => {
-                tracing::warn!(program, epoch, "epoch not live after a minute, stopped for newer files");
-            }
-            Note::Killed { epoch } => {
-                tracing::warn!(program, epoch, "command still running after SIGTERM, killed");
-            }
-        }
-    }
-
-    fn failed(&mut self, reason: String) {
-        self.restart_failure = Some(reason);
-        self.context.components.report_command(|health| health.restarts.failed += 1);
-    }
-
     async fn end(mut self, outcome: Outcome) -> Result<(), CommandFailed> {
         self.running.clear();
         self.report();
@@ -505,10 +399,6 @@ impl Supervisor {
             }
         }
     }
-}
-
-fn line_is_hot(settings: &Settings) -> bool {
-    settings.line.restarts() == Restarts::Hot
 }
 
 async fn until(due: Option<Instant>) {

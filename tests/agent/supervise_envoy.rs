@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use attache::pki::key::PrivateKey;
+use attache::pki::pem;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -13,6 +15,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use crate::support::envoy::{NEWEST, OLDEST, binary_of};
+use crate::support::files::Mounted;
+use crate::support::nginx::Client;
 use crate::support::process::{Agent, output, strs};
 use crate::support::wait::{wait_for, wait_until};
 
@@ -316,6 +320,75 @@ async fn an_envoy_ends_with_a_killed_agent_and_the_next_agent_starts_another() {
     served.agent.restart();
     served.agent.process.wait_log("command live").await;
     served.answers("one").await;
+}
+
+#[tokio::test]
+async fn a_certificate_in_files_that_envoy_reads_once_changes_without_a_lost_request() {
+    for version in [OLDEST, NEWEST] {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("out").display().to_string();
+        let (listener, path) = (free(), directory.path().join("envoy.json"));
+        let mut bootstrap = bootstrap(listener, &directory.path().join("a.sock"), "one");
+        let file = |name: &str| json!({ "filename": format!("{out}/{name}") });
+        let tls = json!({ "name": "tls", "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+            "common_tls_context": { "tls_certificates": [
+                { "certificate_chain": file("cert-chain.pem"), "private_key": file("key.pem") },
+            ] },
+        } });
+        bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["transport_socket"] = tls;
+        std::fs::write(&path, bootstrap.to_string()).unwrap();
+        let (ca, config) = (directory.path().join("ca").display().to_string(), path.display().to_string());
+        let envoy = binary_of(version).await.display().to_string();
+        let options = [
+            "--ca",
+            "embedded",
+            "--ca-dir",
+            &ca,
+            "--output-dir",
+            &out,
+            "--restart-on",
+            &out,
+            "--drain-time",
+            "1s",
+            "--",
+            &envoy,
+            "-c",
+            &config,
+            "--use-dynamic-base-id",
+            "--concurrency",
+            "1",
+            "--log-level",
+            "warning",
+        ];
+        let mut agent = Agent::start(directory.path(), "a", &options);
+        agent.process.wait_log("command live").await;
+        let own = Mounted::new(Path::new(&ca), "client");
+        let key = PrivateKey::from_pem(&own.key).unwrap();
+        let client = Client::new(pem::certificates(&own.chain).unwrap(), key.der().clone_key());
+        let (first, _) = client.ask_at(listener).await.unwrap();
+        let socket = agent.socket.display().to_string();
+        let renewed = output(&["renew", "--socket", &socket]).await;
+        assert!(renewed.status.success());
+        let begun = Instant::now();
+        // Until the old epoch is gone.
+        let (mut sent, mut took) = (0, None);
+        while agent.process.count("old epoch drained and exited") == 0 {
+            let (leaf, _) = client
+                .ask_at(listener)
+                .await
+                .unwrap_or_else(|error| panic!("{error:#}: {}", agent.process.log()));
+            sent += 1;
+            if leaf != first {
+                took.get_or_insert(begun.elapsed());
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "{}", agent.process.log());
+        }
+        let took = took.expect("the new certificate is served").as_millis();
+        eprintln!("{version}: 0 of {sent} handshakes failed, the new certificate after {took} ms");
+        agent.process.signal(Signal::TERM);
+        assert_eq!(agent.process.ended().await.code(), Some(0));
+    }
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use tokio::time::Instant;
 
-use super::epochs::{Epoch, Phase, Why};
+use super::events::{Epoch, Phase, Why};
 use super::{Context, Supervisor};
 use crate::store::health::{CommandState, EpochHealth};
 
