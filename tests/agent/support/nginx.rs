@@ -162,11 +162,24 @@ impl Client {
             .write_all(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
             .await
             .context("the request")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.context("the answer")?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("the answer is cut short")?;
+        // Not up to the end of the connection: a server may wait for the client to end it.
+        let (mut answer, mut buffer) = (Vec::new(), [0; 4096]);
+        let (head, body) = loop {
+            let text = String::from_utf8_lossy(&answer).into_owned();
+            if let Some((head, body)) = text.split_once("\r\n\r\n") {
+                let length = head.to_ascii_lowercase();
+                let length =
+                    length.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+                if length.is_some_and(|length: usize| body.len() >= length) {
+                    break (head.to_owned(), body.to_owned());
+                }
+            }
+            let read = stream.read(&mut buffer).await.context("the answer")?;
+            anyhow::ensure!(read > 0, "the answer is cut short: {text:?}");
+            answer.extend(&buffer[..read]);
+        };
         anyhow::ensure!(head.starts_with("HTTP/1.1 200 "), "{head}");
-        Ok((leaf, body.to_owned()))
+        Ok((leaf, body))
     }
 }
 
