@@ -194,7 +194,7 @@ fn add_file(sum: &mut Context, path: &Path, room: &mut u64) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     sum.update(b"content");
-    let mut buffer = vec![0; 64 << 10];
+    let mut buffer = vec![0; 16 << 10];
     let mut length = 0_u64;
     loop {
         let count = file.read(&mut buffer)?;

@@ -66,10 +66,12 @@ class Admin(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
 
     def do_GET(self):
-        if self.path == "/server_info":
-            state = "LIVE" if live.is_set() else "INITIALIZING"
-            command = {"restart_epoch": epoch}
-            self.answer(json.dumps({"state": state, "command_line_options": command, "node": {"id": "fake"}}))
+        if self.path == "/ready":
+            self.answer("LIVE\n" if live.is_set() else "INITIALIZING\n")
+        elif self.path.startswith("/config_dump"):
+            self.answer(json.dumps({"configs": [{"bootstrap": {"node": {"id": "fake"}}}]}))
+        elif "hot_restart_epoch" in self.path:
+            self.answer(f"server.hot_restart_epoch: {epoch}\n")
         else:
             self.answer(f"listener.in.downstream_cx_active: {int(number('connections'))}\n")
 
