@@ -30,7 +30,7 @@ use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use self::admin::Admin;
 use self::epochs::Epochs;
@@ -47,6 +47,8 @@ use crate::os::command::orphans;
 use crate::os::stderr::LogOutput;
 use crate::store::health::Components;
 
+/// How long the end waits for lines that the program has printed.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How long the first start waits for the files of `--restart-on`, with which it is compared later.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
 
@@ -151,6 +153,8 @@ pub struct Supervisor {
     base_id: Option<String>,
     has_begun: bool,
     drained_badly: bool,
+    /// Processes whose lines are being passed on.
+    printing: usize,
     restart_failure: Option<String>,
     files_failure: Option<String>,
 }
@@ -168,6 +172,7 @@ impl Supervisor {
             base_id: None,
             has_begun: false,
             drained_badly: false,
+            printing: 0,
             restart_failure: None,
             files_failure: None,
         }
@@ -314,7 +319,11 @@ impl Supervisor {
                 Some(Event::Drained(run))
             }
             Done::LookedLongEnough => self.begin(),
-            Done::Looked(..) | Done::Printed => None,
+            Done::Printed => {
+                self.printing -= 1;
+                None
+            }
+            Done::Looked(..) => None,
         }
     }
 
@@ -378,9 +387,19 @@ impl Supervisor {
         running.process.signal(Signal::TERM);
     }
 
+    /// Passes on what the program has printed last.
+    async fn print_rest(&mut self) {
+        while self.printing > 0 {
+            if let Some(Ok(Done::Printed)) = self.tasks.join_next().await {
+                self.printing -= 1;
+            }
+        }
+    }
+
     async fn end(mut self, outcome: Outcome) -> Result<(), CommandFailed> {
         self.running.clear();
         self.report();
+        let _ = timeout(LAST_WORDS, self.print_rest()).await;
         let program = self.settings.line.name().to_owned();
         if self.settings.line.is_envoy() {
             let files = self.context.files.clone();

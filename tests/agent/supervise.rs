@@ -381,8 +381,10 @@ async fn the_program_ends_with_an_agent_that_is_killed() {
 async fn lines_of_the_program_are_json_in_a_log_of_json() {
     let mut started = Supervised::live(&["--log-format", "json"]).await;
     started.agent.process.wait_log("epoch 0 serves").await;
+    started.set("word", "a last word");
     assert_eq!(started.stopped().await, Some(0));
     let log = started.agent.process.log();
+    assert!(log.contains("a last word"), "{log}");
     let lines =
         log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap_or_else(|_| panic!("{line}")));
     let of_program = lines.into_iter().find(|line| line["message"] == "epoch 0 serves").unwrap();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::events::{Action, Epoch, Event, Exit, Note, Outcome, Phase, Policy, Role, RunId, Why};
-use super::restarts::{Changes, Crashes};
+use super::restarts::{Changes, Crashes, Digest};
 
 /// How long a process may take to exit after SIGTERM.
 const TERM_GRACE: Duration = Duration::from_secs(5);
@@ -52,6 +52,8 @@ pub(super) struct Epochs {
     has_failed: bool,
     /// A restart is wanted whatever the files are.
     is_wanted: bool,
+    /// It is known that changed files wait for an old epoch.
+    has_said_why: bool,
     /// Hot restart is impossible until a first epoch is started again.
     is_locked: bool,
     /// Set once the end is decided; what it will be.
@@ -74,6 +76,7 @@ impl Epochs {
             was_live: false,
             has_failed: false,
             is_wanted: false,
+            has_said_why: false,
             is_locked: false,
             ending: None,
             stops: 0,
@@ -100,7 +103,7 @@ impl Epochs {
         let mut actions = Vec::new();
         match event {
             Event::Begin => self.planned = Some(Planned { at: now, why: Why::First }),
-            Event::Looked(digest) => self.changes.look(digest, now),
+            Event::Looked(digest) => self.looked(digest, now, &mut actions),
             Event::Again => self.is_wanted |= self.has_failed,
             Event::Live(run) => self.live(run, now, &mut actions),
             Event::Validated(verdict) => self.validated(verdict, now, &mut actions),
@@ -207,6 +210,16 @@ impl Epochs {
         }
     }
 
+    fn looked(&mut self, digest: Digest, now: Instant, actions: &mut Vec<Action>) {
+        self.changes.look(digest, now);
+        let draining = self.epochs.iter().find(|epoch| epoch.phase == Phase::Draining);
+        let is_waiting = self.changes.due().is_some() && self.current().is_some();
+        if let Some(&Epoch { number, .. }) = draining.filter(|_| is_waiting && !self.has_said_why) {
+            self.has_said_why = true;
+            actions.push(Action::Log(Note::Waiting { epoch: number }));
+        }
+    }
+
     fn overdue(&mut self, epoch: &Epoch, now: Instant, actions: &mut Vec<Action>) {
         match epoch.phase {
             Phase::Starting => {
@@ -230,7 +243,7 @@ impl Epochs {
     }
 
     fn start(&mut self, why: Why, now: Instant, actions: &mut Vec<Action>) {
-        self.planned = None;
+        (self.planned, self.has_said_why) = (None, false);
         // It reads the files as they are now.
         self.changes.apply();
         let is_coupled = self.policy.is_hot && !self.is_locked;

@@ -113,13 +113,39 @@ pub(super) enum Action {
 /// What people want to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Note {
-    Live { run: RunId, epoch: u32, took: Duration },
-    Exited { run: RunId, epoch: u32, exit: Exit, role: Role },
-    BackingOff { delay: Duration, crashes: u32, budget: u32 },
-    Refused { words: String },
-    RestartFailed { epoch: u32, exit: Exit },
-    Stuck { epoch: u32 },
-    Killed { epoch: u32 },
+    Live {
+        run: RunId,
+        epoch: u32,
+        took: Duration,
+    },
+    Exited {
+        run: RunId,
+        epoch: u32,
+        exit: Exit,
+        role: Role,
+    },
+    BackingOff {
+        delay: Duration,
+        crashes: u32,
+        budget: u32,
+    },
+    /// Files have changed, and an old epoch still drains.
+    Waiting {
+        epoch: u32,
+    },
+    Refused {
+        words: String,
+    },
+    RestartFailed {
+        epoch: u32,
+        exit: Exit,
+    },
+    Stuck {
+        epoch: u32,
+    },
+    Killed {
+        epoch: u32,
+    },
 }
 
 /// What an epoch was for when it exited.

@@ -35,6 +35,13 @@ impl Supervisor {
                     "command is started again"
                 );
             }
+            Note::Waiting { epoch } => {
+                tracing::info!(
+                    program,
+                    draining = epoch,
+                    "files have changed, the restart waits until the old epoch has drained"
+                );
+            }
             Note::Refused { words } => {
                 tracing::error!(
                     program,

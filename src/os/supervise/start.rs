@@ -68,6 +68,7 @@ impl Supervisor {
         tracing::info!(program, epoch, pid = process.id(), because, "command started");
         self.count(why);
         if let Some(lines) = lines {
+            self.printing += 1;
             self.tasks.spawn(async move {
                 lines.run().await;
                 Done::Printed

@@ -4,7 +4,7 @@
 Usage: fake_envoy.py DIR [ENVOY OPTIONS]
 
 In DIR: journal (what happened, one line each), refuse (the configuration is wrong), fail (a serving process exits with this status
-before it is live), slow (seconds until it is live), connections (how many there are; /healthcheck/fail does not end them).
+before it is live), word (what it prints last), slow (seconds until it is live), connections (how many there are; /healthcheck/fail does not end them).
 """
 
 import http.server
@@ -28,6 +28,8 @@ def note(what):
 
 def leave(what, status):
     note(f"{what} {epoch}")
+    if (here / "word").exists():
+        print((here / "word").read_text(), file=sys.stderr, flush=True)
     os._exit(status)
 
 

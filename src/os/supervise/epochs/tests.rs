@@ -128,6 +128,16 @@ fn no_epoch_starts_while_the_one_before_the_last_drains() {
 }
 
 #[test]
+fn that_changed_files_wait_for_an_old_epoch_is_said_once() {
+    let mut run = Run::restarted();
+    let mut notes = Vec::new();
+    for content in 2..5 {
+        notes.extend(run.epochs.on(Event::Looked([content; 32]), run.now));
+    }
+    assert_eq!(notes, [Action::Log(Note::Waiting { epoch: 0 })]);
+}
+
+#[test]
 fn an_old_epoch_that_does_not_go_is_stopped() {
     let mut run = Run::restarted();
     assert_eq!(run.wait(PARENT), []);
