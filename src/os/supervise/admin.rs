@@ -134,12 +134,11 @@ pub(super) async fn until_live(file: &Path, epoch: Option<u32>, disk: &Disk) -> 
     loop {
         let read = disk.read(file, ADDRESS_BYTES).await.ok().and_then(Result::ok);
         match read.and_then(|text| Address::parse(&String::from_utf8_lossy(&text))) {
-            Some(address) => {
-                if address.is_live(epoch).await {
-                    let node = address.node().await;
-                    return Some(Admin { address, node });
-                }
+            Some(address) if address.is_live(epoch).await => {
+                let node = address.node().await;
+                return Some(Admin { address, node });
             }
+            Some(_) => {}
             None if started.elapsed() > NO_ADMIN => return None,
             None => {}
         }
