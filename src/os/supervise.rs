@@ -7,6 +7,8 @@ mod admin;
 mod epochs;
 mod events;
 mod files;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod launch;
 mod line;
 mod lock;
@@ -363,6 +365,7 @@ impl Supervisor {
     fn drain(&mut self, run: RunId) -> Option<Event> {
         let running = self.running.get_mut(&run)?;
         let Some(admin) = running.admin.clone() else { return Some(Event::Drained(run)) };
+        self.drained_badly = false;
         tracing::info!(epoch = running.epoch, "draining connections");
         let left = Arc::clone(&running.left);
         let task = self.tasks.spawn(async move { Done::Drained(run, admin.drain(left).await) });

@@ -124,7 +124,14 @@ fn connections(stats: &str) -> u64 {
         let is_part = listener == "admin" || listener.starts_with("admin.") || listener.contains(".worker_");
         value.trim().parse::<u64>().ok().filter(|_| !is_part)
     };
-    stats.lines().filter_map(of).sum()
+    stats.lines().filter_map(of).fold(0, u64::saturating_add)
+}
+
+/// Reads `text` as everything that Envoy may write or answer. True if it is any of that.
+#[cfg(any(test, fuzzing))]
+pub(super) fn read_all(text: &str) -> bool {
+    let node = node_of(text.as_bytes());
+    Address::parse(text).is_some() | (connections(text) > 0) | !is_epoch(text, 1) | node.is_some()
 }
 
 /// Returns once `epoch`, which leaves its admin address in `file`, is live; none if it has no admin endpoint: then it

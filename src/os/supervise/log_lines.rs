@@ -10,7 +10,7 @@ use crate::base::clock::{Clock, rfc3339_millis};
 use crate::os::stderr::LogOutput;
 
 /// Bytes of a line; what is longer is cut.
-const LINE_BYTES: usize = 64 << 10;
+pub(super) const LINE_BYTES: usize = 64 << 10;
 
 /// What one process prints.
 #[derive(Debug)]
@@ -108,6 +108,24 @@ fn level(line: &str) -> &'static str {
         "error" | "critical" => "ERROR",
         _ => "INFO",
     }
+}
+
+/// What becomes of these bytes, up to the last end of a line.
+#[cfg(any(test, fuzzing))]
+pub(super) fn of_bytes(bytes: &[u8]) -> Vec<Vec<u8>> {
+    of_chunks(std::iter::once(bytes))
+}
+
+/// The same of bytes that are read in pieces.
+#[cfg(any(test, fuzzing))]
+pub(super) fn of_chunks<'a>(chunks: impl Iterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
+    let (mut lines, mut line) = (Vec::new(), Line::default());
+    for part in chunks.flat_map(|chunk| chunk.split_inclusive(|byte| *byte == b'\n')) {
+        if line.add(part) {
+            lines.push(wrapped(&std::mem::take(&mut line), "envoy", 0, "T"));
+        }
+    }
+    lines
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ impl Process {
 }
 
 /// By the mask of caught signals in `/proc/PID/status`.
-fn handles(status: &str, signal: Signal) -> bool {
+pub(super) fn handles(status: &str, signal: Signal) -> bool {
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
     let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
     caught & (1 << (signal.as_raw() - 1)) != 0

@@ -43,12 +43,17 @@ pub(super) async fn validate(words: &[String]) -> Result<(), String> {
         Some(0) | None => Ok(()),
         Some(code) => {
             let printed = output.into_bytes().unwrap_or_default();
-            Err(match verdict(&String::from_utf8_lossy(&printed)) {
-                "" => format!("exit status {code} without a message"),
-                words => text::sanitize_for_log(words),
+            Err(match words_of(&String::from_utf8_lossy(&printed)) {
+                words if words.is_empty() => format!("exit status {code} without a message"),
+                words => words,
             })
         }
     }
+}
+
+/// Envoy's own words, for the log.
+pub(super) fn words_of(printed: &str) -> String {
+    text::sanitize_for_log(verdict(printed))
 }
 
 /// The last line that is no log line: Envoy prints why it exits.
