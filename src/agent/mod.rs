@@ -1,5 +1,6 @@
 //! Wires the parts together. The only place that spawns what lives as long as the agent.
 
+mod command;
 mod inventory;
 pub mod kubernetes;
 mod mounted;
@@ -19,6 +20,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
+use self::command::Command;
 pub(crate) use self::inventory::inventory;
 use self::kubernetes::KubernetesPlan;
 pub use self::requests::Requests;
@@ -38,9 +40,11 @@ use crate::ops::page::Page;
 use crate::ops::report::{About, Reporter};
 use crate::ops::status::Status;
 use crate::ops::telemetry::Log;
+use crate::os::command as os_command;
 use crate::os::hardening::{self, ConfineError};
+use crate::os::permissions;
+use crate::os::supervise::{CommandFailed, OwnFiles};
 use crate::os::systemd::Started;
-use crate::os::{command, permissions};
 use crate::serve::listener::Listener;
 use crate::serve::peer::{AdminPeers, Peers};
 use crate::source::kubernetes::kept::Keeper;
@@ -81,11 +85,19 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     let admin_path = admin.as_ref().map(|admin| admin.path().to_owned());
     log_permissions(&shared, config.clone(), sds.paths(), admin_path, given.is_in_pod);
 
+    let command = config.command.clone();
+    let json = config.log.json.then(|| log.clone());
+    let command = command.map(|settings| {
+        let files = OwnFiles::beside(sds.first.path());
+        Command::new(*settings, files, &mut workloads, &shared, &running, json.as_ref())
+    });
+    let mut command = command.transpose()?;
     let (allowed, options_file) = (config.allowed.clone(), config.options_file.clone());
     let naming = config.kubernetes.as_ref().map(|kubernetes| kubernetes.naming).unwrap_or_default();
     let reporter = start_workload(&mut workloads, &shared, &running, config, &sds, addresses).await?;
     serve_page(&mut workloads, &shared, &server, page, &reporter);
-    requests.serve(&mut workloads, &shared, options_file, &reporter, &log);
+    let passed_on = command.as_ref().map(Command::requests);
+    requests.serve(&mut workloads, &shared, options_file, &reporter, &log, passed_on);
     let mut files = Vec::new();
     if let Some(listener) = admin {
         let (socket, file) = listener.into_parts();
@@ -118,20 +130,25 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
             tracing::info!(signal = name, "stopping");
             Ok(())
         }
+        ended = command::ended(&mut command) => ended,
         failed = workloads.failed() => Err(match failed.context("a task of the agent failed") {
             Ok(()) => anyhow::anyhow!("a task of the agent ended by itself"),
             Err(error) => error,
         }),
     };
 
+    // It has its secrets until it has stopped.
+    command::stop(command, &mut signals, ended.is_err()).await;
     // The sockets disappear before the streams end, so that a successor may take their place at once.
     sockets::remove(files, &shared.disk.at_the_edges()).await;
-    ended?;
+    if ended.as_ref().is_err_and(|error| !error.is::<CommandFailed>()) {
+        return ended;
+    }
     shared.stop.cancel();
     shared.calls.close();
     drain(&shared.calls, &shared.cache, drain_timeout, &mut signals).await;
     tracing::info!("stopped");
-    Ok(())
+    ended
 }
 
 /// Serves probes and metrics, where there is an address for them.
@@ -174,7 +191,7 @@ fn prepare_process(config: &Config) {
     if !runs_commands(config) {
         hardening::refuse_new_privileges();
     }
-    command::raise_file_limit();
+    os_command::raise_file_limit();
     for note in &config.notes {
         tracing::warn!("{note}");
     }
@@ -314,7 +331,7 @@ fn confine(config: &Config, mut directories: Vec<PathBuf>, disk: &Disk) -> Resul
 /// Whether the agent starts programs.
 fn runs_commands(config: &Config) -> bool {
     let has_hook = config.output.as_ref().is_some_and(|output| output.hook.is_some());
-    has_hook || config.providers.iter().any(|provider| provider.runs_commands())
+    has_hook || config.command.is_some() || config.providers.iter().any(|provider| provider.runs_commands())
 }
 
 /// Logs each change of readiness, and passes the health on.

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use rustix::process::Signal;
 use serde_json::Value;
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::signals::RequestSignals;
@@ -13,6 +15,7 @@ use crate::config::{Config, ConfigErrors};
 use crate::ops::report::Reporter;
 use crate::ops::telemetry::Log;
 use crate::options::OptionsFile;
+use crate::os::supervise::Request;
 use crate::secret::SecretName;
 use crate::store::{Cache, Key, Workload};
 
@@ -35,7 +38,8 @@ impl fmt::Debug for Requests {
 }
 
 impl Requests {
-    /// Handles requests until the agent stops. `file` is the options file that it was started with.
+    /// Handles requests until the agent stops. `file` is the options file that it was started with. The program that is kept
+    /// running learns of them by `command`.
     pub(super) fn serve(
         self,
         workloads: &mut Workloads,
@@ -43,22 +47,33 @@ impl Requests {
         file: Option<OptionsFile>,
         reporter: &Reporter,
         log: &Log,
+        command: Option<UnboundedSender<Request>>,
     ) {
         let Self { signals: RequestSignals { mut reload, mut status }, load, table } = self;
         let (reporter, workload) = (reporter.clone(), reporter.workload);
         let mut reloader =
             Reloader { load, in_force: file, log: log.clone(), workload, shared: shared.clone() };
+        let to_command = command.clone();
         workloads.spawn(&shared.stop, async move {
             while reload.recv().await.is_some() {
                 reloader.reload().await;
+                pass(&to_command, Request::Reload);
             }
         });
         workloads.spawn(&shared.stop, async move {
             while status.recv().await.is_some() {
+                pass(&command, Request::Pass(Signal::USR1));
                 let table = table(&reporter.report(), reporter.clock.now());
                 tracing::info!("status requested by SIGUSR1\n{}", table.trim_end());
             }
         });
+    }
+}
+
+/// To the program that the agent keeps running, if there is one.
+fn pass(command: &Option<UnboundedSender<Request>>, request: Request) {
+    if let Some(command) = command {
+        let _ = command.send(request);
     }
 }
 

@@ -41,6 +41,11 @@ impl RequestSignals {
     }
 }
 
+/// SIGUSR2, which the agent has no use for: it is for the program that the agent keeps running.
+pub(super) fn for_command() -> anyhow::Result<Signal> {
+    handle(SignalKind::user_defined2())
+}
+
 fn handle(kind: SignalKind) -> anyhow::Result<Signal> {
     signal(kind).context("handling signals failed")
 }

@@ -37,6 +37,7 @@ use tokio::net::unix::pipe::Sender;
 use tokio::runtime::Runtime;
 
 use crate::config::{ConfigErrors, RunArgs, agents_option};
+use crate::os::supervise::{CommandFailed, launch};
 use crate::os::systemd::StartError;
 
 /// A node-local Secret Discovery Service agent for Envoy.
@@ -83,6 +84,10 @@ const HINT: &str = "\nSee attache --help, or attache COMMAND --help.";
 /// Runs the command line `arguments`, the first of which is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut arguments: Vec<_> = arguments.into_iter().collect();
+    if launch::is_launch(&arguments) {
+        return launch::launch(&arguments);
+    }
+    let without_command = without_command(&arguments);
     let mut process = None;
     let parsed = if arguments.get(1).is_some_and(|command| command == "run") {
         process = Some(run::Process::new());
@@ -91,6 +96,12 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     } else {
         parse::<Cli>(arguments).map(|(line, unknown)| (line.command, unknown))
     };
+    let parsed = parsed.map(|(command, mut unknown)| {
+        if matches!(command, Command::Run(_) | Command::Check(_)) {
+            unknown.extend(without_command);
+        }
+        (command, unknown)
+    });
     let outcome = match parsed {
         Ok((Command::Run(args), unknown)) => {
             process.unwrap_or_else(run::Process::new).and_then(|process| process.run(args, unknown))
@@ -115,11 +126,23 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(not_parsed) => return not_parsed.report(),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };
+    if let Some(failed) = error.downcast_ref::<CommandFailed>() {
+        last_note(failed.to_string());
+        return ExitCode::from(failed.code());
+    }
     let is_config_error = error.is::<ConfigErrors>();
     let is_usage_error = is_config_error || error.is::<StartError>();
     let hint = if is_config_error { HINT } else { "" };
     last_note(format!("{}{hint}", with_causes(&error)));
     ExitCode::from(if is_usage_error { USAGE_ERROR } else { FAILED })
+}
+
+/// The mistake of a line that ends with `--`.
+fn without_command(arguments: &[OsString]) -> Option<String> {
+    let first = arguments.iter().position(|argument| argument == "--")?;
+    (first + 1 == arguments.len()).then(|| {
+        "nothing stands behind --: name a COMMAND for the agent to keep running, or leave -- out".to_owned()
+    })
 }
 
 /// An error message with its causes, each of them once.

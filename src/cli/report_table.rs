@@ -1,5 +1,7 @@
 //! The agent's report (`docs/status.md`) as a table.
 
+mod command;
+
 use std::fmt::Write as _;
 use std::time::SystemTime;
 
@@ -33,6 +35,9 @@ pub(super) fn table(report: &Value, now: SystemTime, colours: bool) -> String {
     }
     if let Some(output) = report.get("output").filter(|output| !output.is_null()) {
         write_output(&mut out, output, now);
+    }
+    if let Some(command) = report.get("command") {
+        command::write_command(&mut out, command, now, colours);
     }
     for cluster in list(report, "clusters") {
         write_cluster(&mut out, cluster, now);

@@ -27,7 +27,9 @@ Examples:
   Certificates from Vault:
     attache run --ca vault --ca-address vault.example:8200 \\
         --ca-root /etc/vault/ca.pem --spiffe-id spiffe://example.org/web \\
-        --vault-role web --vault-auth-role web")]
+        --vault-role web --vault-auth-role web
+  With Envoy in the same container, restarted when its bootstrap changes:
+    attache run --restart-on /etc/envoy -- envoy -c /etc/envoy/envoy.yaml")]
 pub struct RunArgs {
     /// A TOML file with options, without secrets: their names as keys, true or false for a flag without a value, a list
     /// for a repeatable option. Read at startup and on SIGHUP [default: none]
@@ -258,7 +260,8 @@ pub struct RunArgs {
     /// and valid, removed when one no longer is, and at exit [default: none]
     #[arg(long, value_name = "PATH", help_heading = "Operation")]
     pub ready_file: Option<String>,
-    /// How long open calls may take to finish after SIGTERM [default: 5s]
+    /// How long open calls may take to finish after SIGTERM; before that, as long again, the connections of a COMMAND that is
+    /// Envoy [default: 5s]
     #[arg(long, value_name = "DURATION", help_heading = "Operation")]
     pub drain_timeout: Option<String>,
     /// From startup on, write only in the directories of the sockets, of --output-dir, --state-dir, --ca-dir and
@@ -271,6 +274,34 @@ pub struct RunArgs {
     /// text or json [default: text]
     #[arg(long, value_name = "FORMAT", help_heading = "Operation")]
     pub log_format: Option<String>,
+
+    /// Start COMMAND again when the content of this file changes, or of a file in this directory; repeatable (in the
+    /// environment separated by ":"). For what Envoy reads once: its bootstrap, and files that it does not watch. Envoy checks
+    /// its configuration first, and a hot restart loses no request [default: none]
+    #[arg(long, value_name = "PATH", help_heading = "Command")]
+    pub restart_on: Vec<String>,
+    /// Restart once these files have stood still for this time, or after ten times as long if they never do [default: 500ms]
+    #[arg(long, value_name = "DURATION", help_heading = "Command")]
+    pub restart_debounce: Option<String>,
+    /// How long an old Envoy drains after a hot restart, in whole seconds (its --drain-time-s); it exits after a third more
+    /// (its --parent-shutdown-time-s). The next restart waits for that [default: 45s]
+    #[arg(long, value_name = "DURATION", help_heading = "Command")]
+    pub drain_time: Option<String>,
+    /// Stop COMMAND before it is started again. For programs other than Envoy; like --disable-hot-restart among the arguments
+    /// of Envoy
+    #[arg(long, help_heading = "Command")]
+    pub no_hot_restart: bool,
+    /// How often COMMAND is started again after a crash, unless it was live for ten minutes in between; then the agent exits
+    /// with its status (128 and the signal's number) [default: 10]
+    #[arg(long, value_name = "NUMBER", help_heading = "Command")]
+    pub restart_budget: Option<String>,
+    /// Start COMMAND after this time although secrets are missing [default: 30s]
+    #[arg(long, value_name = "DURATION", help_heading = "Command")]
+    pub wait_timeout: Option<String>,
+    /// The program that the agent starts once its secrets are ready, keeps running, and stops before itself, with its
+    /// arguments: Envoy, or any other one with --no-hot-restart. The agent exits with its status
+    #[arg(last = true, value_name = "COMMAND", help_heading = "Command")]
+    pub command: Vec<String>,
 }
 
 fn short_ca_help() -> String {

@@ -5,6 +5,7 @@
 
 mod args;
 mod certificate;
+mod command;
 mod files;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -37,6 +38,7 @@ use crate::fs::generation::Place;
 use crate::ops::telemetry::LogConfig;
 pub use crate::options::{ConfigErrors, Environment, parse_duration};
 use crate::options::{OptionsFile, Reader};
+use crate::os::supervise;
 use crate::serve::peer::Allowed;
 use crate::source::crl::CrlFile;
 use crate::source::files as mounted;
@@ -89,6 +91,8 @@ pub struct Config {
     pub landlock: bool,
     /// How long open calls may take to end after SIGTERM.
     pub drain_timeout: Duration,
+    /// The program that the agent keeps running.
+    pub command: Option<Box<supervise::Settings>>,
     pub log: LogConfig,
     /// The options file, with what no flag and no variable overrides.
     pub options_file: Option<OptionsFile>,
@@ -168,8 +172,10 @@ impl Config {
         let admin_socket = operation::admin_socket(r, args, &socket, &other_sockets);
         let status_address = operation::status_address(r, args);
         let admin_address = operation::admin_address(r, args, status_address);
-        let landlock = operation::landlock(r, args, &providers, output.as_ref());
         let drain_timeout = r.duration("drain-timeout", &args.drain_timeout, &[], Duration::ZERO);
+        let drain_timeout = drain_timeout.or(Duration::from_secs(5));
+        let command = command::command(r, args, drain_timeout).map(Box::new);
+        let landlock = operation::landlock(r, args, &providers, output.as_ref());
         private.extend(ca_directories(r, args, &providers));
         let own = own_dirs(output.as_ref(), workload.state.as_ref());
         let own = own.into_iter().map(|(path, _)| path.to_owned()).collect();
@@ -191,7 +197,8 @@ impl Config {
             status_address,
             ready_file: r.text("ready-file", &args.ready_file, &[]).value.map(PathBuf::from),
             landlock,
-            drain_timeout: drain_timeout.or(Duration::from_secs(5)),
+            drain_timeout,
+            command,
             log: operation::log(r, args),
             options_file: r.file_in_force(),
             notes: r.take_notes(),

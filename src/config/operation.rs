@@ -124,7 +124,8 @@ pub(super) fn landlock(
     let hook = output.and_then(|output| output.hook.as_ref()).map(|_| "--output-hook".to_owned());
     let ca = providers.iter().find(|provider| provider.runs_commands());
     let ca = ca.map(|provider| format!("--ca {}", provider.kind().name));
-    for command in hook.into_iter().chain(ca).filter(|_| is_wanted) {
+    let own = (!args.command.is_empty()).then(|| "the COMMAND behind --".to_owned());
+    for command in hook.into_iter().chain(ca).chain(own).filter(|_| is_wanted) {
         r.mistake(format!(
             "{} and {command} contradict each other: with the first no command can run; drop one of them",
             landlock.from

@@ -3,6 +3,7 @@
 //! Metrics observe: nothing in the agent decides by them. What the store knows (expiry, streams, health) and what the
 //! kernel knows of the process is read at each scrape, not kept twice.
 
+mod command;
 mod process;
 mod secrets;
 mod text;

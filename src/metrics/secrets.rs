@@ -12,7 +12,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Unit;
 
-use super::{Of, describe, seconds, whole};
+use super::{Of, command, describe, seconds, whole};
 use crate::base::limits;
 use crate::pki::crl::Crl;
 use crate::secret::{Secret, SecretName, TrustBundle};
@@ -64,6 +64,7 @@ impl Collector for Secrets {
         self.counters(&mut encoder, "nacks", "Secrets that a client rejected", |it| it.nacks)?;
         self.all_reports(&mut encoder)?;
         self.cas(&mut encoder)?;
+        command::encode(&mut encoder, &self.reports)?;
         let help = "1 while every required secret and file is there and valid";
         describe(&mut encoder, "ready", help, None, &ConstGauge::new(i64::from(self.is_ready)))
     }

@@ -49,7 +49,7 @@ pub async fn call(endpoint: &Endpoint, call: Call<'_>, disk: &Disk) -> Result<Re
 }
 
 /// Sends `request` on a new connection, and reads the answer.
-pub(super) async fn exchange(
+pub async fn exchange(
     io: impl Io,
     request: Request<Full<Bytes>>,
     alert: &Alert,

@@ -1,6 +1,8 @@
 //! Everything a person can see of a workload in a running agent, as JSON. `docs/status.md` describes its shape: fields may
 //! be added, existing ones stay.
 
+mod command;
+
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
@@ -95,6 +97,10 @@ impl Reporter {
         if let Some(fields) = report.as_object_mut() {
             if !name.is_empty() {
                 fields.insert("workload".to_owned(), json!(&*name));
+            }
+            if let Some(command) = &reports.command {
+                let secrets = cache.snapshot_of(*workload);
+                fields.insert("command".to_owned(), command::command(command, &secrets));
             }
             if let Some(clusters) = clusters.get() {
                 let clusters: Vec<_> = clusters.status().iter().map(cluster).collect();

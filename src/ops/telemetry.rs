@@ -76,6 +76,11 @@ impl Log {
         Self { current: Arc::new(Mutex::new(current)), reload: Arc::new(reload), limits, output }
     }
 
+    /// Where its lines go.
+    pub fn output(&self) -> LogOutput {
+        self.output.clone()
+    }
+
     /// The current level, as `--log-level` takes it.
     pub fn get(&self) -> String {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).to_string()

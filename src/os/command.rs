@@ -2,6 +2,7 @@
 
 mod captured;
 mod last_lines;
+pub mod orphans;
 
 use std::fmt;
 use std::io;
@@ -17,6 +18,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 pub use self::captured::CapturedOutput;
+use self::orphans::OwnChild;
 
 pub const SHELL: &str = "/bin/sh";
 /// How long processes may take to exit after SIGTERM.
@@ -40,6 +42,21 @@ pub fn raise_file_limit() {
     let is_raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_ok();
     if let Some(original) = limit.current.filter(|_| is_raised && limit.current != limit.maximum) {
         let _ = ORIGINAL_FILE_LIMIT.set(original);
+    }
+}
+
+/// The soft limit of file descriptors that the agent was started with, if it has raised it.
+pub(super) fn original_file_limit() -> Option<u64> {
+    ORIGINAL_FILE_LIMIT.get().copied()
+}
+
+/// Has `command` not inherit the agent's own variables.
+pub(super) fn remove_own_variables(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        let is_own = |name: &str| OWN_VARIABLES.iter().any(|prefix| name.starts_with(prefix));
+        if name.to_str().is_some_and(is_own) {
+            command.env_remove(name);
+        }
     }
 }
 
@@ -88,20 +105,16 @@ impl ShellCommand {
         let mut command = Command::new(SHELL);
         command
             .arg("-c")
-            .arg(with_file_limit(text, ORIGINAL_FILE_LIMIT.get().copied()))
+            .arg(with_file_limit(text, original_file_limit()))
             .process_group(0)
             .kill_on_drop(true);
-        for (name, _) in std::env::vars_os() {
-            let is_own = |name: &str| OWN_VARIABLES.iter().any(|prefix| name.starts_with(prefix));
-            if name.to_str().is_some_and(is_own) {
-                command.env_remove(name);
-            }
-        }
+        remove_own_variables(&mut command);
         prepare(&mut command);
         let child = command.spawn()?;
         let group = ProcessGroup::of(&child);
+        let own = OwnChild::new(&child);
         let pipes = outputs.iter().filter_map(|output| output.pipe()).collect();
-        Ok(RunningCommand(Some(Processes { child, group, permit, _pipes: pipes })))
+        Ok(RunningCommand(Some(Processes { child, _own: own, group, permit, _pipes: pipes })))
     }
 }
 
@@ -113,6 +126,7 @@ pub struct RunningCommand(Option<Processes>);
 #[derive(Debug)]
 struct Processes {
     child: Child,
+    _own: OwnChild,
     group: ProcessGroup,
     permit: Option<OwnedSemaphorePermit>,
     /// Open until all processes have exited: a shell that reports the end of its children into a closed pipe is killed by

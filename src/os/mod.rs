@@ -5,5 +5,6 @@ pub mod denial;
 pub mod hardening;
 pub mod permissions;
 pub mod stderr;
+pub mod supervise;
 pub mod systemd;
 pub mod users;

@@ -3,6 +3,7 @@
 //! Ready means: each workload's own secrets are there and valid, and so are the files written for other programs, where
 //! there are to be any. Names on demand have no part in it: any stream can ask for one that does not exist.
 
+mod command;
 mod renewal;
 
 use std::collections::HashMap;
@@ -13,11 +14,15 @@ use std::time::SystemTime;
 
 use tokio::sync::watch;
 
+pub use self::command::{CommandHealth, CommandState, EpochHealth, LastExit, Restarts};
 pub use self::renewal::{CaHealth, RenewalHealth};
 use super::cache::{Cache, lock};
 use super::entry::Snapshot;
 use super::workload::Workload;
 use crate::base::clock::{Clock, rfc3339};
+
+/// The name of the program that the agent keeps running, among what is missing.
+const COMMAND: &str = "command";
 
 /// A component that works, or fails for a reason; none where it is not used.
 pub type ComponentHealth = Option<Result<(), String>>;
@@ -47,6 +52,8 @@ pub struct Reports {
     pub refusal: Option<String>,
     /// Calls to CAs.
     pub renewal: RenewalHealth,
+    /// The program that the agent keeps running; none without one.
+    pub command: Option<Box<CommandHealth>>,
 }
 
 impl Components {
@@ -66,6 +73,17 @@ impl Components {
     /// Changes what is reported of the output. The first report says that there is to be one.
     pub fn report_output(&self, change: impl FnOnce(&mut OutputHealth)) {
         change(lock(&self.0.reports).output.get_or_insert_default());
+        // Readiness depends on it.
+        self.0.changes.send_replace(());
+    }
+
+    pub fn command(&self) -> Option<Box<CommandHealth>> {
+        lock(&self.0.reports).command.clone()
+    }
+
+    /// Changes what is reported of the program that the agent keeps running. The first report says that there is one.
+    pub fn report_command(&self, change: impl FnOnce(&mut CommandHealth)) {
+        change(lock(&self.0.reports).command.get_or_insert_default());
         // Readiness depends on it.
         self.0.changes.send_replace(());
     }
@@ -253,12 +271,18 @@ impl Health {
         self.missing.is_empty()
     }
 
+    /// What is missing beside the program that the agent keeps running, which waits for it.
+    pub fn missing_for_command(&self) -> Vec<Problem> {
+        self.missing.iter().filter(|problem| problem.name != COMMAND).cloned().collect()
+    }
+
     /// Adds a workload's part at `now`.
     fn add(
         &mut self,
         workload: &Arc<str>,
         own: &[&Snapshot],
         output: Option<&OutputHealth>,
+        command: Option<&CommandHealth>,
         now: SystemTime,
     ) {
         let problem =
@@ -270,6 +294,11 @@ impl Health {
                 (Ok(_), Some(reason)) => self.failing.push(problem(name, reason)),
                 (Ok(_), None) => {}
             }
+        }
+        match command.map(|command| (command.missing(), command.restart_failure.clone())) {
+            Some((Some(reason), _)) => self.missing.push(problem(COMMAND, reason)),
+            Some((None, Some(reason))) => self.failing.push(problem(COMMAND, reason)),
+            Some((None, None)) | None => {}
         }
         let Some(output) = output else { return };
         match (output.missing(now), output.failure()) {
@@ -308,8 +337,9 @@ impl Cache {
         }
         for (workload, name) in workloads {
             let own = by_workload.remove(&workload).unwrap_or_default();
-            let output = self.components(workload).output();
-            health.add(&name, &own, output.as_ref(), now);
+            let components = self.components(workload);
+            let (output, command) = (components.output(), components.command());
+            health.add(&name, &own, output.as_ref(), command.as_deref(), now);
             expirations.extend(own.iter().filter_map(|one| one.entry.not_after()));
             let directories = output.iter().flat_map(|output| &output.directories);
             expirations.extend(directories.filter_map(|directory| directory.not_after));

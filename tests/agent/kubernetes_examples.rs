@@ -13,7 +13,7 @@ fn examples() -> Vec<(PathBuf, String)> {
     let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let manifests = files.filter(|file| file.extension().is_some_and(|extension| extension == "yaml"));
     let all: Vec<_> = manifests.map(|file| (file.clone(), std::fs::read_to_string(file).unwrap())).collect();
-    assert_eq!(all.len(), 5);
+    assert_eq!(all.len(), 6);
     all
 }
 
@@ -25,12 +25,13 @@ async fn specs() -> Vec<(String, Value)> {
             specs.extend(pod_spec(&document).map(|spec| (file.display().to_string(), spec.clone())));
         }
     }
-    assert_eq!(specs.len(), 6);
+    assert_eq!(specs.len(), 7);
     specs
 }
 
 fn is_agent(container: &Value) -> bool {
-    container["image"].as_str().unwrap().starts_with("attache:")
+    // In an image with Envoy, the command says so.
+    container["image"].as_str().unwrap().starts_with("attache:") || container["command"][0] == "/attache"
 }
 
 fn strings(list: &Value) -> Vec<&str> {
@@ -64,14 +65,14 @@ async fn prometheus_finds_the_agents_of_every_example_and_of_inject() {
             found += 1;
         }
     }
-    assert_eq!(found, 6);
+    assert_eq!(found, 7);
 }
 
 #[tokio::test]
 async fn every_field_of_every_example_is_valid() {
     let texts: Vec<_> = examples().into_iter().map(|(_, text)| text).collect();
     let all = texts.join("---\n");
-    assert_eq!(validate(&all).await, Ok(14));
+    assert_eq!(validate(&all).await, Ok(16));
     let (good, broken) = ("readOnlyRootFilesystem", "readOnlyRootFileSystem");
     let error = validate(&all.replacen(good, broken, 1)).await.unwrap_err();
     assert!(error.contains(broken) && error.lines().count() == 1, "{error}");
@@ -93,10 +94,11 @@ async fn the_agent_accepts_the_arguments_of_every_example() {
             }
         }
     }
-    assert_eq!(commands.len(), 11);
+    assert_eq!(commands.len(), 12);
     for (file, command) in commands {
         // An unknown option prevents the start, and must be the only error.
-        let words: Vec<_> = command.split(' ').chain(["--surely-unknown"]).collect();
+        let mut words: Vec<_> = command.split(' ').collect();
+        words.insert(1, "--surely-unknown=");
         let mut command = attache(&words);
         let failed = command.env("KUBERNETES_SERVICE_HOST", "10.0.0.1").output().await.unwrap();
         let (code, error) = (failed.status.code().unwrap(), String::from_utf8(failed.stderr).unwrap());
@@ -132,7 +134,7 @@ async fn every_container_that_mounts_the_socket_runs_as_its_owner() {
         assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{file}");
         assert_eq!(spec["automountServiceAccountToken"], false, "{file}");
     }
-    assert_eq!(agents, 5);
+    assert_eq!(agents, 6);
 }
 
 #[tokio::test]
@@ -174,5 +176,5 @@ async fn socket_and_probes_match_the_agents_options() {
             }
         }
     }
-    assert_eq!(probes, 7);
+    assert_eq!(probes, 9);
 }

@@ -76,6 +76,8 @@ mod soak;
 mod start_stop;
 mod status_port;
 mod state;
+mod supervise;
+mod supervise_envoy;
 mod support;
 mod systemd;
 mod tokens;

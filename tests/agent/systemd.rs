@@ -233,7 +233,7 @@ async fn the_units_are_valid_and_expose_little() {
     let directory = tempfile::tempdir().unwrap();
     let analyze = tool("systemd-analyze").await;
     let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/systemd");
-    for unit in ["attache.service", "attache.socket", "attache@.service"] {
+    for unit in ["attache.service", "attache-envoy.service", "attache.socket", "attache@.service"] {
         let text = std::fs::read_to_string(units.join(unit)).unwrap();
         // The programs must exist.
         let text = text.replace("/usr/local/bin/attache", env!("CARGO_BIN_EXE_attache"));
@@ -251,8 +251,13 @@ async fn the_units_are_valid_and_expose_little() {
         (output.status.success(), String::from_utf8(printed).unwrap())
     };
     let verified =
-        analyzed(&["verify", "./attache.service", "./attache.socket", "./attache@web.service"]).await;
+        ["./attache.service", "./attache-envoy.service", "./attache.socket", "./attache@web.service"];
+    let verified = analyzed(&[&["verify"][..], &verified].concat()).await;
     assert_eq!(verified, (true, String::new()));
+    // Envoy needs more rights.
+    let path = "./attache-envoy.service";
+    let (is_less, report) = analyzed(&["security", "--offline=yes", "--threshold=40", path]).await;
+    assert!(is_less, "{report}");
     for unit in ["attache.service", "attache@.service"] {
         // The exposure level is 1.5; that of a unit without hardening is 9.6.
         let path = format!("./{unit}").replace("@.", "@web.");

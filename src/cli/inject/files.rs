@@ -356,8 +356,8 @@ mod tests {
     /// Options whose directories are added.
     const ADDED: [&str; 8] =
         ["token-file", "state-dir", "output-dir", "output", "ca-dir", "ready-file", "socket", "admin-socket"];
-    /// Paths in Vault, and a file that is refused.
-    const NO_FILES: [&str; 3] = ["vault-pki-mount", "vault-auth-mount", "config"];
+    /// Paths in Vault, a file that is refused, and what a sidecar beside Envoy has no use for.
+    const NO_FILES: [&str; 4] = ["vault-pki-mount", "vault-auth-mount", "config", "restart-on"];
 
     #[test]
     fn every_option_that_names_a_file_is_known_here() {

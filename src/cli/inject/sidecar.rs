@@ -52,6 +52,9 @@ pub(super) fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
         run_args.push(format!("--status-address={STATUS_ADDRESS}"));
     }
     errors.extend(given_away(&config, args.run_as.0));
+    errors.extend(config.command.is_some().then(|| {
+        "a sidecar runs beside its Envoy and keeps no COMMAND running: leave out what is behind the second --".to_owned()
+    }));
     let status = status_address(&config, &run);
     errors.extend(status.and_then(unreachable_status));
     let sidecar = Sidecar {

@@ -139,7 +139,7 @@ const draw = () => {
 };
 
 const show = () => {
-  const { ca, output } = report;
+  const { ca, output, command } = report;
   put($("missing"), report.missing.map(one => h("li", h("b", one.name), `: ${one.reason}`)));
   put($("about"), rows([
     ["version", `${report.version}, process ${report.pid}`],
@@ -149,6 +149,11 @@ const show = () => {
     ["failing CAs", ca.members.some(one => one.error) && ca.members.filter(one => one.error).map(one =>
       h("div", one.address, ", since ", when(one.failing_since, "past"), ": ", bad(one.error)))],
     ["socket", report.socket],
+    ["command", command && [`${command.program} is ${command.state}`, ...command.epochs.map(one => h("div",
+      `epoch ${one.epoch}, process ${one.pid}, ${one.state} since `, when(one.since, "past"))),
+    h("div", `${command.restarts.files + command.restarts.crash} restarts`, command.last_exit && `, last exit: ${command.last_exit.reason}`),
+    command.secrets?.map(one => h("div", `${one.name}: ${one.has}`)), bad(command.error || command.files_error)]],
+    ["next start", when(command?.next_start, "renewal")],
     ["no answer from", report.hanging.length && report.hanging.map(one =>
       h("div", bad(`the file system of ${one.path}`), ", since ", when(one.since, "past")))],
     ["CRL file", bad(report.crls?.error)],

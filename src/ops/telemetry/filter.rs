@@ -5,8 +5,9 @@ use tracing_subscriber::filter::Targets;
 use crate::base::text;
 
 /// The parts of the agent that log, by module.
-const PARTS: [&str; 32] = [
+const PARTS: [&str; 35] = [
     "agent",
+    "agent::command",
     "agent::kubernetes",
     "agent::requests",
     "agent::sockets",
@@ -27,8 +28,10 @@ const PARTS: [&str; 32] = [
     "net::http2",
     "ops::admin",
     "ops::telemetry",
+    "os::command",
     "os::hardening",
     "os::stderr",
+    "os::supervise",
     "os::systemd",
     "serve::listener",
     "serve::peer",

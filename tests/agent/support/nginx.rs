@@ -1,5 +1,6 @@
 //! A real nginx as a child process, with its key pair and roots in files.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -12,8 +13,8 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::UnixStream;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
@@ -139,20 +140,46 @@ impl Client {
 
     /// A handshake and a request: the server's leaf, and the body.
     pub async fn ask(&self, socket: &Path) -> Result<(CertificateDer<'static>, String)> {
-        let talk = async {
-            let io = UnixStream::connect(socket).await.context("connecting")?;
-            let name = ServerName::try_from("nginx")?;
-            let mut stream = self.0.connect(name, io).await.context("the handshake")?;
-            let chain = stream.get_ref().1.peer_certificates().context("no certificate")?;
-            let leaf = chain.first().context("no certificate")?.clone().into_owned();
-            stream.write_all(b"GET / HTTP/1.0\r\n\r\n").await.context("the request")?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await.context("the answer")?;
-            let (head, body) = answer.split_once("\r\n\r\n").context("the answer is cut short")?;
-            anyhow::ensure!(head.starts_with("HTTP/1.1 200 "), "{head}");
-            Ok((leaf, body.to_owned()))
-        };
+        let talk = async { self.talk(UnixStream::connect(socket).await.context("connecting")?).await };
         timeout(PATIENCE, talk).await?
+    }
+
+    /// The same of a server with an address.
+    pub async fn ask_at(&self, to: SocketAddr) -> Result<(CertificateDer<'static>, String)> {
+        let talk = async { self.talk(TcpStream::connect(to).await.context("connecting")?).await };
+        timeout(PATIENCE, talk).await?
+    }
+
+    async fn talk(
+        &self,
+        io: impl AsyncRead + AsyncWrite + Unpin,
+    ) -> Result<(CertificateDer<'static>, String)> {
+        let name = ServerName::try_from("nginx")?;
+        let mut stream = self.0.connect(name, io).await.context("the handshake")?;
+        let chain = stream.get_ref().1.peer_certificates().context("no certificate")?;
+        let leaf = chain.first().context("no certificate")?.clone().into_owned();
+        stream
+            .write_all(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            .await
+            .context("the request")?;
+        // Not up to the end of the connection: a server may wait for the client to end it.
+        let (mut answer, mut buffer) = (Vec::new(), [0; 4096]);
+        let (head, body) = loop {
+            let text = String::from_utf8_lossy(&answer).into_owned();
+            if let Some((head, body)) = text.split_once("\r\n\r\n") {
+                let length = head.to_ascii_lowercase();
+                let length =
+                    length.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+                if length.is_some_and(|length: usize| body.len() >= length) {
+                    break (head.to_owned(), body.to_owned());
+                }
+            }
+            let read = stream.read(&mut buffer).await.context("the answer")?;
+            anyhow::ensure!(read > 0, "the answer is cut short: {text:?}");
+            answer.extend(&buffer[..read]);
+        };
+        anyhow::ensure!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        Ok((leaf, body))
     }
 }
 

@@ -1,0 +1,222 @@
+//! Envoy's admin endpoint: whether an epoch is live, and the end of its connections.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{HOST, HeaderValue};
+use http::{Method, Request, StatusCode};
+use http_body_util::Full;
+use serde_json::Value;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::fs::disk::Disk;
+use crate::net::endpoint::Io;
+use crate::net::rest::{self, Reply};
+use crate::net::tls::Alert;
+
+/// How long one request may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Between two looks at a starting epoch.
+const POLL: Duration = Duration::from_millis(50);
+/// Between two looks at connections that end.
+const DRAIN_POLL: Duration = Duration::from_millis(200);
+/// An Envoy that has not opened its admin endpoint by then has none.
+const NO_ADMIN: Duration = Duration::from_secs(20);
+/// Bytes of the file that names the address.
+const ADDRESS_BYTES: u64 = 4 << 10;
+
+/// Where Envoy's admin endpoint listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Address {
+    /// Host and port.
+    Tcp(String),
+    Unix(PathBuf),
+}
+
+/// A live epoch, as its admin endpoint describes it.
+#[derive(Clone, Debug)]
+pub(super) struct Admin {
+    pub(super) address: Address,
+    /// The node's id, by which its streams are known.
+    pub(super) node: String,
+}
+
+impl Address {
+    /// From the file that Envoy writes.
+    fn parse(text: &str) -> Option<Self> {
+        let text = text.trim();
+        match text {
+            "" => None,
+            path if path.starts_with('/') => Some(Self::Unix(path.into())),
+            // A listener on all addresses is reached by the loopback one.
+            other => {
+                Some(Self::Tcp(other.replacen("0.0.0.0:", "127.0.0.1:", 1).replacen("[::]:", "[::1]:", 1)))
+            }
+        }
+    }
+
+    async fn call(&self, method: Method, path: &str) -> Result<Reply, String> {
+        let call = async {
+            let failed = |error: std::io::Error| error.to_string();
+            let (io, host): (Box<dyn Io>, _) = match self {
+                Self::Tcp(address) => {
+                    (Box::new(TcpStream::connect(address).await.map_err(failed)?), address.as_str())
+                }
+                Self::Unix(path) => (Box::new(UnixStream::connect(path).await.map_err(failed)?), "localhost"),
+            };
+            let mut request = Request::new(Full::new(Bytes::new()));
+            *request.method_mut() = method;
+            *request.uri_mut() = path.parse().map_err(|error: http::uri::InvalidUri| error.to_string())?;
+            let host = HeaderValue::from_str(host).map_err(|error| error.to_string())?;
+            request.headers_mut().insert(HOST, host);
+            rest::exchange(io, request, &Alert::default()).await.map_err(|error| error.to_string())
+        };
+        timeout(PATIENCE, call).await.unwrap_or_else(|_| Err("it does not answer".to_owned()))
+    }
+
+    /// Whether this is the epoch, and it is live.
+    async fn is_live(&self, epoch: Option<u32>) -> bool {
+        let ready = self.call(Method::GET, "/ready").await;
+        if !ready.is_ok_and(|ready| ready.status == StatusCode::OK && ready.body.starts_with(b"LIVE")) {
+            return false;
+        }
+        let Some(epoch) = epoch else { return true };
+        let stats = self.call(Method::GET, "/stats?filter=server.hot_restart_epoch").await;
+        stats.is_ok_and(|stats| is_epoch(&String::from_utf8_lossy(&stats.body), epoch))
+    }
+
+    /// The node's id; empty if it has none.
+    async fn node(&self) -> String {
+        // With the mask it has 200 bytes; `/server_info`, which has the id, too, has 120 kB.
+        let dump = self.call(Method::GET, "/config_dump?mask=bootstrap.node.id").await;
+        dump.ok().and_then(|dump| node_of(&dump.body)).unwrap_or_default()
+    }
+
+    /// Connections of clients. Those of old epochs count as well.
+    async fn connections(&self) -> Result<u64, String> {
+        let reply = self.call(Method::GET, "/stats?filter=downstream_cx_active").await?;
+        Ok(connections(&String::from_utf8_lossy(&reply.body)))
+    }
+}
+
+/// False if another epoch answers, which still has the port. A configuration may leave this figure out.
+fn is_epoch(stats: &str, epoch: u32) -> bool {
+    let mut numbers = stats.lines().filter_map(|line| line.strip_prefix("server.hot_restart_epoch: "));
+    numbers.next().is_none_or(|number| number.trim().parse() == Ok(epoch))
+}
+
+fn node_of(config_dump: &[u8]) -> Option<String> {
+    let dump: Value = serde_json::from_slice(config_dump).ok()?;
+    let mut ids =
+        dump.get("configs")?.as_array()?.iter().filter_map(|config| config.pointer("/bootstrap/node/id"));
+    ids.next()?.as_str().map(str::to_owned)
+}
+
+/// The sum over all listeners but the admin endpoint's own.
+fn connections(stats: &str) -> u64 {
+    let of = |line: &str| {
+        let (name, value) = line.split_once(": ")?;
+        let listener = name.strip_prefix("listener.")?.strip_suffix(".downstream_cx_active")?;
+        let is_part = listener == "admin" || listener.starts_with("admin.") || listener.contains(".worker_");
+        value.trim().parse::<u64>().ok().filter(|_| !is_part)
+    };
+    stats.lines().filter_map(of).fold(0, u64::saturating_add)
+}
+
+/// Reads `text` as everything that Envoy may write or answer. True if it is any of that.
+#[cfg(any(test, fuzzing))]
+pub(super) fn read_all(text: &str) -> bool {
+    let node = node_of(text.as_bytes());
+    Address::parse(text).is_some() | (connections(text) > 0) | !is_epoch(text, 1) | node.is_some()
+}
+
+/// Returns once `epoch`, which leaves its admin address in `file`, is live; none if it has no admin endpoint: then it
+/// counts as live after a while.
+pub(super) async fn until_live(file: &Path, epoch: Option<u32>, disk: &Disk) -> Option<Admin> {
+    let started = Instant::now();
+    loop {
+        let read = disk.read(file, ADDRESS_BYTES).await.ok().and_then(Result::ok);
+        match read.and_then(|text| Address::parse(&String::from_utf8_lossy(&text))) {
+            Some(address) if address.is_live(epoch).await => {
+                let node = address.node().await;
+                return Some(Admin { address, node });
+            }
+            Some(_) => {}
+            None if started.elapsed() > NO_ADMIN => return None,
+            None => {}
+        }
+        sleep(POLL).await;
+    }
+}
+
+impl Admin {
+    /// Has the connections end: health checks fail, responses close their connections, and listeners close at the end of
+    /// Envoy's drain time. Returns when no connection is left, or if Envoy does not answer. `left` is kept up to date.
+    pub(super) async fn drain(&self, left: Arc<AtomicU64>) -> Result<(), String> {
+        for path in ["/healthcheck/fail", "/drain_listeners?graceful"] {
+            let reply = self.address.call(Method::POST, path).await?;
+            if reply.status != StatusCode::OK {
+                return Err(format!("POST {path} is answered with {}", reply.status));
+            }
+        }
+        loop {
+            let connections = self.address.connections().await?;
+            left.store(connections, Ordering::Relaxed);
+            if connections == 0 {
+                return Ok(());
+            }
+            sleep(DRAIN_POLL).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_names_an_address_or_a_socket() {
+        let tcp = |text: &str| Some(Address::Tcp(text.to_owned()));
+        for (text, expected) in [
+            ("127.0.0.1:9901\n", tcp("127.0.0.1:9901")),
+            ("0.0.0.0:9901", tcp("127.0.0.1:9901")),
+            ("[::]:9901", tcp("[::1]:9901")),
+            ("/run/envoy/admin.sock", Some(Address::Unix("/run/envoy/admin.sock".into()))),
+            ("", None),
+        ] {
+            assert_eq!(Address::parse(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn another_epoch_that_still_has_the_port_is_not_the_one() {
+        assert!(is_epoch("server.hot_restart_epoch: 1\n", 1));
+        assert!(!is_epoch("server.hot_restart_epoch: 0\n", 1));
+        assert!(is_epoch("", 1), "statistics may be left out");
+    }
+
+    #[test]
+    fn the_nodes_id_is_found() {
+        let dump = br#"{"configs": [{"@type": "x"}, {"bootstrap": {"node": {"id": "a\"b"}}}]}"#;
+        assert_eq!(node_of(dump).as_deref(), Some("a\"b"));
+        for other in [&b"{}"[..], b"{\"configs\": [{\"bootstrap\": {}}]}", b"no JSON"] {
+            assert_eq!(node_of(other), None);
+        }
+    }
+
+    #[test]
+    fn each_connection_of_a_client_counts_once() {
+        let stats = "http.in.downstream_cx_active: 3\n\
+                     listener.127.0.0.1_18080.downstream_cx_active: 2\n\
+                     listener.127.0.0.1_18080.worker_0.downstream_cx_active: 2\n\
+                     listener.[__1]_443.downstream_cx_active: 1\n\
+                     listener.admin.downstream_cx_active: 1\n\
+                     listener.admin.main_thread.downstream_cx_active: 1\n\
+                     cluster.a.upstream_cx_active: 9\n";
+        assert_eq!(connections(stats), 3);
+    }
+}
