@@ -1,6 +1,7 @@
 //! The program that the agent keeps running: when it may start, which signals it gets, and how the agent stops with it.
 
 use std::future::Future;
+use std::path::Path;
 use std::pin::Pin;
 
 use rustix::process::Signal;
@@ -10,6 +11,7 @@ use tokio::time::timeout;
 use super::signals::{self, Signals};
 use super::workloads::{Running, Shared, Workloads};
 use crate::base::clock::millis;
+use crate::config::Config;
 use crate::ops::telemetry::Log;
 use crate::os::supervise::{CommandFailed, Context, OwnFiles, Request, Settings, Supervisor};
 use crate::store::health::{self, HealthWatcher};
@@ -21,8 +23,22 @@ pub(super) struct Command {
 }
 
 impl Command {
+    /// The program that the options name, if they name one.
+    pub(super) fn of(
+        config: &Config,
+        socket: &Path,
+        workloads: &mut Workloads,
+        shared: &Shared,
+        running: &Running,
+        log: &Log,
+    ) -> anyhow::Result<Option<Self>> {
+        let Some(settings) = config.command.clone() else { return Ok(None) };
+        let json = Some(log).filter(|_| config.log.json);
+        Self::new(*settings, OwnFiles::beside(socket), workloads, shared, running, json).map(Some)
+    }
+
     /// Nothing is started before this is polled, and either the agent's secrets are there or it has waited for them.
-    pub(super) fn new(
+    fn new(
         settings: Settings,
         files: OwnFiles,
         workloads: &mut Workloads,

@@ -43,9 +43,9 @@ use crate::ops::telemetry::Log;
 use crate::os::command as os_command;
 use crate::os::hardening::{self, ConfineError};
 use crate::os::permissions;
-use crate::os::supervise::{CommandFailed, OwnFiles};
+use crate::os::supervise::CommandFailed;
 use crate::os::systemd::Started;
-use crate::serve::listener::Listener;
+use crate::serve::listener::{Listener, SocketFile};
 use crate::serve::peer::{AdminPeers, Peers};
 use crate::source::kubernetes::kept::Keeper;
 use crate::store::Cache;
@@ -85,13 +85,7 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     let admin_path = admin.as_ref().map(|admin| admin.path().to_owned());
     log_permissions(&shared, config.clone(), sds.paths(), admin_path, given.is_in_pod);
 
-    let command = config.command.clone();
-    let json = config.log.json.then(|| log.clone());
-    let command = command.map(|settings| {
-        let files = OwnFiles::beside(sds.first.path());
-        Command::new(*settings, files, &mut workloads, &shared, &running, json.as_ref())
-    });
-    let mut command = command.transpose()?;
+    let mut command = Command::of(&config, sds.first.path(), &mut workloads, &shared, &running, &log)?;
     let (allowed, options_file) = (config.allowed.clone(), config.options_file.clone());
     let naming = config.kubernetes.as_ref().map(|kubernetes| kubernetes.naming).unwrap_or_default();
     let reporter = start_workload(&mut workloads, &shared, &running, config, &sds, addresses).await?;
@@ -137,8 +131,20 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
         }),
     };
 
+    stop(ended, command, files, &shared, drain_timeout, &mut signals).await
+}
+
+/// Stops what runs, each after what needs it.
+async fn stop(
+    ended: anyhow::Result<()>,
+    command: Option<Command>,
+    files: Vec<SocketFile>,
+    shared: &Shared,
+    drain_timeout: Duration,
+    signals: &mut Signals,
+) -> anyhow::Result<()> {
     // It has its secrets until it has stopped.
-    command::stop(command, &mut signals, ended.is_err()).await;
+    command::stop(command, signals, ended.is_err()).await;
     // The sockets disappear before the streams end, so that a successor may take their place at once.
     sockets::remove(files, &shared.disk.at_the_edges()).await;
     if ended.as_ref().is_err_and(|error| !error.is::<CommandFailed>()) {
@@ -146,7 +152,7 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     }
     shared.stop.cancel();
     shared.calls.close();
-    drain(&shared.calls, &shared.cache, drain_timeout, &mut signals).await;
+    drain(&shared.calls, &shared.cache, drain_timeout, signals).await;
     tracing::info!("stopped");
     ended
 }
