@@ -34,6 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// rarer CAs, backtraces.
 const SELDOM: &[&str] = &[
     "addr2line",
+    "attache::agent::command",
     "attache::agent::kubernetes",
     "attache::ca::cfssl",
     "attache::ca::embedded::follow",
@@ -49,6 +50,8 @@ const SELDOM: &[&str] = &[
     "attache::inject",
     "attache::kube",
     "attache::options::file",
+    "attache::os::command::orphans",
+    "attache::os::supervise",
     "attache::pki::keystore",
     "attache::source::kubernetes",
     "attache::source::mint",
