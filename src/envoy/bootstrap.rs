@@ -155,6 +155,18 @@ impl Inbound {
     }
 }
 
+/// Lifts Envoy's limits of 1,024 connections and requests, and of three retries: a gateway serves whole clusters.
+fn without_limits(cluster: &mut Value) {
+    const MOST: u32 = 1 << 20;
+    let threshold = json!({
+        "max_connections": MOST,
+        "max_pending_requests": MOST,
+        "max_requests": MOST,
+        "max_retries": MOST,
+    });
+    insert(cluster, "circuit_breakers", json!({ "thresholds": [threshold] }));
+}
+
 /// What a cluster with several endpoints needs: those that can't be reached get no requests for a while.
 fn with_failover(cluster: &mut Value) {
     let outliers = json!({
@@ -172,6 +184,8 @@ fn with_failover(cluster: &mut Value) {
         "max_ejection_percent": 100,
     });
     insert(cluster, "outlier_detection", outliers);
+    // All requests that one endpoint leaves behind are sent again; Envoy's default is three of them at a time.
+    without_limits(cluster);
     // Endpoints that are away get requests only if all are. Envoy's default is half of them.
     insert(cluster, "common_lb_config", json!({ "healthy_panic_threshold": { "value": 1 } }));
 }

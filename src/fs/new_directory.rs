@@ -35,8 +35,8 @@ pub enum NotCreated {
 /// Creates `directory` (mode 0700) with `files`. It may exist if it is empty. `precious` are the names of files that an
 /// existing directory is refused for by name. Waits for the disk.
 ///
-/// The files are written to a directory beside it, which is renamed. What a call that was killed has left there is removed
-/// by the next one.
+/// The files are written to a directory beside it, which is renamed. A call that is killed may leave that one behind, whose
+/// name begins with a dot and ends in `.new`: it may hold a key, and no other call touches it.
 pub fn create(directory: &Path, files: &[NewFile<'_>], precious: &[&str]) -> Result<(), NotCreated> {
     // A link to a directory stays, and so does a path that ends in `..`.
     let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
@@ -52,16 +52,8 @@ pub fn create(directory: &Path, files: &[NewFile<'_>], precious: &[&str]) -> Res
     let name = directory.file_name().ok_or(io::ErrorKind::InvalidInput.into());
     let name = name.map_err(failed("creating", &directory))?;
     let parent = file::directory_of(&directory);
-    fs::create_dir_all(parent).map_err(failed("creating", parent))?;
-    // Against other calls: each would remove the files of the other.
-    let _guard = file::lock_directory(parent).map_err(failed("locking", parent))?;
-    let new = parent.join(format!(".{}.new", name.display()));
-    match fs::remove_dir_all(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(failed("removing", &new)(error).into());
-        }
-        _ => {}
-    }
+    create_parents(parent).map_err(failed("creating", parent))?;
+    let new = parent.join(format!(".{}.{:016x}.new", name.display(), fastrand::u64(..)));
     if let Err(source) = write(&new, files) {
         // A half of it would only take room.
         let _ = fs::remove_dir_all(&new);
@@ -74,6 +66,26 @@ pub fn create(directory: &Path, files: &[NewFile<'_>], precious: &[&str]) -> Res
     }
     let synced = File::open(parent).and_then(|parent| parent.sync_all());
     Ok(synced.map_err(failed("syncing", parent))?)
+}
+
+/// Creates missing directories with mode 0700, whatever the umask: who can write there can replace what is below.
+fn create_parents(directory: &Path) -> io::Result<()> {
+    if directory.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = directory.parent() {
+        create_parents(parent)?;
+    }
+    match create_private(directory) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => Ok(()),
+        other => other,
+    }
+}
+
+/// Creates a directory with mode 0700. The umask may take the owner's own rights.
+fn create_private(directory: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(directory)?;
+    fs::set_permissions(directory, Permissions::from_mode(0o700))
 }
 
 fn refuse_used(directory: &Path, precious: &[&str]) -> Result<(), NotCreated> {
@@ -93,9 +105,7 @@ fn refuse_used(directory: &Path, precious: &[&str]) -> Result<(), NotCreated> {
 }
 
 fn write(directory: &Path, files: &[NewFile<'_>]) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).create(directory)?;
-    // The umask may have taken the owner's own rights.
-    fs::set_permissions(directory, Permissions::from_mode(0o700))?;
+    create_private(directory)?;
     for NewFile { name, mode, content } in files {
         write_file(&directory.join(name), *mode, content)?.sync_all()?;
     }
@@ -162,12 +172,19 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_call_has_left_does_not_stop_the_next_one() {
+    fn what_another_call_has_left_is_not_touched_and_stops_nothing() {
         let place = tempfile::tempdir().unwrap();
         let left = place.path().join(".ca.new");
         fs::create_dir(&left).unwrap();
-        fs::write(left.join("key"), "half").unwrap();
+        fs::write(left.join("key"), "precious").unwrap();
         create(&place.path().join("ca"), &[KEY], &["key"]).unwrap();
-        assert!(!left.exists());
+        assert_eq!(fs::read(left.join("key")).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn missing_directories_above_belong_to_the_owner_alone() {
+        let place = tempfile::tempdir().unwrap();
+        create(&place.path().join("a/b/ca"), &[KEY], &["key"]).unwrap();
+        assert_eq!([mode(&place.path().join("a")), mode(&place.path().join("a/b"))], [0o700, 0o700]);
     }
 }

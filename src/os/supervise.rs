@@ -155,6 +155,8 @@ pub struct Supervisor {
     base_id: Option<String>,
     has_begun: bool,
     drained_badly: bool,
+    /// How often the agent was asked to stop.
+    stops: u32,
     /// Processes whose lines are being passed on.
     printing: usize,
     restart_failure: Option<String>,
@@ -174,6 +176,7 @@ impl Supervisor {
             base_id: None,
             has_begun: false,
             drained_badly: false,
+            stops: 0,
             printing: 0,
             restart_failure: None,
             files_failure: None,
@@ -240,7 +243,10 @@ impl Supervisor {
                 self.pass(signal);
                 None
             }
-            Request::Stop => Some(Event::Stop),
+            Request::Stop => {
+                self.stops += 1;
+                Some(Event::Stop)
+            }
         }
     }
 
@@ -366,6 +372,7 @@ impl Supervisor {
         let running = self.running.get_mut(&run)?;
         let Some(admin) = running.admin.clone() else { return Some(Event::Drained(run)) };
         self.drained_badly = false;
+        self.drained_badly = false;
         tracing::info!(epoch = running.epoch, "draining connections");
         let left = Arc::clone(&running.left);
         let task = self.tasks.spawn(async move { Done::Drained(run, admin.drain(left).await) });
@@ -379,7 +386,7 @@ impl Supervisor {
             task.abort();
         }
         let connections = running.left.load(Ordering::Relaxed);
-        if connections > 0 && !self.drained_badly {
+        if connections > 0 && !self.drained_badly && self.stops < 2 {
             tracing::warn!(
                 epoch = running.epoch,
                 connections,
@@ -392,10 +399,10 @@ impl Supervisor {
 
     /// Passes on what the program has printed last.
     async fn print_rest(&mut self) {
-        while self.printing > 0 {
-            if let Some(Ok(Done::Printed)) = self.tasks.join_next().await {
-                self.printing -= 1;
-            }
+        while self.printing > 0
+            && let Some(done) = self.tasks.join_next().await
+        {
+            self.printing -= usize::from(matches!(done, Ok(Done::Printed)));
         }
     }
 

@@ -37,6 +37,8 @@ use crate::metrics::Metrics;
 use crate::secret::{NameKind, SecretName};
 use crate::store::{AlreadyTaken, Cache, Demand, Event, Scope, Workload};
 
+/// How many names without streams go when another one waits for room: mostly many wait.
+const ROOM: usize = 100;
 /// How often names without a value get the reason why an API server does not answer.
 const OUTAGE_CHECK: Duration = Duration::from_secs(1);
 
@@ -112,8 +114,8 @@ impl KubernetesSource {
                 },
                 Some(report) = reported.recv() => names.take(report),
                 Some(review) = names.reviews.join_next() => names.reviewed(review),
-                () = until(drop_next), if drop_next.is_some() => names.drop_deserted(false),
-                () = room.room_wanted(), if drop_next.is_some() => names.drop_deserted(true),
+                () = until(drop_next), if drop_next.is_some() => names.drop_deserted(0),
+                () = room.room_wanted(), if drop_next.is_some() => names.drop_deserted(ROOM),
                 Ok(()) = changes.changed() => names.retarget(),
                 () = clock.sleep_until_any(due), if due.is_some() => names.look_again(),
                 () = until(forget), if forget.is_some() => names.objects.forget(),

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 
 use super::endpoints::{Endpoint, Service};
-use super::{address, cluster, insert, type_url, with_failover};
+use super::{address, cluster, insert, type_url, with_failover, without_limits};
 
 /// A service of this cluster, and where it is.
 #[derive(Clone, Debug)]
@@ -67,6 +67,7 @@ impl Route {
 
     fn cluster(&self) -> Value {
         let mut cluster = cluster(&self.service.sni(), &self.endpoints);
+        without_limits(&mut cluster);
         if self.endpoints.len() > 1 {
             with_failover(&mut cluster);
         }

@@ -48,6 +48,8 @@ pub(super) struct Epochs {
     changes: Changes,
     crashes: Crashes,
     was_live: bool,
+    /// Since when one epoch or another was live, without a crash in between.
+    live_since: Option<Instant>,
     /// The newest files did not lead to a live epoch.
     has_failed: bool,
     /// A restart is wanted whatever the files are.
@@ -58,8 +60,9 @@ pub(super) struct Epochs {
     is_locked: bool,
     /// Set once the end is decided; what it will be.
     ending: Option<Outcome>,
-    /// How often the agent was asked to stop.
+    /// How often the agent was asked to stop, and when first.
     stops: u32,
+    stopped_at: Option<Instant>,
     /// Drawn from 0..1 for each delay.
     jitter: fn() -> f64,
 }
@@ -74,12 +77,14 @@ impl Epochs {
             changes: Changes::new(policy.debounce),
             crashes: Crashes::new(policy.budget),
             was_live: false,
+            live_since: None,
             has_failed: false,
             is_wanted: false,
             has_said_why: false,
             is_locked: false,
             ending: None,
             stops: 0,
+            stopped_at: None,
             policy,
             jitter,
         }
@@ -104,7 +109,11 @@ impl Epochs {
         match event {
             Event::Begin => self.planned = Some(Planned { at: now, why: Why::First }),
             Event::Looked(digest) => self.looked(digest, now, &mut actions),
-            Event::Again => self.is_wanted |= self.has_failed,
+            Event::Again => {
+                // What is under way may fail for what was repaired meanwhile.
+                let is_busy = self.validating.is_some() || self.starting().is_some();
+                self.is_wanted |= self.has_failed || is_busy;
+            }
             Event::Live(run) => self.live(run, now, &mut actions),
             Event::Validated(verdict) => self.validated(verdict, now, &mut actions),
             Event::Drained(run) => self.drained(run, now, &mut actions),
@@ -132,6 +141,7 @@ impl Epochs {
     /// When the phase of `epoch` has lasted too long.
     fn deadline(&self, epoch: &Epoch) -> Option<Instant> {
         let limit = match epoch.phase {
+            Phase::Starting if self.ending.is_some() => self.stopped_at? + self.policy.drain_timeout,
             // Only if there is something newer to start.
             Phase::Starting => self.changes.due().map(|due| due.max(epoch.since + START_PATIENCE))?,
             Phase::Live | Phase::Killed => return None,
@@ -222,6 +232,7 @@ impl Epochs {
 
     fn overdue(&mut self, epoch: &Epoch, now: Instant, actions: &mut Vec<Action>) {
         match epoch.phase {
+            Phase::Starting if self.ending.is_some() => self.terminate_all(now, actions),
             Phase::Starting => {
                 actions.push(Action::Log(Note::Stuck { epoch: epoch.number }));
                 self.terminate(epoch.run, now, actions);
@@ -291,10 +302,15 @@ impl Epochs {
         let took = now - since;
         actions.push(Action::Log(Note::Live { run, epoch: number, took }));
         self.set_phase(run, Phase::Live, now);
-        (self.was_live, self.has_failed) = (true, false);
+        (self.was_live, self.has_failed, self.is_wanted) = (true, false, false);
+        self.live_since.get_or_insert(now);
         let old: Vec<_> = self.epochs.iter().filter(|epoch| epoch.run != run).copied().collect();
         for epoch in old.into_iter().filter(|epoch| epoch.phase == Phase::Live) {
             self.set_phase(epoch.run, Phase::Draining, now);
+        }
+        if self.ending.is_some() {
+            // The stop has waited for it: until now its parent had the connections, and could not be drained.
+            self.leave(run, now, actions);
         }
     }
 
@@ -308,7 +324,7 @@ impl Epochs {
                 self.has_failed = true;
                 actions.push(Action::Log(Note::Refused { words }));
             }
-            (Some(Validating::FirstExit(exit)), Ok(())) => self.crashed(exit, Duration::ZERO, now, actions),
+            (Some(Validating::FirstExit(exit)), Ok(())) => self.crashed(exit, now, actions),
             (Some(Validating::FirstExit(exit)), Err(words)) => {
                 self.ending = Some(Outcome::Refused { exit, words });
             }
@@ -338,6 +354,9 @@ impl Epochs {
         actions.push(Action::Log(Note::Exited { run, epoch: epoch.number, exit, role }));
         let has_parent = self.epochs.iter().any(|it| matches!(it.phase, Phase::Live | Phase::Draining));
         let may_have_locked = self.policy.is_hot && epoch.number > 0 && has_parent && !self.is_locked;
+        if self.ending.is_some() && epoch.phase == Phase::Starting {
+            self.terminate_all(now, actions);
+        }
         if self.ending.is_some() || role == Role::Old {
             return;
         }
@@ -372,14 +391,14 @@ impl Epochs {
                 if may_have_locked && phase == Phase::Starting {
                     actions.push(Action::Unlock);
                 }
-                let live = if phase == Phase::Live { now - epoch.since } else { Duration::ZERO };
-                self.crashed(exit, live, now, actions);
+                self.crashed(exit, now, actions);
             }
         }
     }
 
-    /// The serving epoch has crashed after it was `live` for some time.
-    fn crashed(&mut self, exit: Exit, live: Duration, now: Instant, actions: &mut Vec<Action>) {
+    /// The serving epoch has crashed.
+    fn crashed(&mut self, exit: Exit, now: Instant, actions: &mut Vec<Action>) {
+        let live = self.live_since.take().map_or(Duration::ZERO, |since| now - since);
         let Some(delay) = self.crashes.count(live, (self.jitter)()) else {
             let crashes = self.crashes.counted();
             return self.end(Outcome::GivenUp { exit, crashes }, now, actions);
@@ -417,7 +436,11 @@ impl Epochs {
     fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.stops += 1;
         self.ending.get_or_insert(Outcome::Done);
+        self.stopped_at.get_or_insert(now);
         (self.planned, self.validating) = (None, None);
+        let has = |phase| self.epochs.iter().any(|epoch| epoch.phase == phase);
+        // The connections are with the parent, whose admin endpoint the new epoch has taken over.
+        let is_taking_over = has(Phase::Starting) && has(Phase::Live);
         match (self.stops, self.current().map(|epoch| epoch.run)) {
             // Older epochs drain as well until then.
             (1, Some(run)) => {
@@ -426,7 +449,9 @@ impl Epochs {
                     self.terminate_all(now, actions);
                 }
             }
-            (1 | 2, _) => self.terminate_all(now, actions),
+            (1, None) if is_taking_over || has(Phase::Leaving) => {}
+            (1, None) => self.terminate_all(now, actions),
+            (2, _) if !self.epochs.iter().all(is_stopping) => self.terminate_all(now, actions),
             _ => {
                 for Epoch { run, .. } in self.epochs.clone() {
                     actions.push(Action::Kill(run));
@@ -435,6 +460,10 @@ impl Epochs {
             }
         }
     }
+}
+
+fn is_stopping(epoch: &Epoch) -> bool {
+    matches!(epoch.phase, Phase::Stopping | Phase::Killed)
 }
 
 #[cfg(test)]

@@ -15,6 +15,10 @@ use crate::os::command::orphans::OwnChild;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of what it prints that are looked at.
 const OUTPUT_BYTES: usize = 1 << 20;
+/// Of a long message the beginning and the end are shown: the end of a path names the field.
+const HALF: usize = 180;
+/// Envoy's log line about a configuration that it refuses.
+const REFUSAL: &str = "error initializing configuration '";
 
 /// Envoy's verdict; an error has its words. A check that crashes says nothing about the configuration.
 pub(super) async fn validate(words: &[String]) -> Result<(), String> {
@@ -51,16 +55,34 @@ pub(super) async fn validate(words: &[String]) -> Result<(), String> {
     }
 }
 
-/// Envoy's own words, for the log.
+/// Envoy's own words, for the log. It may print a whole configuration, keys included.
 pub(super) fn words_of(printed: &str) -> String {
-    text::sanitize_for_log(verdict(printed))
+    let verdict = verdict(printed);
+    if verdict.contains("PRIVATE KEY") {
+        return "its message has a private key in it, and is not repeated".to_owned();
+    }
+    let count = verdict.chars().count();
+    if count <= 2 * HALF {
+        return text::sanitize_for_log(&verdict);
+    }
+    let head: String = verdict.chars().take(HALF).collect();
+    let tail: String = verdict.chars().skip(count - HALF).collect();
+    text::sanitize_for_log(&format!("{head} \u{2026} {tail}"))
 }
 
-/// The last line that is no log line: Envoy prints why it exits.
-fn verdict(printed: &str) -> &str {
-    let mut lines = printed.lines().rev().map(str::trim).filter(|line| !line.is_empty());
-    let last = lines.clone().next().unwrap_or_default();
-    lines.find(|line| !line.starts_with('[')).unwrap_or(last)
+/// What follows Envoy's last line about its configuration, or else the last line that is no log line: why it exits.
+fn verdict(printed: &str) -> String {
+    let lines: Vec<_> = printed.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let of_configuration = lines.iter().rposition(|line| line.contains(REFUSAL));
+    if let Some((line, rest)) = of_configuration.and_then(|at| lines.get(at..)?.split_first()) {
+        let said = line.split_once(REFUSAL).map_or("", |(_, said)| said);
+        let said = said.split_once("': ").map_or(said, |(_path, said)| said);
+        // A message may have line breaks.
+        let more = rest.iter().take_while(|line| !line.starts_with('['));
+        return std::iter::once(&said).chain(more).copied().collect::<Vec<_>>().join(" ");
+    }
+    let own = lines.iter().rev().find(|line| !line.starts_with('[')).or(lines.last());
+    own.copied().unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
@@ -72,6 +94,13 @@ mod tests {
         let printed =
             "[2026][1][info][main] [a:1] x\n[2026][1][critical][main] [a:2] error\nno such field: 'a'\n\n";
         assert_eq!(verdict(printed), "no such field: 'a'");
+        let refused = "[2026][1][critical][main] [a:2] error initializing configuration '/a/b.json': Invalid duration: \
+            Expected positive duration:\nseconds: -1\n\n[2026][1][info][main] [a:3] exiting\n";
+        assert_eq!(words_of(refused), "Invalid duration: Expected positive duration: seconds: -1");
+        let long = format!("error initializing configuration 'x': {}the end", "long ".repeat(200));
+        assert!(words_of(&long).ends_with("the end") && words_of(&long).len() < 400);
+        let key = "error initializing configuration 'x': {-----BEGIN PRIVATE KEY-----\nMIG";
+        assert!(!words_of(key).contains("MIG"));
         assert_eq!(verdict("[1] only\n[2] log lines\n"), "[2] log lines");
         assert_eq!(verdict(""), "");
     }

@@ -54,6 +54,8 @@ pub(super) enum Report {
     Object(Place, Seen, By),
     /// Every object that is asked for in the namespace is followed by one watch from now on.
     Taken(Group),
+    /// The namespace could not be listed or watched now. It is attempted again.
+    Failed(Group),
     /// The namespace can't be listed, for this reason.
     NotTaken(Group, String),
 }

@@ -65,6 +65,13 @@ impl Wanted {
         })
     }
 
+    /// What else is read of the names counts again.
+    pub(super) fn release(&self) {
+        for known in lock(&self.wanted).values_mut() {
+            known.is_followed = false;
+        }
+    }
+
     fn follow(&self, name: &str, content: Option<Arc<Content>>) {
         if let Some(known) = lock(&self.wanted).get_mut(name) {
             (known.content, known.is_followed) = (content, true);
@@ -169,6 +176,7 @@ impl GroupFollower {
                 return;
             }
             failures += 1;
+            let _ = self.reports.send(Report::Failed(self.group.clone()));
             tokio::time::sleep(delay(&error, failures)).await;
         }
     }
@@ -201,14 +209,16 @@ impl GroupFollower {
         Ok(version)
     }
 
-    /// Watches from `version` on, until the namespace has to be listed again. Fails where it can't be watched.
+    /// Watches from `version` on, until the namespace has to be listed again. Fails where that can't begin.
     async fn watch(&mut self, selection: &Selection, version: Version) -> Result<(), KubeError> {
         let (mut from, mut failures, mut endings) = (version, 0, 0);
+        let mut is_taken = false;
         loop {
             let watch = match self.cluster.watch(selection, Some(&from)).await {
                 Ok(watch) => watch,
                 Err(KubeError::Expired { .. }) => return Ok(()),
-                Err(error) if error.is_forbidden() => return Err(error),
+                // Until the first one is open, each object has a watch of its own.
+                Err(error) if error.is_forbidden() || !is_taken => return Err(error),
                 Err(error) => {
                     failures += 1;
                     tokio::time::sleep(delay(&error, failures)).await;
@@ -216,6 +226,7 @@ impl GroupFollower {
                 }
             };
             failures = 0;
+            is_taken = true;
             let _ = self.reports.send(Report::Taken(self.group.clone()));
             let opened = Instant::now();
             if !self.follow(watch, &mut from).await {

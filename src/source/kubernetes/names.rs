@@ -292,17 +292,18 @@ impl Names {
         }
     }
 
-    /// Drops the names that were kept for long enough. With `needs_room` one goes sooner: a name that a stream waits for goes
-    /// before a value that no stream has.
-    pub(super) fn drop_deserted(&mut self, needs_room: bool) {
-        let (now, mut needs_room) = (Instant::now(), needs_room);
-        while let Some((until, key)) = self.lingering.pop_front_if(|(until, _)| needs_room || *until <= now) {
+    /// Drops the names that were kept for long enough, and `more` of the others: a name that a stream waits for goes before a
+    /// value that no stream has.
+    pub(super) fn drop_deserted(&mut self, mut more: usize) {
+        let now = Instant::now();
+        while let Some((until, key)) = self.lingering.pop_front_if(|(until, _)| more > 0 || *until <= now) {
             let Some(name) = self.by_key.get_mut(&key) else { continue };
-            match name.kept_until.filter(|later| *later > until && !needs_room) {
+            match name.kept_until.filter(|later| *later > until && more == 0) {
                 Some(later) => self.lingering.push_back((later, key)),
                 None => {
                     name.kept_until = None;
-                    needs_room &= !self.retire(&key);
+                    let is_gone = self.retire(&key);
+                    more = more.saturating_sub(usize::from(is_gone));
                 }
             }
         }
@@ -336,6 +337,7 @@ impl Names {
                 }
             }
             Report::Taken(group) => self.objects.taken(&group),
+            Report::Failed(group) => self.objects.not_taken_yet(&group),
             Report::NotTaken(group, reason) => {
                 let (cluster, namespace) = (&*group.cluster.0, &*group.namespace);
                 tracing::info!(

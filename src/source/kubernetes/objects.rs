@@ -125,15 +125,15 @@ impl Objects {
             let group = Group::of(place);
             self.groups.entry(group.clone()).or_default().count += 1;
             cluster.add_name();
-            self.start(place, is_counted);
+            self.start(place, is_counted, false);
             self.join(cluster, group);
         } else if !had_all {
-            self.start(place, is_counted);
+            self.start(place, is_counted, false);
         }
     }
 
-    /// Begins to follow an object that nothing follows, or of which more is wanted.
-    fn start(&mut self, place: &Place, is_counted: bool) {
+    /// Begins to follow an object that nothing follows, or of which more is wanted. Without a pause if it `was_followed`.
+    fn start(&mut self, place: &Place, is_counted: bool, was_followed: bool) {
         let Some(followed) = self.followed.get_mut(place) else { return };
         let group = self.groups.get(&Group::of(place)).and_then(|members| members.follower.as_ref());
         if let Some(group) = group {
@@ -150,6 +150,7 @@ impl Objects {
             followed.seen = None;
         }
         let mut pause = match (is_remembered, is_being_listed) {
+            _ if was_followed => Duration::ZERO,
             (true, _) => REMEMBERED,
             (false, true) => LISTING,
             (false, false) => Duration::ZERO,
@@ -213,9 +214,29 @@ impl Objects {
             if Group::of(place) != *group || followed.task.take().is_none() {
                 continue;
             }
-            if !matches!(followed.seen, Some(Seen::Present(_))) {
-                let _ = follower.added.send(Arc::clone(&place.object.name));
+            let name = &place.object.name;
+            // Asked for, or asked more of, since the list began.
+            if !follower.names.is_followed(name) || !matches!(followed.seen, Some(Seen::Present(_))) {
+                let _ = follower.added.send(Arc::clone(name));
             }
+        }
+    }
+
+    /// The namespace could not be listed or watched now: what objects' own watches report counts again.
+    pub(super) fn not_taken_yet(&mut self, group: &Group) {
+        let Some(members) = self.groups.get_mut(group) else { return };
+        let Some(follower) = members.follower.as_mut() else { return };
+        let names = Arc::clone(&follower.names);
+        // From now on its tasks are started again.
+        follower.is_ready = false;
+        let of_group =
+            self.followed.iter().filter(|(place, it)| Group::of(place) == *group && !it.names.is_empty());
+        let overtaken =
+            of_group.filter(|(place, it)| it.task.is_none() || names.is_followed(&place.object.name));
+        let overtaken: Vec<_> = overtaken.map(|(place, _)| place.clone()).collect();
+        names.release();
+        for place in overtaken {
+            self.start(&place, false, true);
         }
     }
 
@@ -234,7 +255,7 @@ impl Objects {
             .filter(|(place, it)| it.task.is_none() || it.seen.is_none() || is_followed(place));
         let alone: Vec<_> = alone.map(|(place, _)| place.clone()).collect();
         for place in alone {
-            self.start(&place, false);
+            self.start(&place, false, true);
         }
     }
 

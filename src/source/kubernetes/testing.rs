@@ -73,6 +73,8 @@ pub(super) struct State {
     pub(super) broken: BTreeSet<String>,
     /// Reading this object takes so long.
     pub(super) slow: Option<(String, Duration)>,
+    /// Pages behind the first one answer 500.
+    pub(super) breaks_lists: bool,
     /// How long reading any other one takes.
     pub(super) pace: Option<Duration>,
     /// Every call answers 429.
@@ -279,6 +281,9 @@ impl Api for FakeApi {
             };
             if version < state.oldest {
                 return Err(KubeError::Expired { address: "fake".to_owned() });
+            }
+            if state.breaks_lists && !next.is_empty() {
+                return Err(status(StatusCode::INTERNAL_SERVER_ERROR, None));
             }
             let all = state.objects.keys().filter(|id| of.selects(id) && *id.name > *last);
             let objects: Vec<_> = all.filter_map(|id| state.found(id)).take(PAGE).collect();

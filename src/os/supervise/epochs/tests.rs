@@ -412,3 +412,71 @@ fn files_that_never_rest_cause_a_restart_after_ten_debounce_times_and_never_two_
     assert!((10..=12).contains(&starts.len()), "{}", starts.len());
     assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= 10 * DEBOUNCE));
 }
+
+#[test]
+fn a_stop_during_a_restart_waits_for_the_new_epoch_and_drains_it() {
+    let mut run = Run::live(HOT);
+    run.change(1);
+    run.on(Event::Validated(Ok(())));
+    assert_eq!(run.on(Event::Stop), []);
+    assert_eq!(run.on(Event::Live(RunId(2))), [Action::Drain(RunId(2))]);
+    assert_eq!(run.on(Event::Drained(RunId(2))), [terminate(1), terminate(2)]);
+    run.exit(1, Exit::Code(0));
+    assert_eq!(run.exit(2, Exit::Code(0)), [end(Outcome::Done)]);
+
+    // It does not wait for ever, nor for one that has failed.
+    for is_slow in [true, false] {
+        let mut run = Run::live(HOT);
+        run.change(1);
+        run.on(Event::Validated(Ok(())));
+        run.on(Event::Stop);
+        let actions = if is_slow { run.wait(DRAIN) } else { run.exit(2, WRONG) };
+        assert!(actions.contains(&terminate(1)), "{actions:?}");
+    }
+}
+
+#[test]
+fn a_stop_leaves_a_drain_alone_that_has_begun() {
+    let mut run = Run::live(COLD);
+    run.change(1);
+    assert_eq!(run.on(Event::Validated(Ok(()))), [Action::Drain(RunId(1))]);
+    assert_eq!(run.on(Event::Stop), []);
+    assert_eq!(run.on(Event::Drained(RunId(1))), [terminate(1)]);
+    assert_eq!(run.exit(1, Exit::Code(0)), [end(Outcome::Done)]);
+}
+
+#[test]
+fn a_program_that_ignores_sigterm_is_killed_by_the_second_stop() {
+    let mut run = Run::live(ANY_PROGRAM);
+    assert_eq!(run.on(Event::Stop), [terminate(1)]);
+    assert_eq!(run.on(Event::Stop), [Action::Kill(RunId(1))]);
+}
+
+#[test]
+fn restarts_do_not_keep_the_budget_from_being_restored() {
+    let mut run = Run::live(Policy { budget: 1, ..HOT });
+    for epoch in 1..=4_u8 {
+        run.wait(Duration::from_secs(200));
+        run.change(epoch);
+        run.on(Event::Validated(Ok(())));
+        let number = u64::from(epoch) + 1;
+        run.on(Event::Live(RunId(number)));
+        run.exit(number - 1, Exit::Code(0));
+    }
+    assert_eq!(run.exit(5, CRASH), []);
+    let started = run.wait(Duration::from_secs(1));
+    assert_eq!(started, [start(6, 0, Why::Crash)]);
+    run.on(Event::Live(RunId(6)));
+    run.wait(Duration::from_secs(601));
+    assert_eq!(run.exit(6, CRASH), [], "ten minutes restore the budget");
+    run.wait(Duration::from_secs(1));
+    assert_eq!(run.exit(7, CRASH), [end(Outcome::GivenUp { exit: CRASH, crashes: 2 })]);
+}
+
+#[test]
+fn a_restart_that_is_requested_while_another_one_fails_is_made() {
+    let mut run = Run::live(HOT);
+    run.change(1);
+    assert_eq!(run.on(Event::Again), []);
+    assert_eq!(run.on(Event::Validated(Err("wrong".to_owned()))), [Action::Validate]);
+}

@@ -116,6 +116,44 @@ async fn what_was_read_before_the_list_of_its_namespace_does_not_replace_what_th
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_list_that_breaks_off_takes_nothing_from_the_objects_own_watches() {
+    let agent = Agent::start();
+    agent.api.lock().breaks_lists = true;
+    put_many(&agent, 150);
+    let (names, _streams) = many(&agent, 150);
+    for name in &names {
+        agent.until_served(name).await;
+    }
+    rest(100).await;
+    for number in [0, 1, 149] {
+        let leaf = agent.leaf(&names[number]);
+        put_pair(&agent.api, &secret("shop", &format!("host-{number}")));
+        rest(1).await;
+        assert_ne!(agent.leaf(&names[number]), leaf);
+        agent.api.delete(&secret("shop", &format!("host-{number}")));
+        rest(1).await;
+        assert!(agent.entry(&names[number]).is_withdrawn);
+    }
+    agent.api.lock().breaks_lists = false;
+    agent.until("one watch", |agent| agent.api.watches() == ["Secret shop/*"]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn roots_that_are_asked_for_while_the_namespace_is_listed_are_served() {
+    let agent = Agent::start();
+    put_many(&agent, 120);
+    let ((chain, key), root) = (pair_of("ca"), root_of("ca"));
+    let both = [("tls.crt", &*chain), ("tls.key", &*key), ("ca.crt", &*root)];
+    agent.api.put(&secret("shop", "host-0"), &both);
+    let (names, _streams) = many(&agent, 120);
+    // The first page has come, and the last one has not.
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    assert!(agent.leaf(&names[0]).is_some());
+    let _roots = agent.open("kubernetes://host-0-cacert");
+    agent.until_served("kubernetes://host-0-cacert").await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_flood_of_names_that_do_not_exist_costs_bounded_calls_and_they_are_remembered() {
     let agent = Agent::start();
     agent.api.lock().forbidden.insert("list");
