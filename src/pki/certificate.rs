@@ -36,6 +36,10 @@ pub struct Certificate {
     /// DER SubjectPublicKeyInfo.
     pub public_key: Vec<u8>,
     pub is_ca: bool,
+    /// How many CAs may be below it, if that is limited.
+    pub path_len: Option<u32>,
+    /// Whether its key usage allows signing certificates.
+    pub signs_certificates: bool,
     /// Whether its key usage allows signing CRLs.
     pub signs_crls: bool,
     /// Subject key identifier.
@@ -64,12 +68,17 @@ impl Certificate {
             key_type: key_type(&parsed),
             public_key: parsed.public_key().raw.to_vec(),
             is_ca: parsed.is_ca(),
+            path_len: None,
+            signs_certificates: true,
             signs_crls: true,
             key_id: None,
         };
         for extension in parsed.extensions() {
             match extension.parsed_extension() {
-                ParsedExtension::KeyUsage(usage) => facts.signs_crls = usage.crl_sign(),
+                ParsedExtension::BasicConstraints(basic) => facts.path_len = basic.path_len_constraint,
+                ParsedExtension::KeyUsage(usage) => {
+                    (facts.signs_crls, facts.signs_certificates) = (usage.crl_sign(), usage.key_cert_sign());
+                }
                 ParsedExtension::SubjectKeyIdentifier(id) => facts.key_id = Some(id.0.to_vec()),
                 _ => {}
             }

@@ -124,6 +124,8 @@ impl Files {
         let unfit = |reason: String| bad(SIGNER_FILE, reason);
         let sample = sample(signer, &key, &intermediates, now).map_err(unfit)?;
         let root = signing_root(&sample, &roots, now).map_err(|reason| bad(ROOT_FILE, reason))?;
+        may_sign(sample.chain().iter().skip(1).chain([&root]))
+            .map_err(|(is_root, reason)| bad(if is_root { ROOT_FILE } else { SIGNER_FILE }, reason))?;
         let between = intermediates.iter().chain([&root]).map(Certificate::parse);
         let not_after = between.filter_map(Result::ok).map(|facts| facts.not_after).min().unwrap_or(now);
         Ok(Authority { signer: signer.clone(), key, intermediates, root, roots, not_after })
@@ -159,6 +161,28 @@ fn sample(
     let (leaf, own) = issue().map_err(|error| format!("it can't sign: {error}"))?;
     let chain = [leaf].into_iter().chain(intermediates.iter().cloned()).collect();
     KeyPair::new(chain, own.to_private_key()).map_err(|error| error.to_string())
+}
+
+/// Whether peers accept each of `path`, the signer first and the root last, as the CA of the one before. An error says why not,
+/// and whether it is the root.
+fn may_sign<'a>(path: impl Iterator<Item = &'a CertificateDer<'static>>) -> Result<(), (bool, String)> {
+    let path: Vec<_> = path.filter_map(|certificate| Certificate::parse(certificate).ok()).collect();
+    for (below, facts) in path.iter().enumerate() {
+        let reason = match facts.path_len.and_then(|most| usize::try_from(most).ok()) {
+            _ if !facts.is_ca => "is no CA certificate".to_owned(),
+            _ if !facts.signs_certificates => "has a key usage without certificate signing".to_owned(),
+            Some(most) if below > most => {
+                format!("allows {most} CAs below it (its path length), and here it has {below}")
+            }
+            _ => continue,
+        };
+        let is_root = below + 1 == path.len() && below > 0;
+        return Err((
+            is_root,
+            format!("{} {reason}: peers would refuse its certificates; use another one", facts.subject),
+        ));
+    }
+    Ok(())
 }
 
 /// The one of `roots` that the certificates of the CA chain to.

@@ -208,3 +208,34 @@ fn a_signer_that_is_its_own_root_needs_no_chain() {
     assert!(ca.intermediates().is_empty());
     assert_eq!(ca.chain()[0], ca.chain()[1]);
 }
+
+#[test]
+fn a_root_that_allows_no_ca_below_it_makes_no_intermediate() {
+    let place = tempfile::tempdir().unwrap();
+    let (root, now) = (place.path().join("root"), Clock::system().now());
+    init(&root, &wish(HOUR), Some(0), now).unwrap();
+    let error = intermediate(&root, "east", &place.path().join("ca"), &wish(HOUR), &[], now).unwrap_err();
+    assert!(
+        error.to_string().contains("allows 0 CAs below it (its path length), and here it has 1"),
+        "{error}"
+    );
+    assert!(!place.path().join("ca").exists());
+}
+
+#[test]
+fn a_signer_whose_key_usage_allows_no_certificates_is_refused() {
+    let place = made(KeyType::EcdsaP256);
+    let (root, ca) = (place.path().join("root"), place.path().join("ca"));
+    let (signer, root_key) = root_in(&root).unwrap();
+    let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![rcgen::KeyUsagePurpose::DigitalSignature];
+    let issuer = Issuer::from_ca_cert_der(&signer, root_key).unwrap();
+    let made = params.signed_by(&key, &issuer).unwrap();
+    fs::write(ca.join(SIGNER_FILE), pem::of_certificates([made.der()])).unwrap();
+    fs::write(ca.join(CHAIN_FILE), pem::of_certificates([made.der(), &signer])).unwrap();
+    fs::write(ca.join(KEY_FILE), &*key.to_private_key().to_pem()).unwrap();
+    let error = DevelopmentCa::open(&ca, Clock::system()).unwrap_err().to_string();
+    assert!(error.contains("has a key usage without certificate signing"), "{error}");
+}
