@@ -167,7 +167,7 @@ pub(super) struct BootstrapArgs {
     outbound_listen: Option<SocketAddr>,
 
     /// An endpoint of outbound traffic: HOST:PORT[,KEY=VALUE]…; repeatable. Keys: weight (its share, like 3), priority
-    /// (endpoints of 1 are used when those of 0 are away), region and zone, health (healthy, unhealthy, draining).
+    /// (endpoints of 1 are used when too many of 0 are away), region and zone, health (healthy, unhealthy, draining).
     ///
     /// With several endpoints Envoy takes turns, leaves those alone that it can't reach, and retries requests that did not
     /// reach one.

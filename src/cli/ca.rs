@@ -40,7 +40,7 @@ use crate::proto::istio::v1::auth::istio_certificate_service_server::IstioCertif
 /// The CA keeps its root and intermediate in a directory: one that it makes by itself, or one of attache ca intermediate. It
 /// follows the directory: changed files count once they all fit together. It issues the identity in the sub of the caller's
 /// token (system:serviceaccount:NAMESPACE:ACCOUNT, audience istio-ca) without checking the token's signature. A caller may
-/// present a client certificate of this CA instead (over TLS), and gets the SPIFFE ID in it. It is for trying things
+/// present a client certificate below one of its roots instead (over TLS), and gets the SPIFFE ID in it. It is for trying things
 /// out, not for production.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
