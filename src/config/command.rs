@@ -45,6 +45,16 @@ pub(super) fn command(r: &mut Reader<'_>, args: &RunArgs, drain_timeout: Duratio
     }
     let line = CommandLine::new(&args.command, is_cold.value == Some(true));
     let line = line.map_err(|mistakes| mistakes.into_iter().for_each(|mistake| r.mistake(mistake))).ok()?;
+    if debounce.level.is_some() && restart_on.value.is_none() {
+        r.mistake(format!("{}: without --restart-on no file causes a restart; add that, or leave this out", debounce.from));
+    }
+    if drain_time.level.is_some() && !line.is_envoy() {
+        r.mistake(format!(
+            "{}: {} is no Envoy, and takes no drain time; its time to exit is --drain-timeout",
+            drain_time.from,
+            line.name()
+        ));
+    }
     let from_arguments = line.drain_seconds();
     if let (Some(from), Some(seconds)) = (drain_time.level.map(|_| &drain_time.from), from_arguments) {
         r.mistake(format!(
@@ -55,6 +65,12 @@ pub(super) fn command(r: &mut Reader<'_>, args: &RunArgs, drain_timeout: Duratio
     // As Envoy's and Istio's defaults relate: the old epoch may finish what drains at the last moment.
     let parent_shutdown_seconds =
         line.parent_shutdown_seconds().unwrap_or(drain_seconds + drain_seconds.div_ceil(3).max(1));
+    if parent_shutdown_seconds <= drain_seconds {
+        r.mistake(format!(
+            "--parent-shutdown-time-s {parent_shutdown_seconds} in the COMMAND behind -- ends an old Envoy before the drain time \
+             ({drain_seconds} s) is over; make it longer, or leave it out"
+        ));
+    }
     let policy = Policy {
         is_hot: line.restarts() == Restarts::Hot,
         is_envoy: line.is_envoy(),

@@ -134,7 +134,7 @@ struct Running {
 enum Done {
     Exited(RunId, io::Result<ExitStatus>),
     Live(RunId, Option<Admin>, Option<String>),
-    Validated(Result<(), String>),
+    Validated(Result<Result<(), String>, String>),
     Drained(RunId, Result<(), String>),
     Looked(RestartFiles, Result<Digest, String>),
     /// The program starts, whether or not the files have been read.
@@ -278,7 +278,13 @@ impl Supervisor {
                 // What it is started with is known.
                 looked.into_iter().chain(self.begin()).collect()
             }
-            other => self.happened(other).into_iter().collect(),
+            other => {
+                let event = self.happened(other);
+                let is_unknown = self.settings.line.chooses_base_id() && self.base_id.is_none();
+                // Without the base id that Envoy has chosen no epoch can start beside it.
+                let locked = matches!(event, Some(Event::Live(_)) if is_unknown).then_some(Event::Locked);
+                event.into_iter().chain(locked).collect()
+            }
         }
     }
 
@@ -318,7 +324,8 @@ impl Supervisor {
                 self.base_id = base_id.or(self.base_id.take());
                 Some(Event::Live(run))
             }
-            Done::Validated(verdict) => Some(Event::Validated(verdict)),
+            Done::Validated(Ok(verdict)) => Some(Event::Validated(verdict)),
+            Done::Validated(Err(reason)) => Some(Event::NotValidated(reason)),
             Done::Drained(run, outcome) => {
                 if let Err(reason) = outcome {
                     self.drained_badly = true;
@@ -351,7 +358,10 @@ impl Supervisor {
                 }
             }
             Action::Unlock => {
-                let base_id = self.base_id.as_deref().unwrap_or(self.settings.line.base_id());
+                let line = &self.settings.line;
+                // Of an Envoy that has chosen one, nothing else is known.
+                let given = (!line.chooses_base_id()).then(|| line.base_id());
+                let Some(base_id) = self.base_id.as_deref().or(given) else { return Some(Event::Locked) };
                 // Shared memory is no disk: this takes microseconds, and the next start needs it.
                 if let Err(error) = lock::remove(base_id) {
                     tracing::warn!(
@@ -371,7 +381,6 @@ impl Supervisor {
     fn drain(&mut self, run: RunId) -> Option<Event> {
         let running = self.running.get_mut(&run)?;
         let Some(admin) = running.admin.clone() else { return Some(Event::Drained(run)) };
-        self.drained_badly = false;
         self.drained_badly = false;
         tracing::info!(epoch = running.epoch, "draining connections");
         let left = Arc::clone(&running.left);

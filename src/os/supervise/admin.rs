@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(50);
 /// Between two looks at connections that end.
 const DRAIN_POLL: Duration = Duration::from_millis(200);
-/// An Envoy that has not opened its admin endpoint by then has none.
+/// An Envoy whose admin endpoint has not answered for so long has none.
 const NO_ADMIN: Duration = Duration::from_secs(20);
 /// Bytes of the file that names the address.
 const ADDRESS_BYTES: u64 = 4 << 10;
@@ -52,6 +52,8 @@ impl Address {
         match text {
             "" => None,
             path if path.starts_with('/') => Some(Self::Unix(path.into())),
+            // An abstract socket: tokio writes its first byte so.
+            name if name.starts_with('@') => Some(Self::Unix(name.replacen('@', "\0", 1).into())),
             // A listener on all addresses is reached by the loopback one.
             other => {
                 Some(Self::Tcp(other.replacen("0.0.0.0:", "127.0.0.1:", 1).replacen("[::]:", "[::1]:", 1)))
@@ -78,15 +80,15 @@ impl Address {
         timeout(PATIENCE, call).await.unwrap_or_else(|_| Err("it does not answer".to_owned()))
     }
 
-    /// Whether this is the epoch, and it is live.
-    async fn is_live(&self, epoch: Option<u32>) -> bool {
-        let ready = self.call(Method::GET, "/ready").await;
-        if !ready.is_ok_and(|ready| ready.status == StatusCode::OK && ready.body.starts_with(b"LIVE")) {
-            return false;
+    /// Whether this is the epoch, and it is live; an error if nothing answers.
+    async fn is_live(&self, epoch: Option<u32>) -> Result<bool, String> {
+        let ready = self.call(Method::GET, "/ready").await?;
+        if ready.status != StatusCode::OK || !ready.body.starts_with(b"LIVE") {
+            return Ok(false);
         }
-        let Some(epoch) = epoch else { return true };
-        let stats = self.call(Method::GET, "/stats?filter=server.hot_restart_epoch").await;
-        stats.is_ok_and(|stats| is_epoch(&String::from_utf8_lossy(&stats.body), epoch))
+        let Some(epoch) = epoch else { return Ok(true) };
+        let stats = self.call(Method::GET, "/stats?filter=server.hot_restart_epoch").await?;
+        Ok(is_epoch(&String::from_utf8_lossy(&stats.body), epoch))
     }
 
     /// The node's id; empty if it has none.
@@ -98,7 +100,7 @@ impl Address {
 
     /// Connections of clients. Those of old epochs count as well.
     async fn connections(&self) -> Result<u64, String> {
-        let reply = self.call(Method::GET, "/stats?filter=downstream_cx_active").await?;
+        let reply = self.call(Method::GET, "/stats?usedonly&filter=downstream_cx_active").await?;
         Ok(connections(&String::from_utf8_lossy(&reply.body)))
     }
 }
@@ -134,20 +136,25 @@ pub(super) fn read_all(text: &str) -> bool {
     Address::parse(text).is_some() | (connections(text) > 0) | !is_epoch(text, 1) | node.is_some()
 }
 
-/// Returns once `epoch`, which leaves its admin address in `file`, is live; none if it has no admin endpoint: then it
-/// counts as live after a while.
+/// Returns once `epoch`, which leaves its admin address in `file`, is live; none if it has no admin endpoint, or one that
+/// does not answer: then it counts as live after a while.
 pub(super) async fn until_live(file: &Path, epoch: Option<u32>, disk: &Disk) -> Option<Admin> {
-    let started = Instant::now();
+    let mut answered = Instant::now();
     loop {
         let read = disk.read(file, ADDRESS_BYTES).await.ok().and_then(Result::ok);
         match read.and_then(|text| Address::parse(&String::from_utf8_lossy(&text))) {
-            Some(address) if address.is_live(epoch).await => {
-                let node = address.node().await;
-                return Some(Admin { address, node });
-            }
-            Some(_) => {}
-            None if started.elapsed() > NO_ADMIN => return None,
+            Some(address) => match address.is_live(epoch).await {
+                Ok(true) => {
+                    let node = address.node().await;
+                    return Some(Admin { address, node });
+                }
+                Ok(false) => answered = Instant::now(),
+                Err(_) => {}
+            },
             None => {}
+        }
+        if answered.elapsed() > NO_ADMIN {
+            return None;
         }
         sleep(POLL).await;
     }
@@ -185,6 +192,7 @@ mod tests {
             ("127.0.0.1:9901\n", tcp("127.0.0.1:9901")),
             ("0.0.0.0:9901", tcp("127.0.0.1:9901")),
             ("[::]:9901", tcp("[::1]:9901")),
+            ("@envoy", Some(Address::Unix("\0envoy".into()))),
             ("/run/envoy/admin.sock", Some(Address::Unix("/run/envoy/admin.sock".into()))),
             ("", None),
         ] {

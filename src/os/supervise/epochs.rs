@@ -116,6 +116,7 @@ impl Epochs {
             }
             Event::Live(run) => self.live(run, now, &mut actions),
             Event::Validated(verdict) => self.validated(verdict, now, &mut actions),
+            Event::NotValidated(reason) => self.not_validated(reason, now, &mut actions),
             Event::Drained(run) => self.drained(run, now, &mut actions),
             Event::Exited(run, exit) => self.exited(run, exit, now, &mut actions),
             Event::Locked => self.locked(now, &mut actions),
@@ -142,6 +143,8 @@ impl Epochs {
     fn deadline(&self, epoch: &Epoch) -> Option<Instant> {
         let limit = match epoch.phase {
             Phase::Starting if self.ending.is_some() => self.stopped_at? + self.policy.drain_timeout,
+            // It takes over from one that has gone meanwhile, and may wait for that.
+            Phase::Starting if epoch.number > 0 && self.epochs.len() == 1 => epoch.since + START_PATIENCE,
             // Only if there is something newer to start.
             Phase::Starting => self.changes.due().map(|due| due.max(epoch.since + START_PATIENCE))?,
             Phase::Live | Phase::Killed => return None,
@@ -262,7 +265,7 @@ impl Epochs {
         self.is_locked &= number > 0;
         self.runs += 1;
         let run = RunId(self.runs);
-        self.epochs.push(Epoch { run, number, phase: Phase::Starting, since: now });
+        self.epochs.push(Epoch { run, number, phase: Phase::Starting, was_live: false, since: now });
         actions.push(Action::Start { run, epoch: number, why });
     }
 
@@ -302,6 +305,7 @@ impl Epochs {
         let took = now - since;
         actions.push(Action::Log(Note::Live { run, epoch: number, took }));
         self.set_phase(run, Phase::Live, now);
+        self.epochs.iter_mut().filter(|epoch| epoch.run == run).for_each(|epoch| epoch.was_live = true);
         (self.was_live, self.has_failed, self.is_wanted) = (true, false, false);
         self.live_since.get_or_insert(now);
         let old: Vec<_> = self.epochs.iter().filter(|epoch| epoch.run != run).copied().collect();
@@ -331,6 +335,22 @@ impl Epochs {
         }
     }
 
+    /// That says nothing about the configuration.
+    fn not_validated(&mut self, reason: String, now: Instant, actions: &mut Vec<Action>) {
+        let validating = self.validating.take();
+        if self.ending.is_some() {
+            return;
+        }
+        match validating {
+            Some(Validating::FirstExit(exit)) => self.crashed(exit, now, actions),
+            Some(Validating::Restart) => {
+                self.has_failed = true;
+                actions.push(Action::Log(Note::NotChecked { reason }));
+            }
+            None => {}
+        }
+    }
+
     fn drained(&mut self, run: RunId, now: Instant, actions: &mut Vec<Action>) {
         let is_over = |epoch: &&Epoch| matches!(epoch.phase, Phase::Leaving | Phase::Draining);
         if self.epochs.iter().find(|epoch| epoch.run == run).filter(is_over).is_none() {
@@ -353,8 +373,11 @@ impl Epochs {
         };
         actions.push(Action::Log(Note::Exited { run, epoch: epoch.number, exit, role }));
         let has_parent = self.epochs.iter().any(|it| matches!(it.phase, Phase::Live | Phase::Draining));
-        let may_have_locked = self.policy.is_hot && epoch.number > 0 && has_parent && !self.is_locked;
-        if self.ending.is_some() && epoch.phase == Phase::Starting {
+        let may_have_locked =
+            self.policy.is_hot && epoch.number > 0 && has_parent && !self.is_locked && !epoch.was_live;
+        let is_awaited = |epoch: &Epoch| matches!(epoch.phase, Phase::Starting | Phase::Leaving);
+        if self.ending.is_some() && !self.epochs.iter().any(is_awaited) {
+            // Old ones drain no longer than the one that the end has waited for.
             self.terminate_all(now, actions);
         }
         if self.ending.is_some() || role == Role::Old {
@@ -441,7 +464,8 @@ impl Epochs {
         let has = |phase| self.epochs.iter().any(|epoch| epoch.phase == phase);
         // The connections are with the parent, whose admin endpoint the new epoch has taken over.
         let is_taking_over = has(Phase::Starting) && has(Phase::Live);
-        match (self.stops, self.current().map(|epoch| epoch.run)) {
+        let serving = self.epochs.iter().rev().find(|epoch| epoch.phase == Phase::Live).map(|epoch| epoch.run);
+        match (self.stops, serving.filter(|_| !is_taking_over)) {
             // Older epochs drain as well until then.
             (1, Some(run)) => {
                 self.leave(run, now, actions);

@@ -79,6 +79,8 @@ pub(super) enum Event {
     Live(RunId),
     /// The program's own verdict on its configuration; an error has its words.
     Validated(Result<(), String>),
+    /// The configuration could not be checked, for this reason.
+    NotValidated(String),
     /// No connections are left, or nothing can be learned of them.
     Drained(RunId),
     Exited(RunId, Exit),
@@ -136,6 +138,7 @@ pub(super) enum Note {
     Refused {
         words: String,
     },
+    NotChecked { reason: String },
     RestartFailed {
         epoch: u32,
         exit: Exit,
@@ -202,6 +205,7 @@ pub(super) struct Epoch {
     pub(super) run: RunId,
     pub(super) number: u32,
     pub(super) phase: Phase,
+    pub(super) was_live: bool,
     /// When the phase began.
     pub(super) since: Instant,
 }

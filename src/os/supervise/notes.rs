@@ -51,6 +51,14 @@ impl Supervisor {
                 );
                 self.failed(format!("the new configuration is refused: {words}"));
             }
+            Note::NotChecked { reason } => {
+                tracing::error!(
+                    program,
+                    reason,
+                    "new configuration not checked, the running Envoy keeps the old one; SIGHUP has it checked again"
+                );
+                self.failed(format!("the new configuration could not be checked: {reason}"));
+            }
             Note::RestartFailed { epoch, exit } => {
                 tracing::error!(
                     program,

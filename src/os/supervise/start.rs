@@ -57,7 +57,8 @@ impl Supervisor {
             Ok(started) => started,
             Err(error) => {
                 tracing::error!(program, %error, "command not started");
-                return Some(Event::Exited(run, Exit::Code(126)));
+                // The agent's own launcher could not be started: the system is short of something.
+                return Some(Event::Exited(run, Exit::Code(1)));
             }
         };
         let because = match why {

@@ -20,8 +20,9 @@ const HALF: usize = 180;
 /// Envoy's log line about a configuration that it refuses.
 const REFUSAL: &str = "error initializing configuration '";
 
-/// Envoy's verdict; an error has its words. A check that crashes says nothing about the configuration.
-pub(super) async fn validate(words: &[String]) -> Result<(), String> {
+/// Envoy's verdict, with its words if it refuses. An error says why there is none. A check that crashes says nothing about the
+/// configuration.
+pub(super) async fn validate(words: &[String]) -> Result<Result<(), String>, String> {
     let failed = |error: std::io::Error| format!("checking it failed: {error}");
     let (mut output, writer) = CapturedOutput::with_limit(OUTPUT_BYTES).map_err(failed)?;
     let spawned = launch::spawn(words, |command| {
@@ -44,13 +45,13 @@ pub(super) async fn validate(words: &[String]) -> Result<(), String> {
         return Err(format!("the check did not end within {} s", PATIENCE.as_secs()));
     };
     match status.map_err(failed)?.code() {
-        Some(0) | None => Ok(()),
+        Some(0) | None => Ok(Ok(())),
         Some(code) => {
             let printed = output.into_bytes().unwrap_or_default();
-            Err(match words_of(&String::from_utf8_lossy(&printed)) {
+            Ok(Err(match words_of(&String::from_utf8_lossy(&printed)) {
                 words if words.is_empty() => format!("exit status {code} without a message"),
                 words => words,
-            })
+            }))
         }
     }
 }

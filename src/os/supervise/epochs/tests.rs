@@ -480,3 +480,58 @@ fn a_restart_that_is_requested_while_another_one_fails_is_made() {
     assert_eq!(run.on(Event::Again), []);
     assert_eq!(run.on(Event::Validated(Err("wrong".to_owned()))), [Action::Validate]);
 }
+
+#[test]
+fn a_check_that_could_not_be_made_is_no_verdict() {
+    let mut run = Run::new(HOT);
+    run.on(Event::Looked([0; 32]));
+    run.on(Event::Begin);
+    assert_eq!(run.exit(1, WRONG), [Action::Validate]);
+    assert_eq!(run.on(Event::NotValidated("no process".to_owned())), []);
+    assert_eq!(run.wait(Duration::from_secs(1)), [start(2, 0, Why::Crash)]);
+    run.on(Event::Live(RunId(2)));
+    run.change(1);
+    assert_eq!(run.on(Event::NotValidated("no process".to_owned())), []);
+    assert_eq!(run.on(Event::Again), [Action::Validate]);
+}
+
+#[test]
+fn an_epoch_that_waits_for_a_parent_that_has_gone_makes_way_for_a_first_one() {
+    let mut run = Run::live(HOT);
+    run.change(1);
+    run.on(Event::Validated(Ok(())));
+    assert_eq!(run.exit(1, CRASH), []);
+    assert_eq!(run.wait(START_PATIENCE), [terminate(2)]);
+    assert_eq!(run.exit(2, Exit::Signal(15)), [start(3, 0, Why::FilesChanged)]);
+}
+
+#[test]
+fn an_old_epoch_that_had_to_be_stopped_has_left_no_mark() {
+    let mut run = Run::restarted();
+    run.exit(1, Exit::Code(0));
+    run.change(2);
+    run.on(Event::Validated(Ok(())));
+    run.on(Event::Live(RunId(3)));
+    assert_eq!(run.wait(PARENT + TERM_GRACE), [terminate(2)]);
+    assert_eq!(run.exit(2, Exit::Signal(15)), []);
+}
+
+#[test]
+fn a_stop_ends_when_the_epoch_that_it_drains_crashes() {
+    let mut run = Run::restarted();
+    assert_eq!(run.on(Event::Stop), [Action::Drain(RunId(2))]);
+    assert_eq!(run.exit(2, CRASH), [terminate(1)]);
+    assert_eq!(run.exit(1, Exit::Code(0)), [end(Outcome::Done)]);
+}
+
+#[test]
+fn a_stop_drains_the_epoch_that_serves_while_a_stuck_one_is_stopped() {
+    let mut run = Run::live(HOT);
+    run.change(1);
+    run.on(Event::Validated(Ok(())));
+    run.on(Event::Looked([2; 32]));
+    assert_eq!(run.wait(START_PATIENCE), [terminate(2)]);
+    assert_eq!(run.on(Event::Stop), [Action::Drain(RunId(1))]);
+    assert_eq!(run.exit(2, Exit::Signal(15)), []);
+    assert_eq!(run.on(Event::Drained(RunId(1))), [terminate(1)]);
+}
