@@ -200,6 +200,7 @@ pub(super) struct BootstrapArgs {
         requires = "outbound_to",
         conflicts_with = "outbound_listen",
         group = "outbound_use",
+        conflicts_with_all = ["socket", "upstream", "allow", "outbound_peer", "gateway"],
         help_heading = "Outbound"
     )]
     endpoints_only: bool,
@@ -385,6 +386,7 @@ mod tests {
             ("--gateway --allow spiffe://td/api", "--allow"),
             ("--gateway --delta", "--delta"),
             ("--endpoints-only", "--outbound-to"),
+            ("--endpoints-only --outbound-to app:1 --allow spiffe://td/api", "cannot be used with"),
             ("--outbound-endpoints /eds.json", "--outbound-listen"),
             (
                 "--outbound-listen 127.0.0.1:0 --outbound-to app:1 --outbound-endpoints /eds.json",

@@ -46,7 +46,10 @@ pub(super) fn command(r: &mut Reader<'_>, args: &RunArgs, drain_timeout: Duratio
     let line = CommandLine::new(&args.command, is_cold.value == Some(true));
     let line = line.map_err(|mistakes| mistakes.into_iter().for_each(|mistake| r.mistake(mistake))).ok()?;
     if debounce.level.is_some() && restart_on.value.is_none() {
-        r.mistake(format!("{}: without --restart-on no file causes a restart; add that, or leave this out", debounce.from));
+        r.mistake(format!(
+            "{}: without --restart-on no file causes a restart; add that, or leave this out",
+            debounce.from
+        ));
     }
     if drain_time.level.is_some() && !line.is_envoy() {
         r.mistake(format!(

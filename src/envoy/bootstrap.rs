@@ -182,6 +182,8 @@ fn with_failover(cluster: &mut Value) {
         "base_ejection_time": "5s",
         "max_ejection_time": "30s",
         "max_ejection_percent": 100,
+        // In TLS 1.3 a check succeeds before the endpoint has judged the certificate.
+        "successful_active_health_check_uneject_host": false,
     });
     insert(cluster, "outlier_detection", outliers);
     // All requests that one endpoint leaves behind are sent again; Envoy's default is three of them at a time.

@@ -185,22 +185,28 @@ fn may_sign<'a>(path: impl Iterator<Item = &'a CertificateDer<'static>>) -> Resu
     Ok(())
 }
 
-/// The one of `roots` that the certificates of the CA chain to.
+/// The one of `roots` that the certificates of the CA chain to; of several with one key, that with the longest life.
 fn signing_root(
     sample: &KeyPair,
     roots: &[CertificateDer<'static>],
     now: SystemTime,
 ) -> Result<CertificateDer<'static>, String> {
-    let mut reason = None;
+    let (mut reason, mut found) = (None, None::<(SystemTime, &CertificateDer<'static>)>);
     for root in roots {
         let bundle = TrustBundle::new(vec![root.clone()]).map_err(|error| error.to_string())?;
         // A CA whose clock is behind may sign with certificates that are not valid yet.
         let path = sample.chain().iter().skip(1).chain([root]).map(Certificate::parse);
         let from = path.filter_map(Result::ok).map(|facts| facts.not_before).max();
         match bundle.verify(sample, from.map_or(now, |from| from.max(now))) {
-            Ok(()) => return Ok(root.clone()),
+            Ok(()) => {
+                let end = bundle.not_after();
+                found = found.filter(|(other, _)| *other >= end).or(Some((end, root)));
+            }
             Err(error) => reason = reason.or(Some(error.to_string())),
         }
+    }
+    if let Some((_, root)) = found {
+        return Ok(root.clone());
     }
     let reason = reason.unwrap_or_default();
     Err(format!(

@@ -464,7 +464,8 @@ impl Epochs {
         let has = |phase| self.epochs.iter().any(|epoch| epoch.phase == phase);
         // The connections are with the parent, whose admin endpoint the new epoch has taken over.
         let is_taking_over = has(Phase::Starting) && has(Phase::Live);
-        let serving = self.epochs.iter().rev().find(|epoch| epoch.phase == Phase::Live).map(|epoch| epoch.run);
+        let serving =
+            self.epochs.iter().rev().find(|epoch| epoch.phase == Phase::Live).map(|epoch| epoch.run);
         match (self.stops, serving.filter(|_| !is_taking_over)) {
             // Older epochs drain as well until then.
             (1, Some(run)) => {

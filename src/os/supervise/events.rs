@@ -138,7 +138,9 @@ pub(super) enum Note {
     Refused {
         words: String,
     },
-    NotChecked { reason: String },
+    NotChecked {
+        reason: String,
+    },
     RestartFailed {
         epoch: u32,
         exit: Exit,

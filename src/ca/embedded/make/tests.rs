@@ -239,3 +239,20 @@ fn a_signer_whose_key_usage_allows_no_certificates_is_refused() {
     let error = DevelopmentCa::open(&ca, Clock::system()).unwrap_err().to_string();
     assert!(error.contains("has a key usage without certificate signing"), "{error}");
 }
+
+#[test]
+fn of_two_roots_with_one_key_the_one_that_lives_longer_counts_and_the_other_can_be_dropped() {
+    let place = made(KeyType::EcdsaP256);
+    let (root, ca) = (place.path().join("root"), place.path().join("ca"));
+    let (old, key) = root_in(&root).unwrap();
+    let now = Clock::system().now();
+    let facts = parsed(&old).unwrap();
+    let name = subject("Test", facts.common_names.first().unwrap(), None);
+    let params = ca_params(name, [now - DAY, now + 1000 * HOUR], BasicConstraints::Unconstrained).unwrap();
+    let renewed = params.self_signed(&key).unwrap();
+    let renewed = renewed.der();
+    fs::write(ca.join(ROOT_FILE), pem::of_certificates([&old, renewed])).unwrap();
+    roots::withdraw(&ca, &root, now).unwrap();
+    assert_eq!(certificates(&ca.join(ROOT_FILE)), [renewed.clone()]);
+    DevelopmentCa::open(&ca, Clock::system()).unwrap();
+}
