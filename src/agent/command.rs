@@ -48,12 +48,10 @@ impl Command {
     ) -> anyhow::Result<Self> {
         let (requests, received) = mpsc::unbounded_channel();
         let (begin, pass, wait) = (requests.clone(), requests.clone(), settings.wait);
-        // A disk that does not answer must not have mounted files polled.
-        let watcher =
-            if settings.restart_on.is_empty() { shared.watcher.clone() } else { shared.watcher.apart() };
         let context = Context {
             files,
-            watcher,
+            // One watcher of its own would be two threads: beside a disk that does not answer, mounted files are polled.
+            watcher: shared.watcher.clone(),
             disk: shared.disk.clone(),
             components: shared.cache.components(running.workload),
             clock: shared.clock.clone(),

@@ -440,7 +440,10 @@ async fn a_storm_of_changes_never_starts_two_epochs_at_once_and_loses_no_request
     }
     eprintln!("{number} changes in {seconds} s: {starts} starts, {failed} of {sent} requests failed");
     // One for each debounce time at most.
-    assert!((2..=2 + 10 * seconds).contains(&starts) && failed == 0, "{starts} starts, {failed} of {sent} failed:\n{log}");
+    assert!(
+        (2..=2 + 10 * seconds).contains(&starts) && failed == 0,
+        "{starts} starts, {failed} of {sent} failed:\n{log}"
+    );
     served.agent.process.signal(Signal::TERM);
     assert_eq!(served.agent.process.ended().await.code(), Some(0));
 }
