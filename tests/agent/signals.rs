@@ -52,7 +52,7 @@ async fn requests_by_signals_are_answered_and_end_the_agent_neither_at_its_start
     agent.process.signal(Signal::USR1);
     agent.process.wait_log_times("status requested by SIGUSR1", 2).await;
     // The text of `attache status`: what changes with time aside.
-    agent.process.wait_log_times("ROOTCA: ok, from ca", 2).await;
+    agent.process.wait_log_times("output directory", 2).await;
     let shown = output(&["status", "--socket", agent.socket.to_str().unwrap()]).await;
     let shown = String::from_utf8(shown.stdout).unwrap();
     let log = agent.process.log();
