@@ -142,16 +142,15 @@ pub(super) async fn until_live(file: &Path, epoch: Option<u32>, disk: &Disk) -> 
     let mut answered = Instant::now();
     loop {
         let read = disk.read(file, ADDRESS_BYTES).await.ok().and_then(Result::ok);
-        match read.and_then(|text| Address::parse(&String::from_utf8_lossy(&text))) {
-            Some(address) => match address.is_live(epoch).await {
+        if let Some(address) = read.and_then(|text| Address::parse(&String::from_utf8_lossy(&text))) {
+            match address.is_live(epoch).await {
                 Ok(true) => {
                     let node = address.node().await;
                     return Some(Admin { address, node });
                 }
                 Ok(false) => answered = Instant::now(),
                 Err(_) => {}
-            },
-            None => {}
+            }
         }
         if answered.elapsed() > NO_ADMIN {
             return None;
