@@ -1,6 +1,6 @@
 //! The program that the agent keeps running: Envoy, or any other one.
 //!
-//! [`Epochs`] decides, and [`Supervisor`] does what it says: starts processes and waits for them, asks Envoy's admin
+//! `Epochs` decides, and [`Supervisor`] does what it says: starts processes and waits for them, asks Envoy's admin
 //! endpoint, follows files. It runs on the main thread: Envoy ends when the thread that started it does.
 
 mod admin;

@@ -35,7 +35,7 @@ pub(super) fn spawn(words: &[String], prepare: impl FnOnce(&mut Command)) -> io:
     command.spawn()
 }
 
-/// Whether these are the arguments of [`spawn`].
+/// Whether these are the arguments of `spawn`.
 pub fn is_launch(arguments: &[OsString]) -> bool {
     arguments.get(1).is_some_and(|word| word == WORD)
 }
