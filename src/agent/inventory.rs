@@ -107,7 +107,7 @@ fn settings(config: &Config) -> BTreeMap<PathBuf, &'static str> {
 /// The files with credentials of `provider`, except for a client certificate.
 fn credentials(provider: &Provider) -> Vec<PathBuf> {
     let token = provider.token();
-    let token = token.as_ref().and_then(token::TokenSettings::file).map(TokenFile::path);
+    let token = token.as_ref().and_then(token::TokenSettings::file).and_then(TokenFile::path);
     let others = provider.files().into_iter().filter(|file| !file.is_pem).map(|file| file.path);
     token.into_iter().chain(others).map(Path::to_owned).collect()
 }

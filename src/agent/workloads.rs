@@ -29,7 +29,7 @@ use crate::source::issuer::{IssuanceQueue, Issuer, IssuerContext, IssuerSettings
 use crate::source::kubernetes::{Clusters, KubernetesSource};
 use crate::source::mint::{MintSettings, MintSource};
 use crate::store::history::History;
-use crate::store::{Cache, Workload};
+use crate::store::{Cache, Scope, Workload};
 
 /// How long the start waits for what is mounted, so that no CA is called for what files provide.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
@@ -155,7 +155,7 @@ impl Workloads {
         }
         let (beside, clock_of_names, metrics_of_names) = (watcher.apart(), clock.clone(), metrics.clone());
         let names =
-            NamedFiles::start(named, &cache, *workload, beside, pending, clock_of_names, metrics_of_names);
+            NamedFiles::start(named, &cache, Scope::Workload(*workload), beside, pending, clock_of_names, metrics_of_names);
         let names = names.await;
         self.spawn(ended, names.run());
         if has_own {

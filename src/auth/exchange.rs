@@ -154,7 +154,7 @@ impl Exchange {
     }
 
     fn remedy(&self, status: StatusCode, error: &str, subject: &Token, now: SystemTime) -> String {
-        let own = || format!("{}; it is read from {}", subject.describe(now), self.subject.path().display());
+        let own = || format!("{}; {}", subject.describe(now), self.subject.origin());
         let remedy = match (error, status.as_u16()) {
             ("invalid_grant" | "invalid_token", _) => {
                 return format!("it does not accept this workload's own token ({})", own());

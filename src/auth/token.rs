@@ -263,12 +263,9 @@ impl TokenSource {
     pub fn describe(&self, token: &Token) -> String {
         let described = token.describe(self.clock.now());
         match &self.settings {
-            TokenSettings::File(file) => format!("{described}; it is read from {}", file.path().display()),
+            TokenSettings::File(file) => format!("{described}; {}", file.origin()),
             TokenSettings::Service { service: service @ Service::Exchange(exchange), .. } => {
-                format!(
-                    "{described}; {service} issued it for the token in {}",
-                    exchange.subject.path().display()
-                )
+                format!("{described}; {service} issued it for {}", exchange.subject)
             }
             TokenSettings::Service { service, .. } => format!("{described}; {service} issued it"),
         }

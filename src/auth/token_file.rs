@@ -1,8 +1,9 @@
-//! The bearer token: a file that another process rotates, read for each call.
+//! The bearer token: a file that another process rotates, read for each call, or one that the kubelet brings.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
@@ -16,12 +17,59 @@ use crate::base::spiffe_id::ServiceAccount;
 use crate::base::text;
 use crate::fs::disk::{Disk, Unresponsive};
 
-/// A file that holds a bearer token.
+/// Where a bearer token is found when it is needed: mostly a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenFile {
-    path: PathBuf,
-    /// The option that sets the path.
-    option: &'static str,
+pub struct TokenFile(Place);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    File {
+        path: PathBuf,
+        /// The option that sets the path.
+        option: &'static str,
+    },
+    Brought(BroughtToken),
+}
+
+/// A token in memory alone, which the kubelet brings and replaces. Clones are the same place.
+#[derive(Clone, Default)]
+pub struct BroughtToken(Arc<Mutex<Option<Token>>>);
+
+impl BroughtToken {
+    /// Replaces the token, and wipes the one before.
+    pub fn bring(&self, token: Token) {
+        *self.lock() = Some(token);
+    }
+
+    fn read(&self) -> Result<Token, CredentialError> {
+        self.lock().as_ref().map(|token| Token::new(token.secret())).ok_or(CredentialError::NotBrought)
+    }
+
+    /// No code panics while it holds this lock.
+    fn lock(&self) -> MutexGuard<'_, Option<Token>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for BroughtToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BroughtToken(hidden)")
+    }
+}
+
+impl PartialEq for BroughtToken {
+    /// Whether both are the same place.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for BroughtToken {}
+
+impl From<BroughtToken> for TokenFile {
+    fn from(brought: BroughtToken) -> Self {
+        Self(Place::Brought(brought))
+    }
 }
 
 /// Why a token file gives no token.
@@ -37,6 +85,11 @@ pub enum CredentialError {
     Empty { path: PathBuf },
     #[error("the token file {path} holds no token: {reason}")]
     NotAToken { path: PathBuf, reason: &'static str },
+    #[error(
+        "the kubelet has not brought a token for this Pod since the agent started; it comes by about once a minute if the \
+         CSIDriver has requiresRepublish"
+    )]
+    NotBrought,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -51,23 +104,47 @@ impl TokenFile {
 
     /// The file at `path`, which `option` names.
     pub fn named_by(option: &'static str, path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), option }
+        Self(Place::File { path: path.into(), option })
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// None where the token is no file.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.0 {
+            Place::File { path, .. } => Some(path),
+            Place::Brought(_) => None,
+        }
+    }
+
+    /// Where its token comes from, as a sentence about the token.
+    pub fn origin(&self) -> String {
+        match &self.0 {
+            Place::File { path, .. } => format!("it is read from {}", path.display()),
+            Place::Brought(_) => "the kubelet brought it".to_owned(),
+        }
     }
 
     pub async fn read(&self, disk: &Disk) -> Result<Token, CredentialError> {
-        let unreadable =
-            |source| CredentialError::Unreadable { path: self.path.clone(), source, option: self.option };
-        let not_a_token = |reason| CredentialError::NotAToken { path: self.path.clone(), reason };
-        let text = disk.read(&self.path, limits::TOKEN_BYTES).await?.map_err(unreadable)?;
+        let (path, option) = match &self.0 {
+            Place::File { path, option } => (path, *option),
+            Place::Brought(brought) => return brought.read(),
+        };
+        let unreadable = |source| CredentialError::Unreadable { path: path.clone(), source, option };
+        let not_a_token = |reason| CredentialError::NotAToken { path: path.clone(), reason };
+        let text = disk.read(path, limits::TOKEN_BYTES).await?.map_err(unreadable)?;
         let token = text.trim_ascii();
         if token.is_empty() {
-            return Err(CredentialError::Empty { path: self.path.clone() });
+            return Err(CredentialError::Empty { path: path.clone() });
         }
         Token::parse(token).map_err(not_a_token)
+    }
+}
+
+impl fmt::Display for TokenFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Place::File { path, .. } => write!(f, "the token in {}", path.display()),
+            Place::Brought(_) => f.write_str("the token that the kubelet brought"),
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use super::args::RunArgs;
+use super::node::Subject;
 use crate::fs::disk;
 use crate::fs::generation::Place;
 use crate::options::{Reader, Setting};
@@ -93,8 +94,10 @@ impl FileOptions {
         own: Vec<PathBuf>,
         private: Vec<PathBuf>,
         is_alone: bool,
+        subject: Subject<'_>,
     ) -> files::FileSettings {
         let Self { prefixes, system_roots, debounce, .. } = self;
+        let prefixes = if subject.has_mounted_files() { prefixes } else { files::FilePrefixes::None };
         files::FileSettings { mounted, own, private, is_alone, debounce, prefixes, system_roots }
     }
 }

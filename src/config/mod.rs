@@ -13,6 +13,7 @@ mod identity;
 mod key;
 pub mod kubernetes;
 mod mint;
+mod node;
 mod operation;
 mod options_file;
 mod output;
@@ -28,6 +29,8 @@ pub use self::args::RunArgs;
 use self::certificate::CertificateOptions;
 use self::files::{FileOptions, OwnDir, holds_key_pair, resolved};
 pub use self::kubernetes::KubernetesConfig;
+use self::node::Subject;
+pub use self::node::{Description, NodeArgs, NodeConfig, SharedArgs, WorkloadTemplate, parse_description};
 pub use self::options_file::agents_option;
 use self::selection::ProviderOptions;
 use self::shared::Credentials;
@@ -47,6 +50,9 @@ use crate::source::mint::MintSettings;
 
 /// Where Istio's proxies look for the socket of another agent than their own.
 pub const DEFAULT_SOCKET: &str = "/var/run/secrets/workload-spiffe-uds/socket";
+
+/// The admin socket of a node's agent, unless an option names another.
+pub const NODES_ADMIN_SOCKET: &str = "/run/attache/admin.sock";
 
 /// The admin socket of the agent with the SDS socket `sds`, unless an option names another: no two agents share it.
 pub fn default_admin_socket(sds: &Path) -> PathBuf {
@@ -122,14 +128,16 @@ impl Config {
     /// Reads all options: from flags, environment, and the options file that these name.
     pub fn load(args: &RunArgs, environment: &Environment) -> Result<Self, ConfigErrors> {
         match options_file::read(args, environment)? {
-            Some((file, mistakes)) => Self::with_file(args, environment, Some(&file), mistakes),
+            Some((file, mistakes)) => {
+                Self::with_file(args, environment, Some(&file), mistakes, Subject::Sidecar)
+            }
             None => Self::new(args, environment),
         }
     }
 
     /// Reads all options from flags and environment.
     pub fn new(args: &RunArgs, environment: &Environment) -> Result<Self, ConfigErrors> {
-        Self::with_file(args, environment, None, Vec::new())
+        Self::with_file(args, environment, None, Vec::new(), Subject::Sidecar)
     }
 
     /// `mistakes` are those in the options file.
@@ -138,8 +146,9 @@ impl Config {
         environment: &Environment,
         file: Option<&OptionsFile>,
         mistakes: Vec<String>,
+        subject: Subject<'_>,
     ) -> Result<Self, ConfigErrors> {
-        let mut reader = Reader::new(environment, file);
+        let mut reader = Reader::new(environment, file).for_workload(subject.description());
         let r = &mut reader;
         mistakes.into_iter().for_each(|mistake| r.mistake(mistake));
         let (socket, other_sockets) = operation::sockets(r, args);
@@ -156,20 +165,25 @@ impl Config {
         let has_kubernetes_secrets = kubernetes::is_enabled(r, args);
         let options = ProviderOptions::new(r, args);
         let mut own = own_dirs(output.as_ref(), state.as_ref());
-        let selection = options.select(r, &files.places(&own).0, has_kubernetes_secrets);
+        let places = if subject.has_mounted_files() { files.places(&own).0 } else { Vec::new() };
+        let selection = options.select(r, &places, has_kubernetes_secrets);
         let mut mounted = mounted_files(r, &files, &mut own, &options, &selection);
-        if selection.reason == selection::SECRETS_ALONE {
+        if selection.reason == selection::SECRETS_ALONE || !subject.has_mounted_files() {
             // It is ready without files.
             mounted.clear();
         }
         let mut private: Vec<PathBuf> = own.iter().map(|(path, _)| (*path).to_owned()).collect();
         check_output(r, &files, output.as_ref(), &selection, &mounted);
         let (workload, providers) =
-            workload_and_providers(r, args, options, &selection, state, has_kubernetes_secrets);
+            workload_and_providers(r, args, options, &selection, state, has_kubernetes_secrets, subject);
 
         let mint = mint::mint(r, args, &selection, &workload.identity);
         let kubernetes = kubernetes::kubernetes(r, args, &workload.identity, has_kubernetes_secrets);
-        let admin_socket = operation::admin_socket(r, args, &socket, &other_sockets);
+        let admin_socket = match subject {
+            Subject::Sidecar => operation::admin_socket(r, args, &socket, &other_sockets),
+            Subject::Node => operation::nodes_admin_socket(r, args),
+            Subject::Workload(_) => None,
+        };
         let status_address = operation::status_address(r, args);
         let admin_address = operation::admin_address(r, args, status_address);
         let drain_timeout = r.duration("drain-timeout", &args.drain_timeout, &[], Duration::ZERO);
@@ -184,7 +198,7 @@ impl Config {
             other_sockets,
             socket_mode,
             allowed,
-            files: files.into_settings(mounted, own, absolute(private), providers.is_empty()),
+            files: files.into_settings(mounted, own, absolute(private), providers.is_empty(), subject),
             providers,
             provider_reason: selection.reason,
             workload,
@@ -280,9 +294,13 @@ fn workload_and_providers(
     selection: &Selection,
     state: Option<StateDir>,
     has_other_source: bool,
+    subject: Subject<'_>,
 ) -> (issuer::IssuerSettings, Vec<Provider>) {
-    let credentials = Credentials::new(r, args, &options, selection);
+    let credentials = Credentials::new(r, args, &options, selection, subject.token());
     let identity = identity::identity(r, args, &credentials, selection.ca());
+    if let (Subject::Workload(description), Some(kind)) = (subject, selection.ca()) {
+        node::check_token(r, args, kind, description);
+    }
     let names = identity::names(r, args, &identity, selection.ca());
     let certificate = CertificateOptions::new(r, args);
     let drops_old_roots = r.switch("drop-old-roots", args.drop_old_roots, &[]).or(false);

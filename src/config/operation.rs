@@ -7,7 +7,7 @@ use tracing_subscriber::filter::Targets;
 
 use super::args::RunArgs;
 use super::files::resolved;
-use super::{AdminSocket, DEFAULT_SOCKET, default_admin_socket};
+use super::{AdminSocket, DEFAULT_SOCKET, NODES_ADMIN_SOCKET, default_admin_socket};
 use crate::ca::providers::Provider;
 use crate::export::output;
 use crate::ops::telemetry::{LogConfig, parse_filter};
@@ -68,6 +68,22 @@ pub(super) fn admin_socket(
             return None;
         }
         Ok(()) => {}
+    }
+    Some(AdminSocket { path, is_named })
+}
+
+/// The admin socket of a node's agent, which goes by no SDS socket.
+pub(super) fn nodes_admin_socket(r: &mut Reader<'_>, args: &RunArgs) -> Option<AdminSocket> {
+    let path = r.text("admin-socket", &args.admin_socket, &[]);
+    let is_named = path.value.is_some();
+    let path = match path.value {
+        Some(text) if text == "none" => return None,
+        Some(path) => PathBuf::from(path),
+        None => NODES_ADMIN_SOCKET.into(),
+    };
+    if let Err(error) = ListenError::check_path(&path, "--admin-socket") {
+        r.mistake(error.to_string());
+        return None;
     }
     Some(AdminSocket { path, is_named })
 }

@@ -18,8 +18,17 @@ pub(super) fn read(
     args: &RunArgs,
     environment: &Environment,
 ) -> Result<Option<(OptionsFile, Vec<String>)>, ConfigErrors> {
+    read_for(&args.config, environment, &|| RunArgs::augment_args(Command::new("attache run")))
+}
+
+/// The same for the command that has the options `known`; `typed` is the flag.
+pub(super) fn read_for(
+    typed: &Option<String>,
+    environment: &Environment,
+    known: &dyn Fn() -> Command,
+) -> Result<Option<(OptionsFile, Vec<String>)>, ConfigErrors> {
     let mut reader = Reader::new(environment, None);
-    let setting = reader.text("config", &args.config, &[]);
+    let setting = reader.text("config", typed, &[]);
     let from = setting.from.clone();
     let Some(path) = reader.finish(setting.value)? else { return Ok(None) };
     let read = {
@@ -29,7 +38,7 @@ pub(super) fn read(
     let failed =
         |reason: String| ConfigErrors(vec![format!("reading the options file {path} failed: {reason}")]);
     match read {
-        Some(Ok(content)) => parse(Path::new(&path), &content).map(Some),
+        Some(Ok(content)) => OptionsFile::parse(Path::new(&path), &content, &known()).map(Some),
         Some(Err(error)) => {
             Err(failed(format!("{error}; make it readable for the agent's user, or change {from}")))
         }
@@ -44,6 +53,7 @@ pub fn agents_option(environment: &Environment, name: &str) -> Option<String> {
 }
 
 /// The options in `content`, and the mistakes in it.
+#[cfg(any(test, fuzzing))]
 pub(super) fn parse(path: &Path, content: &[u8]) -> Result<(OptionsFile, Vec<String>), ConfigErrors> {
     OptionsFile::parse(path, content, &RunArgs::augment_args(Command::new("attache run")))
 }

@@ -7,7 +7,7 @@ use http::{HeaderName, HeaderValue};
 use super::args::RunArgs;
 use super::selection::{ProviderOptions, istios};
 use crate::auth::client_cert::ClientCertDir;
-use crate::auth::token_file::TokenFile;
+use crate::auth::token_file::{BroughtToken, TokenFile};
 use crate::ca::provider::{DefaultRoots, Headers, ProviderKind, Selection, TokenUse};
 use crate::kube::config::SERVICE_ACCOUNT_DIR;
 use crate::net::tls::Roots;
@@ -32,6 +32,7 @@ impl Credentials {
         args: &RunArgs,
         options: &ProviderOptions,
         selection: &Selection,
+        brought: Option<&BroughtToken>,
     ) -> Self {
         let kind = selection.ca();
         let is_service_account = kind.is_some_and(|kind| kind.token == TokenUse::ServiceAccount);
@@ -42,8 +43,11 @@ impl Credentials {
         };
         let token = r.text("token-file", &args.token_file, &[]);
         Self {
-            is_token_named: token.value.is_some(),
-            token: TokenFile::new(token.or(default)),
+            is_token_named: token.value.is_some() || brought.is_some(),
+            token: match brought {
+                Some(brought) => brought.clone().into(),
+                None => TokenFile::new(token.or(default)),
+            },
             client_cert: client_cert_dir(r, options, kind),
         }
     }

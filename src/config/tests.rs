@@ -215,7 +215,7 @@ fn in_a_cluster_kubernetes_needs_only_signer_and_roots() {
     let directory = Path::new("/var/run/secrets/kubernetes.io/serviceaccount");
     assert_eq!(endpoint.address.to_string(), "https://[fd00::1]:6443");
     assert_eq!((endpoint.roots, endpoint.server_name), (Roots::File(directory.join("ca.crt")), None));
-    assert_eq!(token.path(), directory.join("token"));
+    assert_eq!(token.path(), Some(directory.join("token").as_path()));
     assert_eq!(signer, "example.com/spiffe".parse().unwrap());
     assert_eq!(roots, SignerRoots::File("/root.pem".into()));
     assert!(found.notes.is_empty(), "{:?}", found.notes);
@@ -230,7 +230,7 @@ fn in_a_cluster_kubernetes_needs_only_signer_and_roots() {
         (endpoint.address.to_string().as_str(), endpoint.roots),
         ("https://api.example:443", Roots::System)
     );
-    assert_eq!((token.path(), roots), (Path::new("t"), SignerRoots::Cluster));
+    assert_eq!((token.path(), roots), (Some(Path::new("t")), SignerRoots::Cluster));
     assert!(found.notes.len() == 1 && found.notes[0].contains("requested as 600s"), "{:?}", found.notes);
 
     let all = mistakes("--ca kubernetes", &[("CA_ADDR", "istiod:15012")]);

@@ -256,7 +256,7 @@ impl Caller {
             let described = token.describe(self.clock.now());
             message += &match &self.credential {
                 Credential::TokenFile(file) => {
-                    format!(" ({described}; it is read from {})", file.path().display())
+                    format!(" ({described}; {})", file.origin())
                 }
                 _ => format!(" ({described})"),
             };

@@ -99,7 +99,7 @@ mod tests {
             assert_eq!(config.endpoint.address.to_string(), address);
             assert_eq!(config.endpoint.roots, Roots::File("/sa/ca.crt".into()));
             assert!(
-                matches!(&config.credential, Credential::TokenFile(file) if file.path() == Path::new("/sa/token"))
+                matches!(&config.credential, Credential::TokenFile(file) if file.path() == Some(Path::new("/sa/token")))
             );
         }
         let error = ClusterConfig::in_cluster(|_| None, Path::new("/sa")).unwrap_err();

@@ -144,8 +144,9 @@ fn read(known: &Command, name: &str, value: &Spanned<DeValue<'_>>) -> Result<Vec
 
 /// None if the file can't set `name`.
 fn arity(known: &Command, name: &str) -> Option<Arity> {
-    // The file does not name another one.
-    let found = known.get_arguments().find(|arg| arg.get_long() == Some(name) && name != "config")?;
+    // The file does not name another one. What the help hides is not for this command.
+    let is_meant = |arg: &&clap::Arg| arg.get_long() == Some(name) && !arg.is_hide_set();
+    let found = known.get_arguments().find(is_meant).filter(|_| name != "config")?;
     match found.get_action() {
         ArgAction::SetTrue => Some(Arity::Switch),
         ArgAction::Set => Some(Arity::One),

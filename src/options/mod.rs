@@ -1,5 +1,5 @@
-//! Options on their four levels: the flag, `ATTACHE_<FLAG>`, the variable that Istio's agent reads, and the options file.
-//! The highest level that sets an option wins, and every mistake goes into one report. No I/O: environment and content of
+//! Options on their four levels: the flag, `ATTACHE_<FLAG>`, the variable that Istio's agent reads, and the options file. On
+//! a node, what describes a workload is above them all. The highest level that sets an option wins, and every mistake goes into one report. No I/O: environment and content of
 //! the file are inputs.
 
 mod file;
@@ -44,6 +44,8 @@ pub enum Level {
     Istio,
     Attache,
     Flag,
+    /// What describes one workload of a node's agent.
+    Workload,
 }
 
 /// What sets an option: its level, and the flag, variable or line as the user knows it.

@@ -11,6 +11,8 @@ use super::{ConfigErrors, Environment, Level, OptionsFile, Setting, parse_durati
 pub struct Reader<'a> {
     environment: &'a Environment,
     file: Option<&'a OptionsFile>,
+    /// What describes the workload whose options these are.
+    workload: Option<&'a OptionsFile>,
     /// Options that the file sets in vain, because a flag or a variable sets them.
     overridden: BTreeSet<String>,
     mistakes: Vec<String>,
@@ -34,6 +36,13 @@ pub struct Place {
 impl Place {
     fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), line: String::new() }
+    }
+
+    /// The values of `flag` in `file`, and its line there.
+    fn in_file<'a>(file: &'a OptionsFile, flag: &str) -> Option<(Self, &'a [String])> {
+        let option = file.get(flag)?;
+        let line = format!(" ({})", file.place(option.line));
+        Some((Self { name: flag.to_owned(), line }, &option.values))
     }
 
     /// With its value: `--ca none`, `CA_PROVIDER none`, `ca none (line 3 of /etc/attache.toml)`.
@@ -78,7 +87,13 @@ struct List {
 
 impl<'a> Reader<'a> {
     pub fn new(environment: &'a Environment, file: Option<&'a OptionsFile>) -> Self {
-        Self { environment, file, overridden: BTreeSet::new(), mistakes: Vec::new(), notes: Vec::new() }
+        let (overridden, mistakes, notes) = Default::default();
+        Self { environment, file, workload: None, overridden, mistakes, notes }
+    }
+
+    /// The same for the workload that `description` describes.
+    pub fn for_workload(self, description: Option<&'a OptionsFile>) -> Self {
+        Self { workload: description, ..self }
     }
 
     /// Adds a mistake to the report: the agent does not start.
@@ -118,9 +133,7 @@ impl<'a> Reader<'a> {
         let file = self.file?;
         #[cfg(test)]
         LOOKED_UP.with_borrow_mut(|looked_up| looked_up.insert(flag.to_owned()));
-        let option = file.get(flag)?;
-        let line = format!(" ({})", file.place(option.line));
-        Some((Place { name: flag.to_owned(), line }, &option.values))
+        Place::in_file(file, flag)
     }
 
     /// Remembers that the options file sets `flag` in vain, if it does.
@@ -149,6 +162,9 @@ impl<'a> Reader<'a> {
     /// The option `flag`: typed, else `ATTACHE_<FLAG>`, else the first of `others`, else from the options file. An empty
     /// variable counts as not set: manifests often leave them empty.
     fn find(&mut self, flag: &str, typed: &[String], others: &[&str]) -> Option<Found> {
+        if let Some((place, values)) = self.workload.and_then(|file| Place::in_file(file, flag)) {
+            return Some(Found { values: values.to_vec(), level: Level::Workload, place });
+        }
         if !typed.is_empty() {
             self.override_file(flag);
             let place = Place::new(format!("--{flag}"));

@@ -44,6 +44,8 @@ pub enum FilePrefixes {
     Usual(Vec<PathBuf>),
     /// Those of `--file-prefix`, also with their links resolved.
     Given(Vec<PathBuf>),
+    /// On a node: of its files, streams get the system's roots alone.
+    None,
 }
 
 /// Serves `default` and `ROOTCA` from mounted files.

@@ -185,9 +185,10 @@ impl ConfiguredProvider for VaultProvider {
 
     fn files(&self) -> Vec<ProviderFile<'_>> {
         let token = match &self.settings.access {
-            Access::Token(file) => Some(ProviderFile::credential("--vault-token-file", file.path())),
+            Access::Token(file) => file.path(),
             Access::Login { .. } => None,
         };
+        let token = token.map(|path| ProviderFile::credential("--vault-token-file", path));
         let roots = self.settings.roots.as_deref();
         let roots = roots.map(|path| ProviderFile::certificates("--vault-root", path));
         token.into_iter().chain(roots).collect()

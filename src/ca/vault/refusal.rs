@@ -79,7 +79,7 @@ fn of_signing(status: u16, said: &str, path: &str, token: Option<&TokenFile>) ->
         }
         403 => {
             let token = match token {
-                Some(file) => format!("the token in {}", file.path().display()),
+                Some(file) => file.to_string(),
                 None => "the token of the login".to_owned(),
             };
             Some(format!("{token} has expired, or none of its policies allows update on {path}"))

@@ -254,7 +254,7 @@ impl<'a> Files<'a> {
         }
         let Some(provider) = self.provider() else { return false };
         let source = provider.token();
-        let token = source.as_ref().and_then(TokenSettings::file).map(TokenFile::path);
+        let token = source.as_ref().and_then(TokenSettings::file).and_then(TokenFile::path);
         let root = match provider.endpoint() {
             Some((Endpoint { roots: Roots::File(path), address, .. }, _)) if !address.plaintext => {
                 Some(path.as_path())

@@ -119,7 +119,7 @@ fn the_users_own_file_may_name_files_beside_it() {
     let config = parse(&text, &own()).unwrap().config;
     assert_eq!(config.endpoint.roots, Roots::File("/home/me/.kube/ca.crt".into()));
     assert!(
-        matches!(&config.credential, Credential::TokenFile(file) if file.path() == Path::new("/run/token"))
+        matches!(&config.credential, Credential::TokenFile(file) if file.path() == Some(Path::new("/run/token")))
     );
     let text = super::tests::config("{server: 'https://a', insecure-skip-tls-verify: true}", "{}");
     assert_eq!(parse(&text, &own()).unwrap().config.endpoint.roots, Roots::Unverified);

@@ -23,6 +23,9 @@ const SYSTEM_ROOTS: [&str; 6] = [
     "/etc/ssl/cert.pem",
 ];
 
+/// Why no name leads to a file of a node.
+const NOT_OF_A_NODE: &str = "an agent for a whole node serves no files by name, which would be the node's; file-root:system alone";
+
 /// File names that the user chose, instead of those that a set has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileNames {
@@ -124,12 +127,17 @@ impl Files {
 
 /// The directories in which files must lie that streams name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Prefixes(Vec<PathBuf>);
+pub(super) struct Prefixes(Option<Vec<PathBuf>>);
 
 impl Prefixes {
+    /// No directory at all.
+    pub(super) fn none() -> Self {
+        Self(None)
+    }
+
     /// `given` are the directories as the user spelled them, and with their links resolved.
     pub(super) fn new(given: &[PathBuf], working_directory: &Path) -> Self {
-        Self(given.iter().map(|prefix| normalized(prefix, working_directory)).collect())
+        Self(Some(given.iter().map(|prefix| normalized(prefix, working_directory)).collect()))
     }
 
     /// Whether these files may be looked at, decided from their paths alone.
@@ -137,6 +145,7 @@ impl Prefixes {
         let is_admitted = |path: &Path| self.length(path).is_some();
         match files.paths().all(is_admitted) {
             true => Ok(()),
+            false if self.0.is_none() => Err(NOT_OF_A_NODE),
             false => Err(OUTSIDE),
         }
     }
@@ -146,7 +155,7 @@ impl Prefixes {
     pub(super) fn length(&self, path: &Path) -> Option<usize> {
         let goes_up = path.components().any(|component| component == Component::ParentDir);
         let may_hold = |prefix: &&PathBuf| !goes_up || prefix.parent().is_none();
-        let holder = self.0.iter().filter(may_hold).filter(|prefix| path.starts_with(prefix));
+        let holder = self.0.iter().flatten().filter(may_hold).filter(|prefix| path.starts_with(prefix));
         holder.map(|prefix| prefix.components().count() - 1).max()
     }
 }

@@ -30,7 +30,7 @@ use crate::fs::pool::{Entrance, Pool};
 use crate::fs::watch::Watcher;
 use crate::metrics::Metrics;
 use crate::secret::{NameKind, SecretName};
-use crate::store::{Cache, Demand, Event, Key, Origin, Scope, Workload};
+use crate::store::{Cache, Demand, Event, Key, Origin, Scope};
 
 /// How long the start waits for directories of `--file-prefix` whose links have to be resolved.
 const PREFIX_PATIENCE: Duration = Duration::from_secs(2);
@@ -100,24 +100,24 @@ struct Running {
 }
 
 impl NamedFiles {
-    /// A source of the names that streams of `workload` ask for. `watcher` is for these names alone. Returns when it is
+    /// A source of the names that streams ask for, of the workloads that `scope` means. `watcher` is for these names alone. Returns when it is
     /// known which directories `--file-prefix` means, or when their file systems don't answer.
     pub async fn start(
         settings: FileSettings,
         cache: &Cache,
-        workload: Workload,
+        scope: Scope,
         watcher: Watcher,
         pending: PendingOperations,
         clock: Clock,
         metrics: Metrics,
     ) -> Self {
-        Self::with_pool(settings, cache, workload, watcher, Pool::new(pending), clock, metrics).await
+        Self::with_pool(settings, cache, scope, watcher, Pool::new(pending), clock, metrics).await
     }
 
     pub(super) async fn with_pool(
         mut settings: FileSettings,
         cache: &Cache,
-        workload: Workload,
+        scope: Scope,
         watcher: Watcher,
         pool: Pool,
         clock: Clock,
@@ -141,7 +141,7 @@ impl NamedFiles {
         let at = Arc::clone(&working_directory);
         let admission =
             move |name: &SecretName| Files::of(name, &at).map_or(Ok(()), |files| prefixes.admit(&files));
-        let demand = cache.demand(NameKind::File, Scope::Workload(workload), admission);
+        let demand = cache.demand(NameKind::File, scope, admission);
         let demand =
             demand.inspect_err(|error| tracing::error!(%error, "requested files are not served")).ok();
         Self { settings, working_directory, demand, shared: Arc::new(shared) }
@@ -203,6 +203,7 @@ impl NamedFiles {
 /// The directories as they are spelled, and with their links resolved as far as their file systems answer.
 async fn resolve_prefixes(pool: &Pool, prefixes: &FilePrefixes, working_directory: &Path) -> Prefixes {
     let given = match prefixes {
+        FilePrefixes::None => return Prefixes::none(),
         FilePrefixes::Usual(usual) => return Prefixes::new(usual, working_directory),
         FilePrefixes::Given(given) => given,
     };

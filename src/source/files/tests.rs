@@ -36,7 +36,7 @@ use crate::metrics::BySource;
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
 use crate::pki::{csr, pem};
 use crate::secret::{KeyPair, Resource, Secret, TrustBundle, Version};
-use crate::store::{Entry, Origin, Published, Subscription};
+use crate::store::{Entry, Origin, Published, Scope, Subscription};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const DEBOUNCE: Duration = Duration::from_millis(20);
@@ -224,7 +224,7 @@ impl Mount {
         let (cache, watcher, pool) = (self.cache.clone(), self.watcher.clone(), self.pool.clone());
         let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
         tokio::spawn(async move {
-            NamedFiles::with_pool(settings, &cache, WORKLOAD, watcher, pool, clock, metrics)
+            NamedFiles::with_pool(settings, &cache, Scope::Workload(WORKLOAD), watcher, pool, clock, metrics)
                 .await
                 .run()
                 .await;
