@@ -4,6 +4,7 @@ mod command;
 mod inventory;
 pub mod kubernetes;
 mod mounted;
+mod node;
 mod requests;
 mod signals;
 mod sockets;
@@ -13,6 +14,7 @@ use std::convert::Infallible;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -23,7 +25,8 @@ use tokio_util::task::TaskTracker;
 use self::command::Command;
 pub(crate) use self::inventory::inventory;
 use self::kubernetes::KubernetesPlan;
-pub use self::requests::Requests;
+pub use self::node::run as run_node;
+pub use self::requests::{Load, Reloaded, Requests};
 pub use self::signals::{RequestSignals, Signals};
 use self::sockets::{SdsSockets, Server, Sockets};
 use self::workloads::{Plan, Running, Shared, Workloads};
@@ -37,7 +40,7 @@ use crate::fs::disk::{self, Disk};
 use crate::fs::generation::Place;
 use crate::ops::admin::Admin;
 use crate::ops::page::Page;
-use crate::ops::report::{About, Reporter};
+use crate::ops::report::{About, Reporter, Subject};
 use crate::ops::status::Status;
 use crate::ops::telemetry::Log;
 use crate::os::command as os_command;
@@ -89,21 +92,23 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     let (allowed, options_file) = (config.allowed.clone(), config.options_file.clone());
     let naming = config.kubernetes.as_ref().map(|kubernetes| kubernetes.naming).unwrap_or_default();
     let reporter = start_workload(&mut workloads, &shared, &running, config, &sds, addresses).await?;
-    serve_page(&mut workloads, &shared, &server, page, &reporter);
+    let subject = Subject::One(reporter);
+    serve_page(&mut workloads, &shared, &server, page, &subject);
     let passed_on = command.as_ref().map(Command::requests);
-    requests.serve(&mut workloads, &shared, options_file, &reporter, &log, passed_on);
+    requests.serve(&mut workloads, &shared, options_file, &subject, &log, passed_on);
     let mut files = Vec::new();
     if let Some(listener) = admin {
         let (socket, file) = listener.into_parts();
         files.extend(file);
         let peers = AdminPeers::new(shared.metrics.clone(), shared.cache.components(running.workload));
-        workloads.spawn(&shared.stop, server.clone().admin(socket, peers, Admin { reporter, log }));
+        workloads.spawn(&shared.stop, server.clone().admin(socket, peers, Admin { subject, log }));
     }
     let peers = Peers::new(allowed, shared.metrics.clone(), shared.cache.components(running.workload));
     let service = workloads.service(&running);
     service.set_naming(naming);
     let server = Server { stop: running.ended.clone(), ..server };
     for (socket, file) in sds.into_parts() {
+        let socket = Arc::new(socket);
         workloads.spawn(&running.ended, server.clone().sds(socket, peers.clone(), service.clone()));
         files.extend(file);
     }
@@ -181,10 +186,10 @@ fn serve_page(
     shared: &Shared,
     server: &Server,
     listener: Option<TcpListener>,
-    reporter: &Reporter,
+    subject: &Subject,
 ) {
     let Some(listener) = listener else { return };
-    let page = Page { reporter: reporter.clone(), is_local: sockets::is_local(&listener) };
+    let page = Page { subject: subject.clone(), is_local: sockets::is_local(&listener) };
     let stop = shared.stop.clone();
     let serve = move |io, place| page.clone().serve(io, place, stop.clone());
     workloads.spawn(&shared.stop, server.clone().http("the admin address", listener, serve));

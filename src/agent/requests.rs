@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 use super::signals::RequestSignals;
 use super::workloads::{Shared, Workloads};
 use crate::config::{Config, ConfigErrors};
-use crate::ops::report::Reporter;
-use crate::ops::telemetry::Log;
+use crate::ops::report::Subject;
+use crate::ops::telemetry::{Log, LogConfig};
 use crate::options::OptionsFile;
 use crate::os::supervise::Request;
 use crate::secret::SecretName;
@@ -26,9 +26,25 @@ const LOG_LEVEL: &str = "log-level";
 pub struct Requests {
     pub signals: RequestSignals,
     /// Reads all options again. Touches the disk.
-    pub load: Arc<dyn Fn() -> Result<Config, ConfigErrors> + Send + Sync>,
+    pub load: Arc<Load>,
     /// A report at this moment, as `attache status` shows it.
     pub table: fn(&Value, SystemTime) -> String,
+}
+
+/// Reads the options that a reload may apply.
+pub type Load = dyn Fn() -> Result<Reloaded, ConfigErrors> + Send + Sync;
+
+/// What a reload reads.
+#[derive(Debug)]
+pub struct Reloaded {
+    pub log: LogConfig,
+    pub options_file: Option<OptionsFile>,
+}
+
+impl From<Config> for Reloaded {
+    fn from(Config { log, options_file, .. }: Config) -> Self {
+        Self { log, options_file }
+    }
 }
 
 impl fmt::Debug for Requests {
@@ -45,14 +61,13 @@ impl Requests {
         workloads: &mut Workloads,
         shared: &Shared,
         file: Option<OptionsFile>,
-        reporter: &Reporter,
+        subject: &Subject,
         log: &Log,
         command: Option<UnboundedSender<Request>>,
     ) {
         let Self { signals: RequestSignals { mut reload, mut status }, load, table } = self;
-        let (reporter, workload) = (reporter.clone(), reporter.workload);
-        let mut reloader =
-            Reloader { load, in_force: file, log: log.clone(), workload, shared: shared.clone() };
+        let subject = subject.clone();
+        let mut reloader = Reloader { load, in_force: file, log: log.clone(), shared: shared.clone() };
         let to_command = command.clone();
         workloads.spawn(&shared.stop, async move {
             while reload.recv().await.is_some() {
@@ -63,7 +78,7 @@ impl Requests {
         workloads.spawn(&shared.stop, async move {
             while status.recv().await.is_some() {
                 pass(&command, Request::Pass(Signal::USR1));
-                let table = table(&reporter.report(), reporter.clock.now());
+                let table = table(&subject.report(), subject.clock().now());
                 tracing::info!("status requested by SIGUSR1\n{}", table.trim_end());
             }
         });
@@ -79,11 +94,10 @@ fn pass(command: &Option<UnboundedSender<Request>>, request: Request) {
 
 /// Reads again what can be read again.
 struct Reloader {
-    load: Arc<dyn Fn() -> Result<Config, ConfigErrors> + Send + Sync>,
+    load: Arc<Load>,
     /// The options file as far as it is applied: a reload applies the log level alone.
     in_force: Option<OptionsFile>,
     log: Log,
-    workload: Workload,
     shared: Shared,
 }
 
@@ -91,7 +105,9 @@ impl Reloader {
     async fn reload(&mut self) {
         tracing::info!(signal = "SIGHUP", "reload requested, reading mounted files and CRLs again");
         self.shared.watcher.look_again();
-        retry_renewal(&self.shared.cache, self.workload).await;
+        for (workload, _) in self.shared.cache.workloads() {
+            retry_renewal(&self.shared.cache, workload).await;
+        }
         if let Some(in_force) = self.in_force.take() {
             self.in_force = Some(self.reload_options(in_force).await);
         }
@@ -102,7 +118,7 @@ impl Reloader {
     async fn reload_options(&self, mut in_force: OptionsFile) -> OptionsFile {
         let file = in_force.path().display().to_string();
         let (filter, read) = match load(Arc::clone(&self.load)).await {
-            Ok(Config { log, options_file: Some(read), .. }) => (log.filter, read),
+            Ok(Reloaded { log, options_file: Some(read) }) => (log.filter, read),
             Ok(_) => return in_force,
             Err(ConfigErrors(mistakes)) => {
                 for reason in mistakes {
@@ -131,9 +147,7 @@ impl Reloader {
 }
 
 /// All options again, read on a thread of its own.
-async fn load(
-    load: Arc<dyn Fn() -> Result<Config, ConfigErrors> + Send + Sync>,
-) -> Result<Config, ConfigErrors> {
+async fn load(load: Arc<Load>) -> Result<Reloaded, ConfigErrors> {
     let failed = |reason: String| ConfigErrors(vec![format!("reading the options failed: {reason}")]);
     let (done, loaded) = oneshot::channel();
     let run = move || drop(done.send(load()));

@@ -3,7 +3,9 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use rustix::net::{RecvFlags, recv};
@@ -97,9 +99,25 @@ impl Sockets {
 
 /// The admin socket of the agent that serves `sds`, unless an option names another path. Only one that an option names is
 /// worth not starting.
-fn bind_admin(socket: &AdminSocket, sds: &Path) -> anyhow::Result<Option<Listener>> {
+pub(super) fn bind_admin(socket: &AdminSocket, sds: &Path) -> anyhow::Result<Option<Listener>> {
     let path = if socket.is_named { socket.path.clone() } else { default_admin_socket(sds) };
     match Listener::bind(&path, 0o600, "--admin-socket") {
+        Ok(listener) => Ok(Some(listener)),
+        Err(error) if socket.is_named => Err(error.into()),
+        Err(error) => {
+            tracing::warn!(reason = %error, "no admin socket: attache status, renew and log are unavailable");
+            Ok(None)
+        }
+    }
+}
+
+/// The admin socket of a node's agent, whose directory is created if it is the usual one.
+pub(super) fn bind_nodes_admin(socket: &AdminSocket) -> anyhow::Result<Option<Listener>> {
+    if let (false, Some(directory)) = (socket.is_named, socket.path.parent()) {
+        // A failure shows when the socket is bound.
+        let _ = std::fs::DirBuilder::new().mode(0o755).create(directory);
+    }
+    match Listener::bind(&socket.path, 0o600, "--admin-socket") {
         Ok(listener) => Ok(Some(listener)),
         Err(error) if socket.is_named => Err(error.into()),
         Err(error) => {
@@ -124,7 +142,7 @@ pub(super) async fn remove(files: Vec<SocketFile>, disk: &Disk) {
 }
 
 /// A listener for `purpose` on the address that `option` names.
-async fn bind_http(
+pub(super) async fn bind_http(
     address: Option<SocketAddr>,
     option: &str,
     purpose: &str,
@@ -163,7 +181,7 @@ pub(super) struct Server {
 
 impl Server {
     /// Serves SDS.
-    pub(super) async fn sds(self, socket: UnixListener, peers: Peers, service: SecretDiscovery) {
+    pub(super) async fn sds(self, socket: Arc<UnixListener>, peers: Peers, service: SecretDiscovery) {
         let serve = |io| {
             let Some(place) = peers.admit(&io) else { return };
             let Some(service) = service.connection() else { return };

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
+use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -89,12 +90,72 @@ pub struct Plan {
     pub output: Option<OutputSettings>,
 }
 
+impl Plan {
+    /// An agent without either serves only what streams name.
+    fn has_own(&self) -> bool {
+        !self.files.mounted.is_empty() || !self.cas.is_empty()
+    }
+}
+
 /// A workload that runs.
 #[derive(Clone, Debug)]
 pub struct Running {
     pub workload: Workload,
     /// Cancelled when the workload is removed or the agent stops. Ends the workload's tasks and streams.
     pub ended: CancellationToken,
+    /// What still writes files for other programs after that.
+    pub draining: TaskTracker,
+}
+
+/// The tasks of a workload beside those that follow files.
+struct Tasks {
+    /// They don't end by themselves.
+    own: Vec<Task>,
+    /// They end after the workload.
+    draining: Vec<Task>,
+}
+
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl Tasks {
+    /// What is kept from an earlier run is published before this returns, unless its file system does not answer.
+    async fn of(plan: Plan, running: &Running, shared: &Shared) -> Self {
+        let Running { workload, ended, .. } = running;
+        let Shared { cache, metrics, history, watcher, disk, clock, queue, .. } = shared.clone();
+        let (mut own, mut draining) = (Vec::<Task>::new(), Vec::<Task>::new());
+        if plan.has_own() {
+            own.push(Box::pin(history.follow(cache.clone(), *workload, clock.clone())));
+        }
+        if let Some(KubernetesPlan { clusters, settings }) = plan.kubernetes {
+            let (clock, metrics) = (clock.clone(), metrics.clone());
+            match KubernetesSource::new(settings, clusters, &cache, *workload, clock, metrics) {
+                Ok(source) => own.push(Box::pin(source.run())),
+                Err(error) => tracing::error!(%error, "Secrets of Kubernetes are not served"),
+            }
+        }
+        if !plan.cas.is_empty() {
+            let disk = disk.within(plan.issuer.timeout);
+            let context = IssuerContext { clock: clock.clone(), metrics: metrics.clone(), queue, disk };
+            if let Some(settings) = plan.mint {
+                let (cas, issuer) = (plan.cas.apart(), plan.issuer.clone());
+                let hosts = MintSource::new(settings, cas, issuer, &cache, *workload, context.clone());
+                own.push(Box::pin(hosts.run()));
+            }
+            let mut issuer = Issuer::new(plan.cas, plan.issuer, &cache, *workload, context);
+            issuer.restore().await;
+            own.push(Box::pin(issuer.run()));
+        }
+        if let Some(settings) = plan.output {
+            // After the sources, whose entries it follows.
+            let (outputs, writers) =
+                Outputs::new(settings, &cache, *workload, &watcher, disk, clock, metrics);
+            draining.push(Box::pin(outputs.run(ended.clone())));
+            for writer in writers {
+                draining.push(Box::pin(writer.run(ended.clone())));
+            }
+        }
+        Self { own, draining }
+    }
 }
 
 /// The workloads and their tasks.
@@ -118,22 +179,19 @@ impl Workloads {
         let workload = self.shared.cache.add_workload(name);
         let ended = self.shared.stop.child_token();
         self.running.insert(workload, ended.clone());
-        Running { workload, ended }
+        Running { workload, ended, draining: TaskTracker::new() }
     }
 
-    /// Starts the sources and exports of a workload. What is mounted, or kept from an earlier run, is published before
-    /// this returns, unless its file system does not answer.
+    /// Starts the sources and exports of a sidecar's workload. What is mounted, or kept from an earlier run, is published
+    /// before this returns, unless its file system does not answer.
     pub async fn start(&mut self, running: &Running, plan: Plan) -> io::Result<()> {
-        let Running { workload, ended } = running;
-        let Shared { cache, metrics, history, watcher, disk, pending, clock, queue, .. } =
-            self.shared.clone();
+        let Running { workload, ended, .. } = running;
+        let Shared { cache, metrics, watcher, pending, clock, .. } = self.shared.clone();
         let debounce = plan.files.debounce;
         let named = plan.files.clone();
-        // An agent without either serves only what streams name.
-        let has_own = !plan.files.mounted.is_empty() || !plan.cas.is_empty();
-        if has_own {
+        if plan.has_own() {
             let crls = CrlSource::new(
-                plan.crl,
+                plan.crl.clone(),
                 debounce,
                 &cache,
                 *workload,
@@ -142,7 +200,7 @@ impl Workloads {
                 metrics.clone(),
             );
             let files = FileSource::new(
-                plan.files,
+                plan.files.clone(),
                 &cache,
                 *workload,
                 watcher.clone(),
@@ -153,43 +211,49 @@ impl Workloads {
         } else {
             clock.watch_jumps();
         }
-        let (beside, clock_of_names, metrics_of_names) = (watcher.apart(), clock.clone(), metrics.clone());
-        let names =
-            NamedFiles::start(named, &cache, Scope::Workload(*workload), beside, pending, clock_of_names, metrics_of_names);
-        let names = names.await;
+        let scope = Scope::Workload(*workload);
+        let names = NamedFiles::start(named, &cache, scope, watcher.apart(), pending, clock, metrics).await;
         self.spawn(ended, names.run());
-        if has_own {
-            self.spawn(ended, history.follow(cache.clone(), *workload, clock.clone()));
+        let Tasks { own, draining } = Tasks::of(plan, running, &self.shared).await;
+        for task in own {
+            self.spawn(ended, task);
         }
-        if let Some(KubernetesPlan { clusters, settings }) = plan.kubernetes {
-            let (clock, metrics) = (clock.clone(), metrics.clone());
-            match KubernetesSource::new(settings, clusters, &cache, *workload, clock, metrics) {
-                Ok(source) => self.spawn(ended, source.run()),
-                Err(error) => tracing::error!(%error, "Secrets of Kubernetes are not served"),
-            }
-        }
-        if !plan.cas.is_empty() {
-            let disk = disk.within(plan.issuer.timeout);
-            let context = IssuerContext { clock: clock.clone(), metrics: metrics.clone(), queue, disk };
-            if let Some(settings) = plan.mint {
-                let (cas, issuer) = (plan.cas.apart(), plan.issuer.clone());
-                let hosts = MintSource::new(settings, cas, issuer, &cache, *workload, context.clone());
-                self.spawn(ended, hosts.run());
-            }
-            let mut issuer = Issuer::new(plan.cas, plan.issuer, &cache, *workload, context);
-            issuer.restore().await;
-            self.spawn(ended, issuer.run());
-        }
-        if let Some(settings) = plan.output {
-            // After the sources, whose entries it follows.
-            let (outputs, writers) =
-                Outputs::new(settings, &cache, *workload, &watcher, disk, clock, metrics);
-            self.spawn_draining(outputs.run(ended.clone()));
-            for writer in writers {
-                self.spawn_draining(writer.run(ended.clone()));
-            }
+        for task in draining {
+            self.spawn_draining(task);
         }
         Ok(())
+    }
+
+    /// Starts the same of one workload of many, without mounted files, and `serving` beside it. This does not wait for
+    /// its disks: what a disk delays is this workload alone.
+    pub fn launch(
+        &mut self,
+        running: &Running,
+        plan: Plan,
+        serving: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let (shared, running) = (self.shared.clone(), running.clone());
+        let ended = running.ended.clone();
+        let tasks = async move {
+            let Tasks { own, draining } = Tasks::of(plan, &running, &shared).await;
+            for task in draining {
+                // Its end is waited for when the workload is removed, and when the agent stops.
+                tokio::spawn(shared.calls.track_future(running.draining.track_future(task)));
+            }
+            running.draining.close();
+            let mut tasks = JoinSet::new();
+            for task in own {
+                tasks.spawn(task);
+            }
+            // None of them ends by itself.
+            let _ = tasks.join_next().await;
+        };
+        self.spawn(&ended, async move {
+            tokio::select! {
+                () = tasks => {}
+                () = serving => {}
+            }
+        });
     }
 
     /// Follows what is mounted, on its thread. Returns after the first look, unless a file system does not answer.

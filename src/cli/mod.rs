@@ -36,7 +36,7 @@ use tokio::io::Interest;
 use tokio::net::unix::pipe::Sender;
 use tokio::runtime::Runtime;
 
-use crate::config::{ConfigErrors, RunArgs, agents_option};
+use crate::config::{ConfigErrors, NodeArgs, RunArgs, agents_option};
 use crate::os::supervise::{CommandFailed, launch};
 use crate::os::systemd::StartError;
 
@@ -51,6 +51,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(RunArgs),
+    Node(NodeArgs),
     Ca(ca::CaArgs),
     Get(get::GetArgs),
     Watch(watch::WatchArgs),
@@ -74,6 +75,14 @@ struct RunLine {
     args: RunArgs,
 }
 
+// `attache node` alone, likewise.
+#[derive(Debug, Parser)]
+#[command(name = "node", bin_name = "attache node")]
+struct NodeLine {
+    #[command(flatten)]
+    args: NodeArgs,
+}
+
 /// The command failed. A requested stop exits with 0.
 const FAILED: u8 = 1;
 /// The command line or the configuration is wrong.
@@ -89,12 +98,18 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
     let without_command = without_command(&arguments);
     let mut process = None;
-    let parsed = if arguments.get(1).is_some_and(|command| command == "run") {
-        process = Some(run::Process::new());
-        arguments.remove(0);
-        parse::<RunLine>(arguments).map(|(line, unknown)| (Command::Run(line.args), unknown))
-    } else {
-        parse::<Cli>(arguments).map(|(line, unknown)| (line.command, unknown))
+    let parsed = match arguments.get(1).and_then(|command| command.to_str()) {
+        Some("run") => {
+            process = Some(run::Process::new());
+            arguments.remove(0);
+            parse::<RunLine>(arguments).map(|(line, unknown)| (Command::Run(line.args), unknown))
+        }
+        Some("node") => {
+            process = Some(run::Process::new());
+            arguments.remove(0);
+            parse::<NodeLine>(arguments).map(|(line, unknown)| (Command::Node(line.args), unknown))
+        }
+        _ => parse::<Cli>(arguments).map(|(line, unknown)| (line.command, unknown)),
     };
     let parsed = parsed.map(|(command, mut unknown)| {
         if matches!(command, Command::Run(_) | Command::Check(_)) {
@@ -105,6 +120,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let outcome = match parsed {
         Ok((Command::Run(args), unknown)) => {
             process.unwrap_or_else(run::Process::new).and_then(|process| process.run(args, unknown))
+        }
+        Ok((Command::Node(args), unknown)) => {
+            process.unwrap_or_else(run::Process::new).and_then(|process| process.run_node(args, unknown))
         }
         Ok((Command::Check(args), unknown)) => check::run(&args, unknown),
         Ok((Command::Inject(_), unknown)) if !unknown.is_empty() => {

@@ -1,13 +1,15 @@
-//! `attache run`: the agent.
+//! `attache run` and `attache node`: the agent.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
+use clap::{Command, CommandFactory as _};
 use tokio::runtime::Runtime;
 
-use super::{report_table, variables};
-use crate::agent::{self, RequestSignals, Requests};
-use crate::config::{Config, ConfigErrors, Environment, RunArgs, is_in_pod};
-use crate::ops::telemetry;
+use super::{NodeLine, RunLine, report_table, variables};
+use crate::agent::{self, Load, RequestSignals, Requests};
+use crate::config::{Config, ConfigErrors, Environment, NodeArgs, NodeConfig, RunArgs, is_in_pod};
+use crate::ops::telemetry::{self, Log};
 use crate::os::systemd::{StartError, Started};
 
 /// The agent's process, before its options are read.
@@ -44,18 +46,41 @@ impl Process {
         if config.landlock {
             log.hold();
         }
-        let requests = Requests {
-            signals,
-            load: Arc::new(move || Config::load(&args, &environment)),
-            table: |report, now| report_table::table(report, now, false),
-        };
+        let load = Arc::new(move || Config::load(&args, &environment).map(Into::into));
+        let requests = requests(signals, load);
         // In a box: the whole agent is in this future, which would be copied on the stack.
-        let outcome = runtime.block_on(Box::pin(agent::run(config, log.clone(), started, requests)));
-        // An unresponsive name server must not delay the exit.
-        runtime.shutdown_background();
-        log.close(None);
-        outcome
+        finish(runtime, &log, Box::pin(agent::run(config, log.clone(), started, requests)))
     }
+
+    /// Runs the agent of a node. `unknown` holds the unknown options.
+    pub(super) fn run_node(self, args: NodeArgs, mut unknown: Vec<String>) -> anyhow::Result<()> {
+        let Self { environment, errors, started, runtime, signals } = self;
+        unknown.extend(errors);
+        let started = Started { is_in_pod: is_in_pod(&environment), ..started? };
+        let loaded = NodeConfig::load(&args, &environment);
+        let config = with_unknown(loaded, unknown, &environment, NodeLine::command)?;
+        let log = telemetry::init(&config.shared.log);
+        let load = move || NodeConfig::load(&args, &environment).map(|config| config.shared.into());
+        let requests = requests(signals, Arc::new(load));
+        finish(runtime, &log, Box::pin(agent::run_node(config, log.clone(), started, requests)))
+    }
+}
+
+fn requests(signals: RequestSignals, load: Arc<Load>) -> Requests {
+    Requests { signals, load, table: |report, now| report_table::table(report, now, false) }
+}
+
+/// Runs the agent to its end.
+fn finish(
+    runtime: Runtime,
+    log: &Log,
+    agent: Pin<Box<impl Future<Output = anyhow::Result<()>>>>,
+) -> anyhow::Result<()> {
+    let outcome = runtime.block_on(agent);
+    // An unresponsive name server must not delay the exit.
+    runtime.shutdown_background();
+    log.close(None);
+    outcome
 }
 
 /// This process's environment. A variable that can't be read is added to `errors`.
@@ -77,7 +102,7 @@ pub(super) fn load(
     unknown: Vec<String>,
     environment: &Environment,
 ) -> Result<Config, ConfigErrors> {
-    with_unknown(Config::load(args, environment), unknown, environment)
+    with_unknown(Config::load(args, environment), unknown, environment, RunLine::command)
 }
 
 /// The same without the options file.
@@ -86,16 +111,17 @@ pub(super) fn config(
     unknown: Vec<String>,
     environment: &Environment,
 ) -> Result<Config, ConfigErrors> {
-    with_unknown(Config::new(args, environment), unknown, environment)
+    with_unknown(Config::new(args, environment), unknown, environment, RunLine::command)
 }
 
-/// `config`, or all errors, the unknown options and variables first.
-fn with_unknown(
-    config: Result<Config, ConfigErrors>,
+/// `config`, or all errors, the unknown options and variables of `command` first.
+fn with_unknown<C>(
+    config: Result<C, ConfigErrors>,
     unknown: Vec<String>,
     environment: &Environment,
-) -> Result<Config, ConfigErrors> {
-    let unknown = [unknown, variables::mistakes(environment)].concat();
+    command: fn() -> Command,
+) -> Result<C, ConfigErrors> {
+    let unknown = [unknown, variables::mistakes(environment, command)].concat();
     match (config, unknown.is_empty()) {
         (Ok(config), true) => Ok(config),
         (Ok(_), false) => Err(ConfigErrors(unknown)),

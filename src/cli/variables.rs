@@ -1,8 +1,7 @@
 //! Variables of the environment that are spelled like options and are none.
 
-use clap::CommandFactory as _;
+use clap::Command;
 
-use super::RunLine;
 use crate::base::text;
 use crate::config::Environment;
 
@@ -10,8 +9,8 @@ const PREFIX: &str = "ATTACHE_";
 /// Variables that are not named after an option: the last three are those that the agent sets for commands that it runs.
 const OTHERS: [&str; 4] = ["ATTACHE_LOG", "ATTACHE_TTL_SECONDS", "ATTACHE_DNS_SANS", "ATTACHE_OUTPUT_DIRS"];
 
-/// A mistake for each variable in `environment` that no option reads.
-pub(super) fn mistakes(environment: &Environment) -> Vec<String> {
+/// A mistake for each variable in `environment` that no option of `command` reads.
+pub(super) fn mistakes(environment: &Environment, command: fn() -> Command) -> Vec<String> {
     let is_option = |name: &str, value: &str| {
         name.starts_with(PREFIX) && !value.is_empty() && !is_of_service(name, value)
     };
@@ -19,10 +18,9 @@ pub(super) fn mistakes(environment: &Environment) -> Vec<String> {
     if set.peek().is_none() {
         return Vec::new();
     }
-    let command = RunLine::command();
     let of_option = |option: &str| format!("{PREFIX}{}", option.to_ascii_uppercase().replace('-', "_"));
     let known: Vec<_> =
-        command.get_arguments().filter_map(|option| option.get_long()).map(of_option).collect();
+        command().get_arguments().filter_map(|option| option.get_long()).map(of_option).collect();
     let is_known = |name: &str| OTHERS.contains(&name) || known.iter().any(|known| known == name);
     set.filter(|(name, _)| !is_known(name))
         .map(|(name, _)| match text::closest(name, known.iter().map(String::as_str)) {
@@ -47,7 +45,10 @@ fn is_of_service(name: &str, value: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
+    use crate::cli::RunLine;
 
     #[test]
     fn unknown_variables_are_mistakes_and_those_of_kubernetes_services_are_not() {
@@ -76,7 +77,7 @@ mod tests {
             ("ATTACHE_CA_PORT", "udp://10.0.0.1:15012"),
             ("ATTACHE_CA_PORT_PORT_15012_SCTP_ADDR", "10.0.0.1"),
         ];
-        assert_eq!(mistakes(&environment(&fine)), Vec::<String>::new());
+        assert_eq!(mistakes(&environment(&fine), RunLine::command), Vec::<String>::new());
         let wrong = [
             (
                 "ATTACHE_CA_ADRESS",
@@ -88,7 +89,7 @@ mod tests {
             ("ATTACHE_ZZZZ", "1", "unknown variable ATTACHE_ZZZZ: no option has this name; unset it"),
         ];
         for (name, value, words) in wrong {
-            let found = mistakes(&environment(&[(name, value)]));
+            let found = mistakes(&environment(&[(name, value)]), RunLine::command);
             assert!(found.len() == 1 && found[0].starts_with(words), "{found:?}");
         }
     }

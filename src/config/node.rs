@@ -198,9 +198,8 @@ impl clap::Args for SharedArgs {
 
 impl FromArgMatches for SharedArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let is_set = |name: &&str| {
-            matches.value_source(&name.replace('-', "_")) == Some(ValueSource::CommandLine)
-        };
+        let is_set =
+            |name: &&str| matches.value_source(&name.replace('-', "_")) == Some(ValueSource::CommandLine);
         let refused = NOT_OF_A_NODE.iter().map(|(name, _)| *name).filter(is_set).collect();
         Ok(Self { run: RunArgs::from_arg_matches(matches)?, refused })
     }
@@ -271,7 +270,8 @@ impl NodeConfig {
             mistakes.push(format!("--{name} is not for attache node: {why}"));
         }
         if !args.shared.run.command.is_empty() {
-            mistakes.push("attache node runs beside no program: drop -- and what stands behind it".to_owned());
+            mistakes
+                .push("attache node runs beside no program: drop -- and what stands behind it".to_owned());
         }
         let environment = environment_of_a_node(environment, mistakes);
         Self::new(args, environment, file, std::mem::take(mistakes))
@@ -364,7 +364,12 @@ pub fn parse_description(path: &Path, content: &[u8]) -> Result<Description, Con
 }
 
 /// Istio's CA issues the identity of the token: with the agent's own, each workload would ask for what it can't get.
-pub(super) fn check_token(r: &mut Reader<'_>, args: &RunArgs, kind: &ProviderKind, description: &Description) {
+pub(super) fn check_token(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    kind: &ProviderKind,
+    description: &Description,
+) {
     let level = r.text("token-file", &args.token_file, &[]).level;
     let has_its_own = description.token.is_some() || level == Some(Level::Workload);
     if kind == ISTIO && !has_its_own {

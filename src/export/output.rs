@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::board::Board;
 pub use self::directory::Owner;
+use self::directory::{OutputDirectory, OutputDirectoryError};
 pub use self::format::{DirectorySettings, Format, Keystore, KeystoreKind};
 pub use self::hook::Hook;
 use self::hook::HookError;
@@ -46,6 +47,11 @@ pub struct OutputSettings {
 }
 
 impl OutputSettings {
+    /// Removes the files in all directories, when their workload is gone. Touches the disk.
+    pub fn clear(&self) -> Result<(), OutputDirectoryError> {
+        self.directories.iter().try_for_each(|settings| OutputDirectory::new(settings.layout()).clear())
+    }
+
     pub fn paths(&self) -> impl Iterator<Item = &PathBuf> {
         self.directories.iter().map(|directory| &directory.directory)
     }

@@ -11,6 +11,7 @@
 //! in it. Where inotify does not report changes, a watch asks for a look every two seconds.
 
 mod backend;
+pub mod directory;
 mod index;
 mod inotify;
 mod poll;

@@ -2,8 +2,8 @@
 //!
 //! | call | answer |
 //! |---|---|
-//! | `GET /v1/status` | the report (`docs/status.md`) |
-//! | `POST /v1/renew` | 200 with the report after a renewal, 502 with `error` where no CA issued a certificate |
+//! | `GET /v1/status` | the report (`docs/status.md`); with `?workload=NAME` that of one of many workloads |
+//! | `POST /v1/renew` | likewise; 200 with the report after a renewal, 502 with `error` where no CA issued a certificate |
 //! | `GET /v1/log` | `level` |
 //! | `PUT /v1/log?level=LEVEL` | the new `level` |
 
@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use http::{Method, Request, StatusCode};
 use hyper::body::Incoming;
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::net::http1::{self, Answer, CONNECTION_TIME, Place};
-use crate::ops::report::Reporter;
+use crate::ops::report::{Reporter, Subject};
 use crate::ops::telemetry::Log;
 use crate::secret::SecretName;
 use crate::store::{Key, NotRenewed};
@@ -27,8 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Answers calls on the admin socket. Clones answer the same.
 #[derive(Clone, Debug)]
 pub struct Admin {
-    /// Its workload is the one that is renewed.
-    pub reporter: Reporter,
+    /// What is reported, and renewed.
+    pub subject: Subject,
     pub log: Log,
 }
 
@@ -45,8 +46,17 @@ impl Admin {
 
     async fn call(&self, request: &Request<Incoming>) -> (StatusCode, Value) {
         match (request.method(), request.uri().path()) {
-            (&Method::GET, "/v1/status") => (StatusCode::OK, self.reporter.report()),
-            (&Method::POST, "/v1/renew") => self.renew().await,
+            (&Method::GET, "/v1/status") => match workload(request) {
+                Some(name) => match self.subject.of(&name) {
+                    Ok(reporter) => (StatusCode::OK, reporter.report()),
+                    Err(error) => (StatusCode::NOT_FOUND, json!({ "error": error })),
+                },
+                None => (StatusCode::OK, self.subject.report()),
+            },
+            (&Method::POST, "/v1/renew") => match self.subject.of(&workload(request).unwrap_or_default()) {
+                Ok(reporter) => renew(&reporter).await,
+                Err(error) => (StatusCode::NOT_FOUND, json!({ "error": error })),
+            },
             (&Method::GET, "/v1/log") => (StatusCode::OK, json!({ "level": self.log.get() })),
             (&Method::PUT, "/v1/log") => match self.log.set(parameter(request, "level")) {
                 Ok(()) => {
@@ -62,27 +72,39 @@ impl Admin {
             ),
         }
     }
+}
 
-    async fn renew(&self) -> (StatusCode, Value) {
-        let Reporter { cache, workload, .. } = &self.reporter;
-        // The roots come with it.
-        let key = Key { workload: *workload, name: SecretName::Workload };
-        tracing::info!("renewal requested");
-        match tokio::time::timeout(PATIENCE, cache.renew(&key)).await {
-            Ok(Ok(())) => (StatusCode::OK, self.reporter.report()),
-            Ok(Err(error)) => {
-                let status = match error {
-                    NotRenewed::Failed(_) => StatusCode::BAD_GATEWAY,
-                    NotRenewed::NoSource | NotRenewed::Files => StatusCode::CONFLICT,
-                };
-                (status, json!({ "error": error.to_string() }))
-            }
-            Err(_) => {
-                let error = format!("the CA has not answered within {PATIENCE:?}; the agent keeps retrying");
-                (StatusCode::GATEWAY_TIMEOUT, json!({ "error": error }))
-            }
+async fn renew(reporter: &Reporter) -> (StatusCode, Value) {
+    let Reporter { cache, workload, .. } = reporter;
+    // The roots come with it.
+    let key = Key { workload: *workload, name: SecretName::Workload };
+    tracing::info!(workload = logged_name(&cache.name_of(*workload)), "renewal requested");
+    match tokio::time::timeout(PATIENCE, cache.renew(&key)).await {
+        Ok(Ok(())) => (StatusCode::OK, reporter.report()),
+        Ok(Err(error)) => {
+            let status = match error {
+                NotRenewed::Failed(_) => StatusCode::BAD_GATEWAY,
+                NotRenewed::NoSource | NotRenewed::Files => StatusCode::CONFLICT,
+            };
+            (status, json!({ "error": error.to_string() }))
+        }
+        Err(_) => {
+            let error = format!("the CA has not answered within {PATIENCE:?}; the agent keeps retrying");
+            (StatusCode::GATEWAY_TIMEOUT, json!({ "error": error }))
         }
     }
+}
+
+/// The name of a workload in logs; none of the only one.
+fn logged_name(name: &str) -> Option<&str> {
+    Some(name).filter(|name| !name.is_empty())
+}
+
+/// The workload that a client names.
+fn workload(request: &Request<Incoming>) -> Option<String> {
+    let name = parameter(request, "workload");
+    let name = percent_decode_str(name).decode_utf8_lossy();
+    (!name.is_empty()).then(|| name.into_owned())
 }
 
 /// A parameter of the query, unescaped: log levels need no escapes.

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::net::http1::{self, Answer, CONNECTION_TIME, Place, text};
 use crate::ops::host;
-use crate::ops::report::Reporter;
+use crate::ops::report::Subject;
 
 const HTML: &str = include_str!("page/page.html");
 const CSS: &str = include_str!("page/page.css");
@@ -25,7 +25,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 
 #[derive(Clone, Debug)]
 pub struct Page {
-    pub reporter: Reporter,
+    pub subject: Subject,
     /// The page listens on loopback and refuses requests for other host names (DNS rebinding).
     pub is_local: bool,
 }
@@ -54,7 +54,7 @@ impl Page {
 
     /// The state, less what a hook printed: other users may read the page, and only the agent's user its log.
     fn report(&self) -> Value {
-        let mut report = self.reporter.report();
+        let mut report = self.subject.report();
         if let Some(output) = report.get_mut("output").and_then(Value::as_object_mut) {
             output.remove("hook_last_lines");
         }

@@ -2,12 +2,14 @@
 //! be added, existing ones stay.
 
 mod command;
+mod node;
 
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
+pub use self::node::{Member, NodeReporter, Roster, SocketView, Subject};
 use crate::base::clock::{Clock, rfc3339_millis};
 use crate::base::limits;
 use crate::fs::pending::{Hanging, PendingOperations};

@@ -87,12 +87,12 @@ impl Status {
         if self.draining.is_cancelled() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n");
         }
-        let missing = self.cache.health(self.clock.now()).missing;
-        if missing.is_empty() {
+        let health = self.cache.health(self.clock.now());
+        if health.is_ready() {
             return text(StatusCode::OK, "ready\n");
         }
         let mut body = String::new();
-        for one in missing {
+        for one in health.missing {
             // Writing to a String does not fail.
             let _ = writeln!(body, "{one}");
         }

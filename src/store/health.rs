@@ -61,6 +61,11 @@ impl Components {
         Self(Arc::new(Shared { reports: Mutex::default(), changes }))
     }
 
+    /// Of no workload: only what is reported last is kept.
+    pub fn detached() -> Self {
+        Self::new(watch::Sender::default())
+    }
+
     /// All reports as they are now.
     pub fn reports(&self) -> Reports {
         lock(&self.0.reports).clone()
@@ -267,8 +272,10 @@ impl Health {
         Self { missing: vec![first], failing: Vec::new() }
     }
 
+    /// Whether nothing is missing of a sidecar's workload. What one of many workloads lacks does not count: it would take
+    /// the agent away from all others.
     pub fn is_ready(&self) -> bool {
-        self.missing.is_empty()
+        self.missing.iter().all(|problem| !problem.workload.is_empty())
     }
 
     /// What is missing beside the program that the agent keeps running, which waits for it.

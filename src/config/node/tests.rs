@@ -13,8 +13,10 @@ struct Line {
 
 fn node(arguments: &str, environment: &[(&str, &str)]) -> Result<NodeConfig, ConfigErrors> {
     use clap::Parser as _;
-    let line = Line::try_parse_from(["attache node"].into_iter().chain(arguments.split_whitespace())).unwrap();
-    let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let line =
+        Line::try_parse_from(["attache node"].into_iter().chain(arguments.split_whitespace())).unwrap();
+    let environment =
+        environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     NodeConfig::load(&line.args, &environment)
 }
 
@@ -30,7 +32,8 @@ const WEB: &str = "socket = \"/run/web.sock\"\nspiffe-id = \"spiffe://example.or
 
 #[test]
 fn a_workload_has_its_own_options_above_those_of_the_agent() {
-    let node = node("--ca embedded --workloads /w --state-dir /state --key-type rsa-2048 --cert-ttl 1h", &[]).unwrap();
+    let node = node("--ca embedded --workloads /w --state-dir /state --key-type rsa-2048 --cert-ttl 1h", &[])
+        .unwrap();
     let web = described(&format!("{WEB}key-type = \"ecdsa-p384\"\nsocket-mode = \"0600\"\n")).unwrap();
     let config = node.template.workload("web", &web).unwrap();
     assert_eq!(config.socket, Path::new("/run/web.sock"));
@@ -45,7 +48,10 @@ fn a_workload_has_its_own_options_above_those_of_the_agent() {
 #[test]
 fn the_agents_own_pod_is_none_of_its_workloads() {
     let environment = [("POD_NAMESPACE", "kube-system"), ("SERVICE_ACCOUNT", "attache")];
-    let node = node("--ca vault --ca-address vault:8200 --vault-role r --vault-auth-role a --workloads /w", &environment);
+    let node = node(
+        "--ca vault --ca-address vault:8200 --vault-role r --vault-auth-role a --workloads /w",
+        &environment,
+    );
     let config = node.unwrap().template.workload("web", &described(WEB).unwrap()).unwrap();
     let identity = format!("{:?}", config.workload.identity);
     assert!(identity.contains("/ns/shop/sa/web") && !identity.contains("kube-system"), "{identity}");
@@ -64,7 +70,8 @@ fn istios_ca_needs_a_token_for_each_workload() {
 
 #[test]
 fn a_mistake_in_a_file_names_the_line() {
-    let text = "spiffe-id = \"spiffe://example.org/ns/shop/sa/web\"\nkeytype = \"rsa-2048\"\noutput-hook = \"x\"\n";
+    let text =
+        "spiffe-id = \"spiffe://example.org/ns/shop/sa/web\"\nkeytype = \"rsa-2048\"\noutput-hook = \"x\"\n";
     let mistakes = mistakes(described(text));
     for words in [
         "keytype (line 2 of /etc/attache/workloads/web.toml) is not an option; did you mean key-type?",

@@ -222,6 +222,30 @@ impl OutputDirectory {
         self.remove_old()
     }
 
+    /// Removes all files that the agent has written, which belong to a workload that is gone. Files of others stay.
+    pub fn clear(&self) -> Result<(), OutputDirectoryError> {
+        if !self.path.is_dir() {
+            return Ok(());
+        }
+        let _lock = self.enter()?;
+        let is_link_of_ours = |path: &Path| fs::read_link(path).is_ok_and(|to| to.starts_with(DATA));
+        for path in self.names().into_iter().filter(|path| is_link_of_ours(path)) {
+            self.change("removing", &path, || remove(&path))?;
+        }
+        let data = self.path.join(DATA);
+        if fs::read_link(&data).is_ok_and(|to| is_ours(&to)) {
+            self.change("removing", &data, || remove(&data))?;
+        }
+        let entries =
+            fs::read_dir(&self.path).map_err(|source| self.failed("listing", &self.path, source))?;
+        let own = entries.flatten().map(|entry| entry.file_name()).filter(|name| is_ours(Path::new(name)));
+        for name in own {
+            let path = self.path.join(name);
+            self.change("removing", &path, || remove(&path))?;
+        }
+        Ok(())
+    }
+
     /// Creates the directory if needed, and locks other agents out as long as the returned file is open.
     fn enter(&self) -> Result<fs::File, OutputDirectoryError> {
         self.create()?;

@@ -24,7 +24,8 @@ const SYSTEM_ROOTS: [&str; 6] = [
 ];
 
 /// Why no name leads to a file of a node.
-const NOT_OF_A_NODE: &str = "an agent for a whole node serves no files by name, which would be the node's; file-root:system alone";
+const NOT_OF_A_NODE: &str =
+    "an agent for a whole node serves no files by name, which would be the node's; file-root:system alone";
 
 /// File names that the user chose, instead of those that a set has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

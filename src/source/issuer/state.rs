@@ -88,6 +88,15 @@ impl StateDir {
         create_private(&self.path)
     }
 
+    /// Removes what was kept, when its workload is gone. Waits for the disk.
+    pub fn clear(&self) -> io::Result<()> {
+        let removed = std::fs::remove_file(self.file()).and_then(|()| std::fs::remove_dir(&self.path));
+        match removed {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
+    }
+
     /// What was written last; none where nothing ever was.
     pub(super) fn read(&self) -> Result<Option<SavedState>, StateError> {
         match file::read(&self.file(), limits::FILE_BYTES) {
