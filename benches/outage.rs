@@ -63,7 +63,7 @@ async fn run(dir: &Path) {
     let log = attache::ops::telemetry::init(&config.log);
     let requests = Requests {
         signals: RequestSignals::new().unwrap(),
-        load: Arc::new(move || Config::new(&args, &Environment::new())),
+        load: Arc::new(move || Config::new(&args, &Environment::new()).map(Into::into)),
         table: |_, _| String::new(),
     };
     let agent = attache::agent::run(config, log, attache::os::systemd::Started::default(), requests);

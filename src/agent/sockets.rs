@@ -14,6 +14,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
 use crate::base::limits;
 use crate::config::{AdminSocket, Config, default_admin_socket};
@@ -186,7 +187,7 @@ impl Server {
             let Some(place) = peers.admit(&io) else { return };
             let Some(service) = service.connection() else { return };
             let stop = self.stop.clone();
-            self.calls.spawn(async move {
+            let connection = async move {
                 // A client that has sent nothing yet is not waited for when the agent stops.
                 let has_begun = tokio::select! {
                     begun = first_byte(&io) => begun.is_ok(),
@@ -196,7 +197,8 @@ impl Server {
                     http2::serve(io, service, stop).await;
                 }
                 drop(place);
-            });
+            };
+            self.calls.spawn(connection.in_current_span());
         };
         http2::accept("the SDS socket", |cx| socket.poll_accept(cx), serve, &self.stop).await;
     }

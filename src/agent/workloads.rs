@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
 use super::kubernetes::KubernetesPlan;
 use super::mounted;
@@ -234,26 +235,32 @@ impl Workloads {
     ) {
         let (shared, running) = (self.shared.clone(), running.clone());
         let ended = running.ended.clone();
+        let name = shared.cache.name_of(running.workload);
+        // At the level of errors, so that lines of every level have it.
+        let span = tracing::error_span!("workload", name = &*name);
         let tasks = async move {
             let Tasks { own, draining } = Tasks::of(plan, &running, &shared).await;
             for task in draining {
                 // Its end is waited for when the workload is removed, and when the agent stops.
-                tokio::spawn(shared.calls.track_future(running.draining.track_future(task)));
+                tokio::spawn(
+                    shared.calls.track_future(running.draining.track_future(task)).in_current_span(),
+                );
             }
             running.draining.close();
             let mut tasks = JoinSet::new();
             for task in own {
-                tasks.spawn(task);
+                tasks.spawn(task.in_current_span());
             }
             // None of them ends by itself.
             let _ = tasks.join_next().await;
         };
-        self.spawn(&ended, async move {
+        let all = async move {
             tokio::select! {
                 () = tasks => {}
                 () = serving => {}
             }
-        });
+        };
+        self.spawn(&ended, all.instrument(span));
     }
 
     /// Follows what is mounted, on its thread. Returns after the first look, unless a file system does not answer.

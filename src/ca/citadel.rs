@@ -61,6 +61,8 @@ pub struct Citadel {
     pub headers: Vec<Header>,
     /// The signer that istiod should use.
     pub cert_signer: Option<String>,
+    /// Whether the agent's own credential requests certificates for other workloads of its node.
+    pub impersonates: bool,
     pub connections: Connections,
     /// Decides whether a certificate or a refused token has expired.
     pub clock: Clock,
@@ -84,7 +86,7 @@ impl CertificateAuthority for Citadel {
         let message = IstioCertificateRequest {
             csr: csr::to_pem(&request.csr),
             validity_duration: i64::try_from(request.ttl.as_secs()).unwrap_or(i64::MAX),
-            metadata: self.cert_signer.as_deref().map(metadata),
+            metadata: self.metadata(request)?,
         };
         let address = self.endpoint.address.to_string();
         let origin = self.endpoint.address.origin().parse();
@@ -212,6 +214,22 @@ impl Citadel {
         Ok(token)
     }
 
+    /// The signer and the workload, in the format of Istio's agents; none where the CA needs neither.
+    fn metadata(&self, request: &SigningRequest) -> Result<Option<Struct>, CaError> {
+        let identity = request.identity.as_ref().filter(|_| self.impersonates);
+        if self.impersonates && identity.is_none() {
+            return Err(CaError::Local(
+                "the workload's identity is not known, and can't be requested".to_owned(),
+            ));
+        }
+        let identity = identity.map(|identity| ("ImpersonatedIdentity", identity.to_string()));
+        let signer = self.cert_signer.clone().map(|signer| ("CertSigner", signer));
+        let value = |text| Value { kind: Some(Kind::StringValue(text)) };
+        let fields: std::collections::BTreeMap<_, _> =
+            identity.into_iter().chain(signer).map(|(name, text)| (name.to_owned(), value(text))).collect();
+        Ok((!fields.is_empty()).then(|| Struct { fields: fields.into_iter().collect() }))
+    }
+
     fn call(
         &self,
         message: IstioCertificateRequest,
@@ -256,6 +274,12 @@ impl Citadel {
         if status.code() != Code::Unauthenticated {
             return message;
         }
+        if self.impersonates && message.contains("impersonation") {
+            return format!(
+                "{message} (it issues certificates for other workloads only to the accounts in istiod's \
+                 CA_TRUSTED_NODE_ACCOUNTS, and only for Pods of the agent's own node; a new Pod it may not have heard of yet)"
+            );
+        }
         let cluster = &self.cluster_id;
         let with = match credential {
             Credential::Token(token) => format!("{}{}", self.token.describe(token), audience_hint(token)),
@@ -272,12 +296,6 @@ fn issued(answer: &IstioCertificateResponse) -> Result<IssuedChain, InvalidRespo
     let groups = answer.cert_chain.iter().map(|text| pem::certificates(text.as_bytes()));
     let groups = groups.collect::<Result<Vec<_>, _>>();
     IssuedChain::from_groups(groups.map_err(|error| InvalidResponse::Unreadable(error.to_string()))?)
-}
-
-/// Names a signer in the format of Istio's agent.
-fn metadata(cert_signer: &str) -> Struct {
-    let signer = Value { kind: Some(Kind::StringValue(cert_signer.to_owned())) };
-    Struct { fields: [("CertSigner".to_owned(), signer)].into() }
 }
 
 /// A hint where the token is for another audience than Istio's CA.

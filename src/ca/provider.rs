@@ -190,6 +190,8 @@ pub struct SharedOptions {
     /// The file of the bearer token.
     pub token_file: TokenFile,
     pub client_cert: Option<ClientCertDir>,
+    /// Whether a node's agent requests the certificates of all workloads with its own credential (`--ca-impersonate`).
+    pub impersonates: bool,
     /// How long one call may take.
     pub timeout: Duration,
     pub key_type: KeyType,

@@ -1,5 +1,6 @@
 //! The client of the admin socket, for `status`, `renew` and `log`.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,12 +10,13 @@ use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 use tokio::net::UnixStream;
 
 use super::sds_client::{agents_socket, connect_remedy, sds_socket};
 use super::variable;
-use crate::config::default_admin_socket;
+use crate::config::{NODES_ADMIN_SOCKET, default_admin_socket};
 use crate::serve::listener::FileId;
 
 /// The admin socket of earlier releases, which all agents with their sockets in one directory shared.
@@ -27,9 +29,13 @@ pub(super) struct AdminArgs {
     /// [default: ATTACHE_SOCKET, else /var/run/secrets/workload-spiffe-uds/socket]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// The agent's admin socket, if it has another path [default: ATTACHE_ADMIN_SOCKET]
+    /// The agent's admin socket, if it has another path [default: ATTACHE_ADMIN_SOCKET, and /run/attache/admin.sock of attache
+    /// node]
     #[arg(long, value_name = "PATH")]
     admin_socket: Option<PathBuf>,
+    /// One of the workloads of attache node
+    #[arg(long, value_name = "NAME")]
+    workload: Option<String>,
 }
 
 /// Which agent is meant.
@@ -43,7 +49,19 @@ struct Target {
 }
 
 impl AdminArgs {
+    /// The agent of a node that is meant, if this names one of its workloads or it is the only agent here.
+    fn nodes_admin_socket(&self) -> Option<PathBuf> {
+        let named = self.admin_socket.clone().or_else(|| variable("ATTACHE_ADMIN_SOCKET"));
+        let is_meant = self.workload.is_some() || self.socket.is_none() && agents_socket().is_none();
+        named.or_else(|| is_meant.then(|| NODES_ADMIN_SOCKET.into()))
+    }
+
     fn target(&self) -> anyhow::Result<Target> {
+        if self.workload.is_some()
+            && let Some(admin) = self.nodes_admin_socket()
+        {
+            return Ok(Target { admin, sds: None, is_derived: false });
+        }
         let derived =
             |sds: PathBuf| Target { admin: default_admin_socket(&sds), sds: Some(sds), is_derived: true };
         // Options win over the environment, which is the agent's own in its container.
@@ -71,11 +89,21 @@ impl AdminArgs {
         target: &str,
         patience: Duration,
     ) -> anyhow::Result<Value> {
+        let asked = target;
         let Target { admin, sds, is_derived } = self.target()?;
         let mut path = admin;
+        let target = &match &self.workload {
+            Some(workload) => format!("{target}?workload={}", escaped(workload)),
+            None => target.to_owned(),
+        };
         if let Some(sds) = sds {
             let report = match request(&path, Method::GET, "/v1/status", patience).await {
                 Err(error) if is_derived && is_without_listener(&error) => {
+                    if let Some((node, workload)) = self.on_a_node(&sds, patience).await {
+                        let target =
+                            workload.map_or_else(String::new, |name| format!("?workload={}", escaped(&name)));
+                        return request(&node, method, &format!("{asked}{target}"), patience).await;
+                    }
                     let Some((shared, report)) = shared_socket(&sds, patience).await else {
                         return Err(without_admin_socket(&sds, &path).await.unwrap_or(error));
                     };
@@ -85,12 +113,37 @@ impl AdminArgs {
                 report => report?,
             };
             check_agent(&path, &sds, &report)?;
-            if (&method, target) == (&Method::GET, "/v1/status") {
+            if (&method, target.as_str()) == (&Method::GET, "/v1/status") {
                 return Ok(report);
             }
         }
         request(&path, method, target, patience).await
     }
+
+    /// The admin socket of the agent of this node, if that one serves `sds`, and the workload that it is the socket of. If no
+    /// socket is named, all of them are meant.
+    async fn on_a_node(&self, sds: &Path, patience: Duration) -> Option<(PathBuf, Option<String>)> {
+        let admin = PathBuf::from(NODES_ADMIN_SOCKET);
+        let report = request(&admin, Method::GET, "/v1/status", patience).await.ok()?;
+        let workloads = report.get("workloads")?.as_array()?;
+        if self.socket.is_none() && agents_socket().is_none() {
+            return Some((admin, None));
+        }
+        let found = workloads.iter().find(|workload| is_same(workload, sds))?;
+        Some((admin, Some(found.get("workload")?.as_str()?.to_owned())))
+    }
+}
+
+/// The SDS socket of the workload `name` of a node's agent.
+pub(super) async fn socket_of(name: &str) -> anyhow::Result<PathBuf> {
+    let agent = AdminArgs { socket: None, admin_socket: None, workload: Some(name.to_owned()) };
+    let report = agent.call(Method::GET, "/v1/status", Duration::from_secs(10)).await?;
+    served(&report).map(Path::to_owned).context("the agent's report names no socket")
+}
+
+/// A value of a query.
+fn escaped(text: &str) -> impl fmt::Display {
+    utf8_percent_encode(text, NON_ALPHANUMERIC)
 }
 
 /// The report of an agent of an earlier release, if it is the one that serves `sds`.

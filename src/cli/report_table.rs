@@ -1,6 +1,7 @@
 //! The agent's report (`docs/status.md`) as a table.
 
 mod command;
+mod node;
 
 use std::fmt::Write as _;
 use std::time::SystemTime;
@@ -27,7 +28,10 @@ fn moment(value: &Value, field: &str) -> Option<SystemTime> {
 
 /// The report as a table, with `colours` for a terminal.
 pub(super) fn table(report: &Value, now: SystemTime, colours: bool) -> String {
-    let mut out = heading(report, now, colours);
+    let mut out = match node::is_of_a_node(report) {
+        true => node::table(report, now, colours),
+        false => heading(report, now, colours),
+    };
     let has_crl_file = report.get("crls").is_some_and(|crls| !crls.is_null());
     for secret in list(report, "secrets") {
         out.push('\n');

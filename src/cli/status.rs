@@ -102,6 +102,14 @@ fn format(args: &StatusArgs, report: &Value, colours: bool) -> String {
 }
 
 fn missing(report: &Value) -> String {
+    if report.get("workloads").is_some() {
+        let number = |field| report.get(field).and_then(Value::as_u64).unwrap_or_default();
+        let (count, ready) = (number("workload_count"), number("ready_count"));
+        return match count - ready.min(count) {
+            0 => "not all files of workloads are used".to_owned(),
+            missing => format!("{missing} of {count} workloads are not"),
+        };
+    }
     let text = |one: &Value, field| one.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
     let each = report.get("missing").and_then(Value::as_array).into_iter().flatten();
     let each = each.map(|one| format!("{}: {}", text(one, "name"), text(one, "reason")));

@@ -13,6 +13,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Request, Status};
 
+use super::admin::socket_of;
 use super::note;
 use super::sds_client::{ConnectionClosed, SdsClient, first_request, sds_socket, with_client};
 use super::secret_view::SecretView;
@@ -40,6 +41,9 @@ pub(super) struct WatchArgs {
     /// The SDS socket [default: ATTACHE_SOCKET, else /var/run/secrets/workload-spiffe-uds/socket]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// The socket of this workload of attache node
+    #[arg(long, value_name = "NAME", conflicts_with = "socket")]
+    workload: Option<String>,
     /// The format: a table for each push, one line of JSON, or the certificates as PEM
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Output::Table)]
     output: Output,
@@ -76,7 +80,10 @@ struct Progress {
 struct AllRefused;
 
 async fn reconnect(args: &WatchArgs) -> anyhow::Result<()> {
-    let socket = sds_socket(args.socket.as_deref());
+    let socket = match &args.workload {
+        Some(name) => socket_of(name).await?,
+        None => sds_socket(args.socket.as_deref()),
+    };
     let mut progress = Progress::default();
     let (mut was_open, mut reported) = (false, None);
     loop {

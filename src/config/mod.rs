@@ -181,8 +181,8 @@ impl Config {
         let kubernetes = kubernetes::kubernetes(r, args, &workload.identity, has_kubernetes_secrets);
         let admin_socket = match subject {
             Subject::Sidecar => operation::admin_socket(r, args, &socket, &other_sockets),
-            Subject::Node => operation::nodes_admin_socket(r, args),
-            Subject::Workload(_) => None,
+            Subject::Node { .. } => operation::nodes_admin_socket(r, args),
+            Subject::Workload { .. } => None,
         };
         let status_address = operation::status_address(r, args);
         let admin_address = operation::admin_address(r, args, status_address);
@@ -298,13 +298,11 @@ fn workload_and_providers(
 ) -> (issuer::IssuerSettings, Vec<Provider>) {
     let credentials = Credentials::new(r, args, &options, selection, subject.token());
     let identity = identity::identity(r, args, &credentials, selection.ca());
-    if let (Subject::Workload(description), Some(kind)) = (subject, selection.ca()) {
-        node::check_token(r, args, kind, description);
-    }
+    node::check_token(r, args, selection.ca(), subject);
     let names = identity::names(r, args, &identity, selection.ca());
     let certificate = CertificateOptions::new(r, args);
     let drops_old_roots = r.switch("drop-old-roots", args.drop_old_roots, &[]).or(false);
-    let shared = shared_options(r, args, options, selection, credentials, &certificate);
+    let shared = shared_options(r, args, options, selection, credentials, &certificate, subject);
     let providers = args.providers.read(r, &shared);
     if let Some(state) =
         state.as_ref().filter(|_| selection.choice == Some(Choice::Files) && !has_other_source)
@@ -334,6 +332,7 @@ fn shared_options(
     selection: &Selection,
     credentials: Credentials,
     certificate: &CertificateOptions,
+    subject: Subject<'_>,
 ) -> SharedOptions {
     let kind = selection.ca();
     SharedOptions {
@@ -348,6 +347,7 @@ fn shared_options(
         headers: shared::headers(r, args),
         token_file: credentials.token,
         client_cert: credentials.client_cert,
+        impersonates: subject.impersonates(),
         timeout: certificate.timeout,
         key_type: certificate.key_type,
         ttl: certificate.ttl,

@@ -99,10 +99,10 @@ const OF_THE_AGENTS_POD: [&str; 5] =
 pub(super) enum Subject<'a> {
     /// `attache run`.
     Sidecar,
-    /// What all workloads of `attache node` share.
-    Node,
+    /// What all workloads of `attache node` share. Whether the agent's own credential is used for them.
+    Node { impersonates: bool },
     /// One of them.
-    Workload(&'a Description),
+    Workload { description: &'a Description, impersonates: bool },
 }
 
 impl<'a> Subject<'a> {
@@ -112,15 +112,22 @@ impl<'a> Subject<'a> {
 
     pub(super) fn description(self) -> Option<&'a OptionsFile> {
         match self {
-            Self::Workload(description) => Some(&description.options),
-            Self::Sidecar | Self::Node => None,
+            Self::Workload { description, .. } => Some(&description.options),
+            Self::Sidecar | Self::Node { .. } => None,
         }
     }
 
     pub(super) fn token(self) -> Option<&'a BroughtToken> {
         match self {
-            Self::Workload(description) => description.token.as_ref(),
-            Self::Sidecar | Self::Node => None,
+            Self::Workload { description, .. } => description.token.as_ref(),
+            Self::Sidecar | Self::Node { .. } => None,
+        }
+    }
+
+    pub(super) fn impersonates(self) -> bool {
+        match self {
+            Self::Sidecar => false,
+            Self::Node { impersonates } | Self::Workload { impersonates, .. } => impersonates,
         }
     }
 }
@@ -160,6 +167,11 @@ pub struct NodeArgs {
     /// How many certificates are requested at a time, the most urgent first [default: 8]
     #[arg(long, value_name = "NUMBER", help_heading = "Workloads")]
     pub ca_concurrency: Option<String>,
+    /// Request each workload's certificate with the agent's own token, by Istio's ImpersonatedIdentity, instead of a token for
+    /// each. istiod allows it to the accounts in its CA_TRUSTED_NODE_ACCOUNTS, for Pods of the agent's node: who steals the
+    /// agent's token has all their identities
+    #[arg(long, help_heading = "Workloads")]
+    pub ca_impersonate: bool,
     #[command(flatten)]
     pub shared: SharedArgs,
 }
@@ -235,6 +247,7 @@ pub struct WorkloadTemplate {
     file: Option<OptionsFile>,
     /// The directory of `--state-dir`.
     state: Option<PathBuf>,
+    impersonates: bool,
     /// Warnings that concern all of them.
     notes: BTreeSet<String>,
 }
@@ -249,8 +262,8 @@ impl std::fmt::Debug for WorkloadTemplate {
 impl WorkloadTemplate {
     /// The configuration of the workload `name`. Does not touch a disk.
     pub fn workload(&self, name: &str, description: &Description) -> Result<Config, ConfigErrors> {
-        let Self { args, environment, file, state, notes } = self;
-        let subject = Subject::Workload(description);
+        let Self { args, environment, file, state, impersonates, notes } = self;
+        let subject = Subject::Workload { description, impersonates: *impersonates };
         let mut config = Config::with_file(args, environment, file.as_ref(), Vec::new(), subject)?;
         config.workload.state = state.as_ref().map(|directory| StateDir::new(directory.join(name)));
         config.notes.retain(|note| !notes.contains(note));
@@ -283,17 +296,19 @@ impl NodeConfig {
         file: Option<OptionsFile>,
         mistakes: Vec<String>,
     ) -> Result<Self, ConfigErrors> {
-        let NodeArgs { workloads, ca_concurrency, shared: SharedArgs { run, .. } } = args;
+        let NodeArgs { workloads, ca_concurrency, ca_impersonate, shared: SharedArgs { run, .. } } = args;
         let mut r = Reader::new(&environment, file.as_ref());
         let workloads = r.text("workloads", workloads, &[]);
         let concurrency = r.parsed("ca-concurrency", ca_concurrency, &[], |text| {
             text.parse::<NonZeroUsize>().map_err(|_| format!("{text:?} is not a number from 1 on"))
         });
+        let impersonates = r.switch("ca-impersonate", *ca_impersonate, &[]);
         if workloads.is_missing() {
             r.mistake("there are no workloads: name the directory of their files with --workloads DIR");
         }
         let of_node = r.finish(());
-        let shared = Config::with_file(run, &environment, file.as_ref(), mistakes, Subject::Node);
+        let subject = Subject::Node { impersonates: impersonates.value == Some(true) };
+        let shared = Config::with_file(run, &environment, file.as_ref(), mistakes, subject);
         let shared = match (of_node, shared) {
             (Ok(()), shared) => shared?,
             (Err(ConfigErrors(own)), Ok(_)) => return Err(ConfigErrors(own)),
@@ -313,6 +328,7 @@ impl NodeConfig {
             template: WorkloadTemplate {
                 args: run.clone(),
                 state: shared.workload.state.as_ref().map(|state| state.path().to_owned()),
+                impersonates: subject.impersonates(),
                 notes: shared.notes.iter().cloned().collect(),
                 environment,
                 file,
@@ -363,20 +379,33 @@ pub fn parse_description(path: &Path, content: &[u8]) -> Result<Description, Con
     if mistakes.is_empty() { Ok(Description { options, token: None }) } else { Err(ConfigErrors(mistakes)) }
 }
 
-/// Istio's CA issues the identity of the token: with the agent's own, each workload would ask for what it can't get.
+/// Reports a credential that would not give a workload its identity: Istio's CA issues the identity of the token, unless the
+/// agent's own may request those of others, which no other CA knows.
 pub(super) fn check_token(
     r: &mut Reader<'_>,
     args: &RunArgs,
-    kind: &ProviderKind,
-    description: &Description,
+    kind: Option<&ProviderKind>,
+    subject: Subject<'_>,
 ) {
-    let level = r.text("token-file", &args.token_file, &[]).level;
-    let has_its_own = description.token.is_some() || level == Some(Level::Workload);
-    if kind == ISTIO && !has_its_own {
-        r.mistake(format!(
-            "--ca {} issues the identity of the token, and the workload has no token of its own: add token-file = \"PATH\"",
+    let Some(kind) = kind else { return };
+    if subject.impersonates() && kind != ISTIO {
+        r.mistake(format!("--ca-impersonate is for --ca {} alone: drop it", ISTIO.name));
+    }
+    let Subject::Workload { description, impersonates } = subject else { return };
+    let token = r.text("token-file", &args.token_file, &[]);
+    let has_its_own = description.token.is_some() || token.level == Some(Level::Workload);
+    match (impersonates, has_its_own) {
+        (true, true) => r.mistake(format!(
+            "{} and --ca-impersonate contradict each other: with the latter all certificates are requested with the agent's \
+             own token; drop one of them, and name the identity with spiffe-id",
+            token.from
+        )),
+        (false, false) if kind == ISTIO => r.mistake(format!(
+            "--ca {} issues the identity of the token, and the workload has no token of its own: add token-file = \"PATH\", or \
+             start the agent with --ca-impersonate",
             kind.name
-        ));
+        )),
+        _ => {}
     }
 }
 

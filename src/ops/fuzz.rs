@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::admin::Admin;
 use super::page::Page;
-use super::report::{About, Reporter};
+use super::report::{About, Reporter, Subject};
 use super::status::Status;
 use super::telemetry::{Log, parse_filter};
 use crate::base::clock::Clock;
@@ -59,8 +59,9 @@ fn servers() -> &'static Servers {
             pending,
             clusters: Default::default(),
         };
-        let page = Page { reporter: reporter.clone(), is_local: true };
-        Servers { status, page, admin: Admin { reporter, log } }
+        let subject = Subject::One(reporter);
+        let page = Page { subject: subject.clone(), is_local: true };
+        Servers { status, page, admin: Admin { subject, log } }
     })
 }
 

@@ -89,6 +89,7 @@ mod tests {
     use crate::base::clock::Clock;
     use crate::fs::pending::PendingOperations;
     use crate::ops::report::About;
+    use crate::ops::report::Reporter;
     use crate::store::Cache;
     use crate::store::history::History;
 
@@ -98,7 +99,7 @@ mod tests {
         let (pending, clock) = (PendingOperations::default(), Clock::starting_at(UNIX_EPOCH));
         let reporter =
             Reporter { cache, workload, history, pending, clusters: Default::default(), about, clock };
-        Page { reporter, is_local }
+        Page { subject: Subject::One(reporter), is_local }
     }
 
     fn ask(page: &Page, method: &str, uri: &str, hosts: &[&str]) -> Answer {

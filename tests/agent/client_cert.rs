@@ -416,6 +416,7 @@ async fn attache_ca_refuses_an_expired_certificate() {
         cluster_id: MetadataValue::from_static("Kubernetes"),
         headers: Vec::new(),
         cert_signer: None,
+        impersonates: false,
         connections: Connections::new(Duration::from_secs(10), Disk::default()),
         clock,
         disk: Disk::default(),

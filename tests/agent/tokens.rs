@@ -209,6 +209,7 @@ fn citadel(ca: &FakeCa, token: TokenSettings) -> Citadel {
         cluster_id: MetadataValue::from_static("Kubernetes"),
         headers: Vec::new(),
         cert_signer: None,
+        impersonates: false,
         connections: Connections::new(Duration::from_secs(10), Disk::default()),
         clock: Clock::system(),
         disk: Disk::default(),

@@ -248,7 +248,7 @@ impl Members {
         }
         let socket = kept.unwrap_or_else(|| Socket::new(config.socket.clone(), config.socket_mode));
         let running = workloads.add(name);
-        let serving = self.serving(name, &running, &socket, &config, workloads);
+        let serving = self.serving(&running, &socket, &config, workloads);
         let cas = match self.cas(description, &config) {
             Ok(cas) => cas,
             Err(error) => {
@@ -281,7 +281,6 @@ impl Members {
     /// What serves the workload on its socket.
     fn serving(
         &self,
-        name: &Arc<str>,
         running: &Running,
         socket: &Socket,
         config: &Config,
@@ -291,7 +290,7 @@ impl Members {
         let peers = Peers::new(config.allowed.clone(), metrics.clone(), cache.components(running.workload));
         let server = Server { calls: calls.clone(), stop: running.ended.clone() };
         let service = workloads.service(running);
-        serving::serve(Arc::clone(name), socket.clone(), disk.clone(), server, peers, service)
+        serving::serve(socket.clone(), disk.clone(), server, peers, service)
     }
 
     /// The CAs for a workload: with its own credential, or those of all.

@@ -52,7 +52,7 @@ impl Socket {
     }
 
     /// Binds it, unless it is bound. Retries for ever: another process may give the path up.
-    async fn listener(&self, workload: &str, disk: &Disk) -> Arc<UnixListener> {
+    async fn listener(&self, disk: &Disk) -> Arc<UnixListener> {
         let (mut failures, mut log) = (0_u32, FailureLog::default());
         loop {
             if let Some(listener) = &self.lock().listener {
@@ -67,7 +67,7 @@ impl Socket {
                     let listener = Arc::new(listener);
                     *self.lock() = Bound { listener: Some(Arc::clone(&listener)), file, id, failure: None };
                     if log.recovered() {
-                        tracing::info!(workload, path = %self.path.display(), "socket bound");
+                        tracing::info!(path = %self.path.display(), "socket bound");
                     }
                     return listener;
                 }
@@ -77,12 +77,8 @@ impl Socket {
             failures = failures.saturating_add(1);
             let delay = BACKOFF.delay(failures, fastrand::f64());
             if log.is_new(&reason) {
-                tracing::warn!(
-                    workload,
-                    reason,
-                    retry_in_ms = millis(delay),
-                    "socket not bound, the workload is not served"
-                );
+                let retry_in_ms = millis(delay);
+                tracing::warn!(reason, retry_in_ms, "socket not bound, the workload is not served");
             }
             self.lock().failure = Some(reason);
             sleep(delay).await;
@@ -111,13 +107,12 @@ impl SocketView for Socket {
 
 /// Serves a workload on its socket until the server stops.
 pub(super) async fn serve(
-    workload: Arc<str>,
     socket: Socket,
     disk: Disk,
     server: Server,
     peers: Peers,
     service: SecretDiscovery,
 ) {
-    let listener = socket.listener(&workload, &disk).await;
+    let listener = socket.listener(&disk).await;
     server.sds(listener, peers, service).await;
 }

@@ -42,6 +42,8 @@ pub struct CitadelProvider {
     pub headers: Headers,
     /// Istiod's signer.
     pub cert_signer: Option<String>,
+    /// Whether the agent's own credential requests certificates for other workloads of its node.
+    pub impersonates: bool,
     /// How long one call may take.
     pub timeout: Duration,
 }
@@ -88,6 +90,7 @@ impl ProviderArgs for CitadelArgs {
             cluster_id: cluster_id.clone(),
             headers: shared.headers.clone(),
             cert_signer: cert_signer.value.clone(),
+            impersonates: shared.impersonates,
             timeout: shared.timeout,
         };
         shared.endpoints().map(provider).collect()
@@ -109,6 +112,7 @@ impl ConfiguredProvider for CitadelProvider {
             cluster_id: self.cluster_id.clone(),
             headers: self.headers.clone(),
             cert_signer: self.cert_signer.clone(),
+            impersonates: self.impersonates,
             connections: Connections::new(self.timeout, disk.clone()),
             clock: clock.clone(),
             disk: disk.clone(),

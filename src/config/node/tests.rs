@@ -69,6 +69,17 @@ fn istios_ca_needs_a_token_for_each_workload() {
 }
 
 #[test]
+fn with_the_agents_own_token_a_workload_has_none() {
+    let node = node("--ca-address istiod:15012 --workloads /w --ca-impersonate", &[]).unwrap();
+    let config = node.template.workload("web", &described(WEB).unwrap()).unwrap();
+    assert!(format!("{:?}", config.providers).contains("impersonates: true"));
+    let with_file = described(&format!("{WEB}token-file = \"/var/run/web-token\"\n")).unwrap();
+    assert!(mistakes(node.template.workload("web", &with_file)).contains("contradict each other"));
+    let refused = mistakes(self::node("--ca embedded --workloads /w --ca-impersonate", &[]));
+    assert!(refused.contains("--ca-impersonate is for --ca citadel alone"), "{refused}");
+}
+
+#[test]
 fn a_mistake_in_a_file_names_the_line() {
     let text =
         "spiffe-id = \"spiffe://example.org/ns/shop/sa/web\"\nkeytype = \"rsa-2048\"\noutput-hook = \"x\"\n";

@@ -227,7 +227,7 @@ impl OutputDirectory {
         if !self.path.is_dir() {
             return Ok(());
         }
-        let _lock = self.enter()?;
+        let lock = self.enter()?;
         let is_link_of_ours = |path: &Path| fs::read_link(path).is_ok_and(|to| to.starts_with(DATA));
         for path in self.names().into_iter().filter(|path| is_link_of_ours(path)) {
             self.change("removing", &path, || remove(&path))?;
@@ -243,7 +243,9 @@ impl OutputDirectory {
             let path = self.path.join(name);
             self.change("removing", &path, || remove(&path))?;
         }
-        Ok(())
+        drop(lock);
+        let lock = self.path.join(LOCK);
+        self.change("removing", &lock, || remove(&lock))
     }
 
     /// Creates the directory if needed, and locks other agents out as long as the returned file is open.
