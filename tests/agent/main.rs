@@ -59,6 +59,7 @@ mod multicluster;
 mod named_files;
 mod neighbours;
 mod nginx;
+mod node;
 mod outages;
 mod on_demand;
 mod options_file;

@@ -17,6 +17,7 @@ pub mod kubernetes;
 pub mod issuer;
 pub mod mesh;
 pub mod nginx;
+pub mod node;
 pub mod pipes;
 pub mod process;
 pub mod rough_h2;
