@@ -2,8 +2,10 @@
 
 mod files;
 mod members;
-mod serving;
+mod socket;
+mod starter;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context as _;
@@ -11,6 +13,7 @@ use tokio::sync::watch;
 
 use self::files::WorkloadFiles;
 use self::members::Members;
+use self::starter::Starter;
 use super::requests::Requests;
 use super::signals::Signals;
 use super::sockets::{self, Server};
@@ -98,7 +101,8 @@ pub async fn run(config: NodeConfig, log: Log, given: Started, requests: Request
             sockets::address_of(&page).map(|address| tracing::field::display(format!("http://{address}/"))),
         "attache serves the workloads of this node"
     );
-    let mut members = Members::new(&shared, &config, cas, roster);
+    let starter = Starter { shared: shared.clone(), template: config.template.clone(), cas: Arc::new(cas) };
+    let mut members = Members::new(starter, roster);
     let mut files = config.workloads.clone().map(|path| WorkloadFiles::new(path, watcher, disk.clone()));
     if let Some(found) = &files {
         // The first look comes before the first probe: an agent that knows no workload yet is not ready.

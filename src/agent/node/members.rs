@@ -6,26 +6,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::files::{Found, WorkloadFile};
-use super::serving::{self, Socket};
-use crate::agent::sockets::Server;
-use crate::agent::workloads::{Plan, Running, Shared, Workloads};
+use super::socket::Socket;
+use super::starter::Starter;
+use crate::agent::workloads::{Running, Workloads};
 use crate::base::failure_log::FailureLog;
-use crate::ca::failover::Failover;
-use crate::ca::providers;
-use crate::config::{Config, ConfigErrors, Description, NodeConfig, WorkloadTemplate, parse_description};
+use crate::config::{Config, ConfigErrors, Description, parse_description};
 use crate::export::output::OutputSettings;
 use crate::ops::report::{Member, Roster};
 use crate::secret::Version;
-use crate::serve::peer::Peers;
+use crate::serve::listener::SocketFile;
 use crate::source::issuer::StateDir;
 
 /// The workloads by their names.
 #[derive(Debug)]
 pub(super) struct Members {
-    shared: Shared,
-    template: WorkloadTemplate,
-    /// The CAs of workloads without a credential of their own.
-    cas: Failover,
+    starter: Starter,
     running: BTreeMap<Arc<str>, Served>,
     /// What was last seen of each file that is not applied.
     refused: BTreeMap<Arc<str>, Refused>,
@@ -89,11 +84,9 @@ impl From<ConfigErrors> for Mistake {
 }
 
 impl Members {
-    pub(super) fn new(shared: &Shared, config: &NodeConfig, cas: Failover, roster: Roster) -> Self {
+    pub(super) fn new(starter: Starter, roster: Roster) -> Self {
         Self {
-            shared: shared.clone(),
-            template: config.template.clone(),
-            cas,
+            starter,
             running: BTreeMap::new(),
             refused: BTreeMap::new(),
             log: FailureLog::default(),
@@ -203,7 +196,7 @@ impl Members {
             )])
         })?;
         let description = parse_description(&file.path, content)?;
-        let config = self.template.workload(name, &description)?;
+        let config = self.starter.config(name, &description)?;
         let others = || self.running.iter().filter(|(other, _)| *other != name);
         if let Some((other, _)) = others().find(|(_, other)| other.socket.path == config.socket) {
             return Err(Mistake::Conflict(format!(
@@ -235,9 +228,6 @@ impl Members {
         config: Config,
         workloads: &mut Workloads,
     ) {
-        for note in &config.notes {
-            tracing::warn!(workload = &**name, "{note}");
-        }
         let leaves = Leaves { state: config.workload.state.clone(), output: config.output.clone() };
         let before = self.running.remove(name);
         let is_replaced = before.is_some();
@@ -247,25 +237,15 @@ impl Members {
             self.end(name, before, &leaves, kept.is_some(), workloads);
         }
         let socket = kept.unwrap_or_else(|| Socket::new(config.socket.clone(), config.socket_mode));
-        let running = workloads.add(name);
-        let serving = self.serving(&running, &socket, &config, workloads);
-        let cas = match self.cas(description, &config) {
-            Ok(cas) => cas,
+        let (bound, disk) = (socket.clone(), self.starter.shared.disk.clone());
+        let listener = async move { bound.listener(&disk).await };
+        let running = match self.starter.start(name, description, config, listener, workloads) {
+            Ok(running) => running,
             Err(error) => {
-                tracing::error!(workload = &**name, %error, "workload without a CA");
-                Failover::new(Vec::new())
+                tracing::error!(workload = &**name, %error, "workload not started");
+                return;
             }
         };
-        let plan = Plan {
-            kubernetes: None,
-            files: config.files,
-            crl: config.crl,
-            cas,
-            issuer: config.workload,
-            mint: None,
-            output: config.output,
-        };
-        workloads.launch(&running, plan, serving);
         let what = if is_replaced { "workload changed" } else { "workload added" };
         tracing::info!(workload = &**name, socket = %socket.path.display(), "{what}");
         let listed = Member {
@@ -276,35 +256,6 @@ impl Members {
         self.roster.add(name, listed);
         let member = Served { running, version, path: path.to_owned(), socket, leaves };
         self.running.insert(Arc::clone(name), member);
-    }
-
-    /// What serves the workload on its socket.
-    fn serving(
-        &self,
-        running: &Running,
-        socket: &Socket,
-        config: &Config,
-        workloads: &Workloads,
-    ) -> impl Future<Output = ()> + Send + use<> {
-        let Shared { cache, metrics, disk, calls, .. } = &self.shared;
-        let peers = Peers::new(config.allowed.clone(), metrics.clone(), cache.components(running.workload));
-        let server = Server { calls: calls.clone(), stop: running.ended.clone() };
-        let service = workloads.service(running);
-        serving::serve(socket.clone(), disk.clone(), server, peers, service)
-    }
-
-    /// The CAs for a workload: with its own credential, or those of all.
-    fn cas(
-        &self,
-        description: &Description,
-        config: &Config,
-    ) -> Result<Failover, crate::ca::provider::ClientError> {
-        let has_credential = description.token.is_some() || description.options.get("token-file").is_some();
-        if !has_credential {
-            return Ok(self.cas.apart());
-        }
-        let disk = self.shared.disk.within(config.workload.timeout);
-        providers::clients(&config.providers, &self.shared.clock, &disk)
     }
 
     fn remove(&mut self, name: &Arc<str>, workloads: &mut Workloads) {
@@ -327,9 +278,9 @@ impl Members {
         workloads.remove(running.workload);
         running.draining.close();
         let file = (!keeps_socket).then(|| socket.take_file()).flatten();
-        let (disk, name, keeps) = (self.shared.disk.clone(), Arc::clone(name), keeps.clone());
+        let (disk, name, keeps) = (self.starter.shared.disk.clone(), Arc::clone(name), keeps.clone());
         // Each on a thread of its own: a disk that does not answer keeps nothing else.
-        self.shared.calls.spawn(async move {
+        self.starter.shared.calls.spawn(async move {
             if let Some(file) = file {
                 let path = file.path().to_owned();
                 if let Err(reason) = disk.run(&path, move || drop(file)).await {
@@ -354,7 +305,7 @@ impl Members {
     }
 
     /// The files of all sockets, which are removed when the agent stops.
-    pub(super) fn take_socket_files(&self) -> Vec<crate::serve::listener::SocketFile> {
+    pub(super) fn take_socket_files(&self) -> Vec<SocketFile> {
         self.running.values().filter_map(|member| member.socket.take_file()).collect()
     }
 }

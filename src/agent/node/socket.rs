@@ -7,15 +7,12 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::time::sleep;
 
-use crate::agent::sockets::Server;
 use crate::base::backoff::Backoff;
 use crate::base::clock::millis;
 use crate::base::failure_log::FailureLog;
 use crate::fs::disk::Disk;
 use crate::ops::report::SocketView;
 use crate::serve::listener::{Listener, SocketFile};
-use crate::serve::peer::Peers;
-use crate::serve::sds::SecretDiscovery;
 
 /// Between two attempts to bind a socket.
 const BACKOFF: Backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(30) };
@@ -52,7 +49,7 @@ impl Socket {
     }
 
     /// Binds it, unless it is bound. Retries for ever: another process may give the path up.
-    async fn listener(&self, disk: &Disk) -> Arc<UnixListener> {
+    pub(super) async fn listener(&self, disk: &Disk) -> Arc<UnixListener> {
         let (mut failures, mut log) = (0_u32, FailureLog::default());
         loop {
             if let Some(listener) = &self.lock().listener {
@@ -103,16 +100,4 @@ impl SocketView for Socket {
     fn failure(&self) -> Option<String> {
         self.lock().failure.clone()
     }
-}
-
-/// Serves a workload on its socket until the server stops.
-pub(super) async fn serve(
-    socket: Socket,
-    disk: Disk,
-    server: Server,
-    peers: Peers,
-    service: SecretDiscovery,
-) {
-    let listener = socket.listener(&disk).await;
-    server.sds(listener, peers, service).await;
 }
