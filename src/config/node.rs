@@ -262,12 +262,22 @@ impl std::fmt::Debug for WorkloadTemplate {
 impl WorkloadTemplate {
     /// The configuration of the workload `name`. Does not touch a disk.
     pub fn workload(&self, name: &str, description: &Description) -> Result<Config, ConfigErrors> {
-        let Self { args, environment, file, state, impersonates, notes } = self;
+        let Self { args, environment, file, impersonates, notes, .. } = self;
         let subject = Subject::Workload { description, impersonates: *impersonates };
         let mut config = Config::with_file(args, environment, file.as_ref(), Vec::new(), subject)?;
-        config.workload.state = state.as_ref().map(|directory| StateDir::new(directory.join(name)));
+        config.workload.state = self.state(name);
         config.notes.retain(|note| !notes.contains(note));
         Ok(config)
+    }
+
+    /// Where the workload `name` is kept across restarts.
+    pub fn state(&self, name: &str) -> Option<StateDir> {
+        self.state.as_ref().map(|directory| StateDir::new(directory.join(name)))
+    }
+
+    /// Whether all certificates are requested with the agent's own credential.
+    pub fn impersonates(&self) -> bool {
+        self.impersonates
     }
 }
 

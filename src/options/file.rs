@@ -71,6 +71,14 @@ impl OptionsFile {
         Ok((file, mistakes.into_iter().map(|(_, mistake)| mistake).collect()))
     }
 
+    /// Options that no file sets: `of` is what they describe. Each counts as a line, in their order.
+    pub fn described(of: &Path, options: impl IntoIterator<Item = (&'static str, String)>) -> Self {
+        let option = |(index, (name, value)): (usize, (&str, String))| {
+            (name.to_owned(), FileOption { values: vec![value], line: index + 1 })
+        };
+        Self { path: of.to_owned(), options: options.into_iter().enumerate().map(option).collect() }
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }
