@@ -63,6 +63,12 @@ impl Driver {
         self.volumes.count()
     }
 
+    /// Holds the place of a volume.
+    #[cfg(test)]
+    pub(super) fn hold(&self, number: usize) {
+        self.volumes.hold(&format!("held-{number}").parse().unwrap());
+    }
+
     /// Opens the driver's socket, in the place of an agent before.
     pub async fn open(&self) -> Result<Sockets, NotOpened> {
         let path = self.volumes.settings().csi_socket.clone();

@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -84,11 +83,6 @@ impl Target {
 
 /// The name of the kubelet's file beside a volume.
 pub(super) const KUBELETS_FILE: &str = "vol_data.json";
-
-/// Whether `name` is text that a path can have.
-pub(super) fn is_text(name: &OsStr) -> bool {
-    std::str::from_utf8(name.as_bytes()).is_ok()
-}
 
 #[cfg(test)]
 mod tests {

@@ -178,6 +178,11 @@ impl Volumes {
         Ok(slot)
     }
 
+    #[cfg(test)]
+    pub(super) fn hold(&self, id: &VolumeId) {
+        self.slot(id, usize::MAX).unwrap();
+    }
+
     /// The turn of a call that does not wait for others.
     fn turn(&self, id: &VolumeId) -> Result<(Turn, CancellationToken), Status> {
         let slot = self.slot(id, limits::VOLUMES)?;
