@@ -11,6 +11,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "istio/v1/auth/ca.proto",
         "google/rpc/error_details.proto",
         "google/cloud/security/privateca/v1/service.proto",
+        "csi/v1/csi.proto",
+        "pluginregistration/api.proto",
     ];
     println!("cargo:rerun-if-changed=proto");
     shape_static_program()?;
@@ -20,8 +22,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The well-known types are compiled here so that `Any` uses `Bytes` too.
     let mut prost = prost_build::Config::new();
     prost.bytes(["."]);
-    // These two can hold private keys: `src/proto.rs` implements their `Debug`.
-    prost.skip_debug([".envoy.config.core.v3.DataSource", ".google.protobuf.Any"]);
+    // These can hold private keys or tokens: `src/proto.rs` implements their `Debug`.
+    prost.skip_debug([
+        ".envoy.config.core.v3.DataSource",
+        ".google.protobuf.Any",
+        ".csi.v1.NodePublishVolumeRequest",
+    ]);
     tonic_prost_build::configure()
         .build_transport(false)
         .compile_well_known_types(true)
@@ -46,6 +52,7 @@ const SELDOM: &[&str] = &[
     "attache::ca::vault",
     "attache::check",
     "attache::cli",
+    "attache::csi",
     "attache::envoy",
     "attache::inject",
     "attache::kube",

@@ -28,6 +28,8 @@ pub mod source;
 pub mod serve;
 pub mod export;
 pub mod ops;
+// a node's Pods
+pub mod csi;
 // wiring
 pub mod config;
 pub mod agent;

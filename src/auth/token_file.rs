@@ -165,6 +165,8 @@ pub struct Claims {
     pub not_before: Option<SystemTime>,
     /// `exp`.
     pub expires: Option<SystemTime>,
+    /// Of the Pod that Kubernetes has bound the token to: `uid` of `pod` of `kubernetes.io`.
+    pub pod_uid: Option<String>,
 }
 
 impl Token {
@@ -256,6 +258,7 @@ impl Claims {
             audiences,
             not_before: moment("nbf"),
             expires: moment("exp"),
+            pod_uid: payload.pointer("/kubernetes.io/pod/uid").and_then(text),
         })
     }
 }

@@ -87,5 +87,20 @@ pub const LOG_BUFFER_BYTES: usize = 1 << 20;
 /// Bytes of the longest path of a Unix socket (`sun_path` less its final NUL).
 pub const SOCKET_PATH_BYTES: usize = 107;
 
+/// Volumes of Pods that one agent serves.
+pub const VOLUMES: usize = 4096;
+/// Concurrent connections to the CSI socket and the registration socket: a call that waits for a certificate keeps its own.
+pub const CSI_CONNECTIONS: usize = VOLUMES;
+/// Bytes of a request of the kubelet: it has a token for each audience.
+pub const CSI_REQUEST_BYTES: usize = 256 << 10;
+/// Bytes of the record of a volume, and of the kubelet's own file about one.
+pub const VOLUME_RECORD_BYTES: u64 = 64 << 10;
+/// Characters of the id of a volume.
+pub const VOLUME_ID_TEXT: usize = 128;
+/// Bytes of the file system with a volume's files: the generations that are kept in an output directory, and room to write.
+pub const VOLUME_BYTES: usize = 4 << 20;
+/// Files, directories and links of that file system.
+pub const VOLUME_INODES: usize = 1024;
+
 /// Bytes of the manifests that `attache inject` reads from one file.
 pub const MANIFESTS: usize = 16 << 20;

@@ -1,0 +1,491 @@
+//! The volumes of the agent, and what the kubelet's calls do with them.
+//!
+//! The kubelet decides by codes: after CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED and ABORTED it removes the
+//! volume some time, after any other one never. So whatever ends with another code leaves nothing behind.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::net::UnixListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::{Code, Status};
+
+use super::directory::{NotPrepared, Removed, prepare, remove};
+use super::identifiers::VolumeId;
+use super::publication::{Publication, Request, copy};
+use super::record::{self, Record};
+use super::target::Target;
+use super::{DriverSettings, Runner, VolumeFiles, VolumeWorkload};
+use crate::auth::token_file::Token;
+use crate::base::failure_log::FailureLog;
+use crate::base::limits;
+use crate::fs::disk::{Disk, Unresponsive};
+
+/// How long the first call for a volume waits for its certificate: after that `kubectl describe pod` shows why there is none.
+pub(super) const FIRST_WAIT: Duration = Duration::from_secs(10);
+/// How long later calls wait. The kubelet gives each two minutes.
+pub(super) const LATER_WAIT: Duration = Duration::from_secs(100);
+/// How long the end of a volume waits for another call about it, and for the end of its workload.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// All volumes. Clones are the same.
+#[derive(Clone, Debug)]
+pub(super) struct Volumes(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    settings: DriverSettings,
+    runner: Arc<dyn Runner>,
+    disk: Disk,
+    slots: Mutex<HashMap<VolumeId, Arc<Slot>>>,
+    /// What has begun is not left half done when the kubelet gives its call up.
+    tasks: TaskTracker,
+    /// Cancelled when the agent stops.
+    closing: CancellationToken,
+}
+
+/// A volume: one call at a time.
+#[derive(Debug)]
+struct Slot {
+    turn: Arc<Semaphore>,
+    /// Cancelled when the kubelet removes the volume: the call that waits now ends.
+    removed: Mutex<CancellationToken>,
+    state: Mutex<State>,
+    failures: Mutex<FailureLog>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// None before its directory is made.
+    record: Option<Arc<Record>>,
+    /// The workload was started.
+    is_running: bool,
+    /// The kubelet was answered that the volume is there: from now on it is never taken away but by the kubelet.
+    is_published: bool,
+    is_recorded: bool,
+    /// How many calls have waited for the certificate.
+    waits: u32,
+}
+
+/// The right to work on a volume. Dropping it lets the next call in, and forgets a volume of which there is nothing.
+#[derive(Debug)]
+pub(super) struct Turn {
+    volumes: Volumes,
+    id: VolumeId,
+    slot: Arc<Slot>,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        drop(self.permit.take());
+        let mut slots = self.volumes.slots();
+        let is_empty = self.slot.state().record.is_none();
+        // Those that have it besides this turn: the map, and no other call.
+        if is_empty && Arc::strong_count(&self.slot) <= 2 {
+            slots.remove(&self.id);
+        }
+    }
+}
+
+impl Slot {
+    fn new() -> Self {
+        let turn = Arc::new(Semaphore::new(1));
+        Self { turn, removed: Mutex::default(), state: Mutex::default(), failures: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the kubelet was answered to be there.
+    fn published(&self) -> Option<Arc<Record>> {
+        let state = self.state();
+        state.record.clone().filter(|_| state.is_published)
+    }
+
+    fn removed(&self) -> MutexGuard<'_, CancellationToken> {
+        self.removed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Logs a failure, once until there is another one.
+    fn report(&self, id: &VolumeId, reason: &str) {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        if failures.is_new(reason) {
+            tracing::warn!(volume = %id, reason, "volume not published");
+        } else {
+            tracing::debug!(volume = %id, reason, "volume not published");
+        }
+    }
+
+    fn report_success(&self, id: &VolumeId) {
+        if self.failures.lock().unwrap_or_else(PoisonError::into_inner).recovered() {
+            tracing::info!(volume = %id, "volume published again");
+        }
+    }
+}
+
+impl Volumes {
+    pub(super) fn new(settings: DriverSettings, runner: Arc<dyn Runner>, disk: Disk) -> Self {
+        let (slots, tasks, closing) = (Mutex::default(), TaskTracker::new(), CancellationToken::new());
+        Self(Arc::new(Inner { settings, runner, disk, slots, tasks, closing }))
+    }
+
+    pub(super) fn settings(&self) -> &DriverSettings {
+        &self.0.settings
+    }
+
+    pub(super) fn disk(&self) -> &Disk {
+        &self.0.disk
+    }
+
+    pub(super) fn runner(&self) -> &dyn Runner {
+        &*self.0.runner
+    }
+
+    /// How many volumes there are.
+    pub(super) fn count(&self) -> usize {
+        self.slots().len()
+    }
+
+    /// Ends the calls that wait, and returns when what has begun is done. The volumes stay as they are.
+    pub(super) async fn close(&self) {
+        self.0.closing.cancel();
+        self.0.tasks.close();
+        self.0.tasks.wait().await;
+    }
+
+    fn slots(&self) -> MutexGuard<'_, HashMap<VolumeId, Arc<Slot>>> {
+        self.0.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn slot(&self, id: &VolumeId, limit: usize) -> Result<Arc<Slot>, Status> {
+        let mut slots = self.slots();
+        if let Some(slot) = slots.get(id) {
+            return Ok(Arc::clone(slot));
+        }
+        if slots.len() >= limit {
+            return Err(Status::resource_exhausted(format!("the agent serves {limit} volumes, which is its limit")));
+        }
+        let slot = Arc::new(Slot::new());
+        slots.insert(id.clone(), Arc::clone(&slot));
+        Ok(slot)
+    }
+
+    #[cfg(test)]
+    pub(super) fn hold(&self, id: &VolumeId) {
+        self.slot(id, usize::MAX).unwrap();
+    }
+
+    /// The turn of a call that does not wait for others.
+    fn turn(&self, id: &VolumeId) -> Result<(Turn, CancellationToken), Status> {
+        let slot = self.slot(id, limits::VOLUMES)?;
+        let permit = Arc::clone(&slot.turn).try_acquire_owned();
+        let permit = permit.map_err(|_| Status::aborted("another call about this volume is under way"))?;
+        let removed = CancellationToken::new();
+        *slot.removed() = removed.clone();
+        Ok((Turn { volumes: self.clone(), id: id.clone(), slot, permit: Some(permit) }, removed))
+    }
+
+    /// The turn of a call that ends the one before.
+    async fn last_turn(&self, id: &VolumeId) -> Result<Turn, Status> {
+        let slot = self.slot(id, usize::MAX)?;
+        let mut turn = Turn { volumes: self.clone(), id: id.clone(), slot, permit: None };
+        turn.slot.removed().cancel();
+        let permit = timeout(PATIENCE, Arc::clone(&turn.slot.turn).acquire_owned()).await;
+        let permit = permit.ok().and_then(Result::ok);
+        turn.permit = Some(permit.ok_or_else(|| Status::aborted("another call about this volume is under way"))?);
+        Ok(turn)
+    }
+
+    /// Runs `work` to its end, also if its caller no longer waits.
+    async fn finish<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Status> {
+        let done = self.0.tasks.spawn(work).await;
+        done.map_err(|_| Status::unavailable("the agent is stopping"))
+    }
+
+    /// The volume that the kubelet asks for is there when this returns, and has a certificate unless its Pod does not wait.
+    pub(super) async fn publish(&self, request: Request) -> Result<(), Status> {
+        let id = request.id()?;
+        let (turn, removed) = self.turn(&id)?;
+        if let Some(record) = turn.slot.published() {
+            return self.finish(async move { turn.republish(&record, &request).await }).await?;
+        }
+        let (turn, begun) = self.finish(async move { turn.begin(&request).await }).await?;
+        let waited = match begun {
+            Ok(record) => turn.wait(&record, &removed).await.map(|()| record),
+            Err(status) => Err(status),
+        };
+        match waited {
+            Ok(record) => {
+                turn.record(&record).await;
+                turn.slot.state().is_published = true;
+                turn.slot.report_success(&id);
+                tracing::debug!(volume = %id, pod = %record.pod, "volume published");
+                Ok(())
+            }
+            Err(status) => {
+                turn.slot.report(&id, status.message());
+                Err(status)
+            }
+        }
+    }
+
+    /// Nothing of the volume is left when this returns, whether it was there or not.
+    pub(super) async fn unpublish(&self, id: &str, target: &str) -> Result<(), Status> {
+        let id: VolumeId = id.parse().map_err(Status::invalid_argument)?;
+        if target.is_empty() {
+            return Err(Status::invalid_argument("target_path is missing"));
+        }
+        let parsed = Target::parse(target, &self.settings().kubelet_dir);
+        if let Err(reason) = &parsed {
+            tracing::warn!(volume = %id, reason, "target of a volume left alone");
+        }
+        let turn = self.last_turn(&id).await?;
+        self.finish(async move { turn.remove(parsed.ok()).await }).await?
+    }
+
+    /// Serves a volume that an agent before has published.
+    pub(super) async fn restore(&self, record: Record) {
+        let Ok((turn, _)) = self.turn(&record.id) else { return };
+        let record = Arc::new(record);
+        {
+            let mut state = turn.slot.state();
+            *state =
+                State { record: Some(Arc::clone(&record)), is_published: true, is_recorded: true, ..State::default() };
+        }
+        if let Err(status) = turn.set_up(&record, None).await {
+            turn.slot.report(&record.id, status.message());
+        }
+    }
+
+    /// Removes what is left of a volume that the kubelet no longer knows.
+    pub(super) async fn discard(&self, id: &VolumeId, target: Option<Target>) -> Result<(), Status> {
+        self.last_turn(id).await?.remove(target).await
+    }
+
+    /// Removes a volume from the disk.
+    pub(super) async fn remove_target(&self, id: &VolumeId, target: Target) -> Result<(), Status> {
+        let path = target.path().to_owned();
+        let removed = self.disk().run(&path, move || remove(&target)).await;
+        match removed.map_err(unresponsive)? {
+            Ok(Removed::Wholly) => Ok(()),
+            Ok(Removed::Partly) => {
+                tracing::warn!(volume = %id, path = %path.display(), "volume removed, except for what is not the agent's");
+                Ok(())
+            }
+            Err(error) => Err(not_removed(&path, &error)),
+        }
+    }
+}
+
+impl Turn {
+    /// The kubelet looks after a volume that it has. Whatever goes wrong, the volume stays, and the kubelet is not told to give
+    /// it up: its Pod runs.
+    async fn republish(&self, record: &Arc<Record>, request: &Request) -> Result<(), Status> {
+        let Self { volumes, id, slot, .. } = self;
+        if request.target() != record.target.path() {
+            let reason = format!("the volume is published at {}", record.target.path().display());
+            return Err(Status::already_exists(reason));
+        }
+        let token = match request.token(&record.pod, volumes.settings()) {
+            Ok(token) => token,
+            Err(status) => {
+                slot.report(id, status.message());
+                let is_running = slot.state().is_running;
+                return if is_running { Ok(()) } else { Err(Status::unavailable(status.message())) };
+            }
+        };
+        let renewed = self.set_up(record, token).await;
+        if let Err(status) = renewed {
+            slot.report(id, status.message());
+            return Err(Status::unavailable(status.message()));
+        }
+        self.record(record).await;
+        slot.report_success(id);
+        Ok(())
+    }
+
+    /// Makes the volume and starts its workload, unless both is done. After a failure nothing is left.
+    async fn begin(self, request: &Request) -> (Self, Result<Arc<Record>, Status>) {
+        let settings = self.volumes.settings();
+        let checked = request.record(settings).and_then(|record| {
+            let token = request.token(&record.pod, settings)?;
+            Ok(Publication { record, token })
+        });
+        let begun = match checked {
+            Ok(Publication { record, token }) => {
+                let record = Arc::new(record);
+                let before = self.slot.state().record.replace(Arc::clone(&record));
+                // Only a caller other than the kubelet has another place for the same volume.
+                let moved = before.map(|before| before.target.clone()).filter(|before| *before != record.target);
+                match moved {
+                    Some(target) => self.remove(Some(target)).await.and_then(|()| {
+                        Err(Status::aborted("the volume had another target_path, and is removed there"))
+                    }),
+                    None => self.set_up(&record, token).await.map(|()| record),
+                }
+            }
+            Err(status) => Err(status),
+        };
+        let begun = match begun {
+            Err(status) if is_final(status.code()) && self.slot.state().record.is_some() => {
+                // What could not be removed is removed by the kubelet's next call.
+                Err(self.remove(None).await.err().unwrap_or(status))
+            }
+            begun => begun,
+        };
+        (self, begun)
+    }
+
+    /// Gives a running workload its token; makes the volume and starts the workload if it does not run.
+    async fn set_up(&self, record: &Arc<Record>, token: Option<Token>) -> Result<(), Status> {
+        let Self { volumes, id, slot, .. } = self;
+        if slot.state().is_running {
+            let is_running = match &token {
+                Some(token) => volumes.runner().renew_token(id, copy(token)).await,
+                None => true,
+            };
+            if is_running {
+                return Ok(());
+            }
+            slot.state().is_running = false;
+        }
+        let path = record.target.path();
+        let prepared = {
+            let (record, driver) = (Arc::clone(record), volumes.settings().driver_name.clone());
+            volumes.disk().run(path, move || prepare(&record, driver.as_str())).await
+        };
+        let socket = prepared.map_err(unresponsive)?;
+        let socket = socket.map_err(|error: NotPrepared| Status::new(error.code(), error.to_string()))?;
+        let socket = UnixListener::from_std(socket).map_err(|error| {
+            Status::unavailable(format!("the socket of the volume can't be listened on: {error}"))
+        })?;
+        let Record { pod, attributes, group, .. } = &**record;
+        let files = attributes.files.then(|| VolumeFiles { directory: path.to_owned(), group: *group });
+        let workload = VolumeWorkload {
+            id: id.clone(),
+            pod: pod.clone(),
+            attributes: attributes.clone(),
+            socket,
+            files,
+            token,
+        };
+        volumes.runner().start(workload).await.map_err(|error| {
+            let code = if error.is_retryable { Code::Unavailable } else { Code::FailedPrecondition };
+            Status::new(code, error.reason)
+        })?;
+        slot.state().is_running = true;
+        Ok(())
+    }
+
+    /// Waits for the first certificate.
+    async fn wait(&self, record: &Record, removed: &CancellationToken) -> Result<(), Status> {
+        if !record.attributes.wait {
+            return Ok(());
+        }
+        let Self { volumes, id, slot, .. } = self;
+        let runner = volumes.runner();
+        let patience = {
+            let mut state = slot.state();
+            state.waits = state.waits.saturating_add(1);
+            if state.waits == 1 { FIRST_WAIT } else { LATER_WAIT }
+        };
+        tokio::select! {
+            biased;
+            () = runner.issued(id) => Ok(()),
+            () = removed.cancelled() => Err(Status::aborted("the volume is being removed")),
+            () = volumes.0.closing.cancelled() => Err(Status::unavailable("the agent is stopping; its successor continues")),
+            () = tokio::time::sleep(patience) => Err(match runner.failure(id) {
+                Some(reason) => Status::unavailable(format!("{} has no certificate yet: {reason}", record.pod)),
+                None => Status::deadline_exceeded(format!(
+                    "{} has no certificate yet, {}s after it was requested",
+                    record.pod,
+                    patience.as_secs()
+                )),
+            }),
+        }
+    }
+
+    /// Writes the record. Without it, a volume is served after a restart only once the kubelet comes by.
+    async fn record(&self, record: &Arc<Record>) {
+        let Self { volumes, id, slot, .. } = self;
+        if slot.state().is_recorded {
+            return;
+        }
+        let directory = volumes.settings().records.clone();
+        let path = record::path_of(&directory, id);
+        let written = {
+            let record = Arc::clone(record);
+            volumes.disk().run(&path, move || record.write(&directory)).await
+        };
+        let error = match written {
+            Ok(Ok(())) => {
+                slot.state().is_recorded = true;
+                return;
+            }
+            Ok(Err(error)) => format!("{error}choose another --state-dir"),
+            Err(error) => error.to_string(),
+        };
+        slot.report(id, &format!("it is published, but not recorded for a restart: {error}"));
+    }
+
+    /// Ends the workload, and removes the volume at `target`, and where it was made.
+    async fn remove(&self, target: Option<Target>) -> Result<(), Status> {
+        let Self { volumes, id, slot, .. } = self;
+        if timeout(PATIENCE, volumes.runner().stop(id)).await.is_err() {
+            return Err(Status::unavailable("the workload of the volume does not end"));
+        }
+        slot.state().is_running = false;
+        let made = slot.state().record.as_ref().map(|record| record.target.clone());
+        let other = made.filter(|made| target.as_ref() != Some(made));
+        for target in target.into_iter().chain(other) {
+            volumes.remove_target(id, target).await?;
+        }
+        let path = record::path_of(&volumes.settings().records, id);
+        let removed = {
+            let path = path.clone();
+            volumes.disk().run(&path.clone(), move || record::remove(&path)).await
+        };
+        removed.map_err(unresponsive)?.map_err(|error| not_removed(&path, &error))?;
+        *slot.state() = State::default();
+        Ok(())
+    }
+}
+
+/// Whether the kubelet takes an answer with this code for the end: it never removes the volume then.
+fn is_final(code: Code) -> bool {
+    !matches!(
+        code,
+        Code::Cancelled
+            | Code::DeadlineExceeded
+            | Code::Unavailable
+            | Code::ResourceExhausted
+            | Code::Aborted
+    )
+}
+
+fn unresponsive(error: Unresponsive) -> Status {
+    Status::unavailable(error.to_string())
+}
+
+fn not_removed(path: &Path, error: &io::Error) -> Status {
+    let remedy = match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "; a volume with files takes the agent's privileged manifest to remove, too"
+        }
+        _ => "",
+    };
+    let message = format!("{} can't be removed: {error}{remedy}", path.display());
+    tracing::warn!(reason = %message, "volume not removed");
+    Status::unavailable(message)
+}
