@@ -46,8 +46,8 @@ impl Supervisor {
                 tracing::error!(
                     program,
                     reason = words,
-                    "new configuration refused, the running Envoy keeps the old one; correct the file, or send SIGHUP to \
-                     have it checked again"
+                    "new configuration refused, Envoy is not restarted for it; correct the file, or send SIGHUP to have it \
+                     checked again"
                 );
                 self.failed(format!("the new configuration is refused: {words}"));
             }
@@ -55,7 +55,7 @@ impl Supervisor {
                 tracing::error!(
                     program,
                     reason,
-                    "new configuration not checked, the running Envoy keeps the old one; SIGHUP has it checked again"
+                    "new configuration not checked, Envoy is not restarted for it; SIGHUP has it checked again"
                 );
                 self.failed(format!("the new configuration could not be checked: {reason}"));
             }
