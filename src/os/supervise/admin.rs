@@ -138,7 +138,11 @@ fn connections(stats: &str) -> u64 {
     let of = |line: &str| {
         let (name, value) = line.split_once(": ")?;
         let listener = name.strip_prefix("listener.")?.strip_suffix(".downstream_cx_active")?;
-        let is_part = listener == "admin" || listener.starts_with("admin.") || listener.contains(".worker_");
+        let is_worker = |(_, number): (&str, &str)| {
+            !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+        };
+        let is_part = matches!(listener, "admin" | "admin.main_thread")
+            || listener.rsplit_once(".worker_").is_some_and(is_worker);
         value.trim().parse::<u64>().ok().filter(|_| !is_part)
     };
     stats.lines().filter_map(of).fold(0, u64::saturating_add)
@@ -295,7 +299,10 @@ mod tests {
                      listener.[__1]_443.downstream_cx_active: 1\n\
                      listener.admin.downstream_cx_active: 1\n\
                      listener.admin.main_thread.downstream_cx_active: 1\n\
+                     listener.admin.web.downstream_cx_active: 4\n\
+                     listener.admin.web.worker_11.downstream_cx_active: 4\n\
+                     listener.a.worker_pool.downstream_cx_active: 5\n\
                      cluster.a.upstream_cx_active: 9\n";
-        assert_eq!(connections(stats), 3);
+        assert_eq!(connections(stats), 12);
     }
 }
