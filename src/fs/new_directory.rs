@@ -1,10 +1,11 @@
 //! New directories of files that belong together: a directory appears with all its files, or not at all.
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use super::create::{private_directories, private_directory};
 use super::file;
 use super::replace::NotReplaced;
 
@@ -52,7 +53,7 @@ pub fn create(directory: &Path, files: &[NewFile<'_>], precious: &[&str]) -> Res
     let name = directory.file_name().ok_or(io::ErrorKind::InvalidInput.into());
     let name = name.map_err(failed("creating", &directory))?;
     let parent = file::directory_of(&directory);
-    create_parents(parent).map_err(failed("creating", parent))?;
+    private_directories(parent).map_err(failed("creating", parent))?;
     let new = parent.join(format!(".{}.{:016x}.new", name.display(), fastrand::u64(..)));
     if let Err(source) = write(&new, files) {
         // A half of it would only take room.
@@ -66,26 +67,6 @@ pub fn create(directory: &Path, files: &[NewFile<'_>], precious: &[&str]) -> Res
     }
     let synced = File::open(parent).and_then(|parent| parent.sync_all());
     Ok(synced.map_err(failed("syncing", parent))?)
-}
-
-/// Creates missing directories with mode 0700, whatever the umask: who can write there can replace what is below.
-fn create_parents(directory: &Path) -> io::Result<()> {
-    if directory.is_dir() {
-        return Ok(());
-    }
-    if let Some(parent) = directory.parent() {
-        create_parents(parent)?;
-    }
-    match create_private(directory) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => Ok(()),
-        other => other,
-    }
-}
-
-/// Creates a directory with mode 0700. The umask may take the owner's own rights.
-fn create_private(directory: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).create(directory)?;
-    fs::set_permissions(directory, Permissions::from_mode(0o700))
 }
 
 fn refuse_used(directory: &Path, precious: &[&str]) -> Result<(), NotCreated> {
@@ -105,7 +86,7 @@ fn refuse_used(directory: &Path, precious: &[&str]) -> Result<(), NotCreated> {
 }
 
 fn write(directory: &Path, files: &[NewFile<'_>]) -> io::Result<()> {
-    create_private(directory)?;
+    private_directory(directory)?;
     for NewFile { name, mode, content } in files {
         write_file(&directory.join(name), *mode, content)?.sync_all()?;
     }

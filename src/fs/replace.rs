@@ -1,12 +1,13 @@
 //! Replaces small files as a whole: a reader sees the old content or the new one, also after a power cut.
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
+use super::create::private_directories;
 use super::file;
 
 /// The step of a replacement that failed. The text ends with a remedy and a comma, or with a semicolon: the caller adds its own.
@@ -17,11 +18,6 @@ pub struct NotReplaced {
     pub doing: &'static str,
     pub path: PathBuf,
     pub source: io::Error,
-}
-
-/// Creates `directory` unless it exists. Only the agent's user may enter it.
-pub fn create_private(directory: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
 
 /// Replaces the file `name` in `directory`, which is created if it is missing, by one that only the agent's user may read.
@@ -37,7 +33,7 @@ pub fn replace(
         let path = path.to_owned();
         move |source| NotReplaced { doing, path, source }
     };
-    create_private(directory).map_err(failed("creating", directory))?;
+    private_directories(directory).map_err(failed("creating", directory))?;
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("removing", &new)(error)),
         _ => {}
