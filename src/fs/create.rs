@@ -1,8 +1,8 @@
-//! New directories with the permissions that they need.
+//! New directories and files with the permissions that they need.
 
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
 /// Creates missing directories that only the agent's user may enter: who can write there can replace what is below.
@@ -32,6 +32,13 @@ fn missing(path: &Path, create: fn(&Path) -> io::Result<()>) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         other => other,
     }
+}
+
+/// Creates a file with these permissions, whatever the umask. It must not exist.
+pub(super) fn new_file(path: &Path, mode: u32) -> io::Result<File> {
+    let file = File::options().create_new(true).write(true).mode(mode).open(path)?;
+    file.set_permissions(Permissions::from_mode(mode))?;
+    Ok(file)
 }
 
 #[cfg(test)]

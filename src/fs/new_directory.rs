@@ -1,13 +1,12 @@
 //! New directories of files that belong together: a directory appears with all its files, or not at all.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use super::create::{private_directories, private_directory};
+use super::create::{new_file, private_directories, private_directory};
 use super::file;
-use super::replace::NotReplaced;
+use super::replace::{NotReplaced, failed};
 
 /// A file of a new directory.
 #[derive(Clone, Copy)]
@@ -46,10 +45,6 @@ pub fn create(directory: &Path, files: &[NewFile<'_>], precious: &[&str]) -> Res
     if std::env::current_dir().is_ok_and(|current| current == directory) {
         return Err(NotCreated::Current { directory });
     }
-    let failed = |doing: &'static str, path: &Path| {
-        let path = path.to_owned();
-        move |source| NotReplaced { doing, path, source }
-    };
     let name = directory.file_name().ok_or(io::ErrorKind::InvalidInput.into());
     let name = name.map_err(failed("creating", &directory))?;
     let parent = file::directory_of(&directory);
@@ -88,7 +83,9 @@ fn refuse_used(directory: &Path, precious: &[&str]) -> Result<(), NotCreated> {
 fn write(directory: &Path, files: &[NewFile<'_>]) -> io::Result<()> {
     private_directory(directory)?;
     for NewFile { name, mode, content } in files {
-        write_file(&directory.join(name), *mode, content)?.sync_all()?;
+        let mut file = new_file(&directory.join(name), *mode)?;
+        file.write_all(content)?;
+        file.sync_all()?;
     }
     File::open(directory)?.sync_all()
 }
@@ -99,21 +96,15 @@ pub fn write_into(directory: &Path, files: &[(&str, u32, &[u8])]) -> io::Result<
     let temporary = |name: &str| directory.join(format!(".{name}.new"));
     for (name, mode, content) in files {
         let _ = fs::remove_file(temporary(name));
-        drop(write_file(&temporary(name), *mode, content)?);
+        new_file(&temporary(name), *mode)?.write_all(content)?;
     }
     files.iter().try_for_each(|(name, ..)| fs::rename(temporary(name), directory.join(name)))
 }
 
-fn write_file(path: &Path, mode: u32, content: &[u8]) -> io::Result<File> {
-    let mut file = File::options().create_new(true).write(true).mode(mode).open(path)?;
-    // Whatever the umask.
-    file.set_permissions(Permissions::from_mode(mode))?;
-    file.write_all(content)?;
-    Ok(file)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     const KEY: NewFile<'_> = NewFile { name: "key", mode: 0o600, content: b"secret" };
