@@ -12,7 +12,6 @@ pub mod roots;
 pub mod server;
 pub mod token;
 
-use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -30,6 +29,7 @@ pub use self::directory::{KEY_FILE, ROOT_FILE};
 use self::directory::{ROOT_KEY_FILE, SIGNER_FILE};
 use crate::base::clock::{Clock, rfc3339};
 use crate::base::spiffe_id::SpiffeId;
+use crate::fs::create::readable_directories;
 use crate::fs::file;
 use crate::fs::new_directory;
 use crate::pki::csr::Names;
@@ -93,9 +93,12 @@ pub enum IssueError {
 
 impl DevelopmentCa {
     /// Opens the CA in `directory`, or creates one there. Agents that do so at the same time get the same CA.
+    ///
+    /// A missing directory gets mode 0755 less the umask: agents of other users may read the root, and only the key is the
+    /// owner's alone.
     pub fn open(directory: &Path, clock: Clock) -> Result<Self, OpenError> {
         let unusable = |source| OpenError::Directory { directory: directory.to_owned(), source };
-        fs::create_dir_all(directory).map_err(unusable)?;
+        readable_directories(directory).map_err(unusable)?;
         let _guard = file::lock_directory(directory).map_err(unusable)?;
         if directory.join(KEY_FILE).exists() {
             return Self::load(directory, clock);
@@ -268,6 +271,8 @@ fn serial() -> Result<SerialNumber, rcgen::Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::ca::{CertificateAuthority as _, SigningRequest};
     use crate::fs::disk::Disk;

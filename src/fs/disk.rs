@@ -81,7 +81,7 @@ impl Disk {
         Self { shared: Arc::clone(&self.shared), patience: timeout * 4 / 5 }
     }
 
-    /// The same for work that the start of the agent waits for.
+    /// The same for work that the start or the exit of the agent or of its program waits for.
     pub fn at_the_edges(&self) -> Self {
         Self { shared: Arc::clone(&self.shared), patience: AT_THE_EDGES }
     }

@@ -1,5 +1,6 @@
 //! Files: read with bounds, as generations that fit together, and watched for changes.
 
+pub mod create;
 pub mod disk;
 pub mod file;
 pub mod find;

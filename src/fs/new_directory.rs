@@ -1,12 +1,12 @@
 //! New directories of files that belong together: a directory appears with all its files, or not at all.
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use super::create::{new_file, private_directories, private_directory};
 use super::file;
-use super::replace::NotReplaced;
+use super::replace::{NotReplaced, failed};
 
 /// A file of a new directory.
 #[derive(Clone, Copy)]
@@ -45,14 +45,10 @@ pub fn create(directory: &Path, files: &[NewFile<'_>], precious: &[&str]) -> Res
     if std::env::current_dir().is_ok_and(|current| current == directory) {
         return Err(NotCreated::Current { directory });
     }
-    let failed = |doing: &'static str, path: &Path| {
-        let path = path.to_owned();
-        move |source| NotReplaced { doing, path, source }
-    };
     let name = directory.file_name().ok_or(io::ErrorKind::InvalidInput.into());
     let name = name.map_err(failed("creating", &directory))?;
     let parent = file::directory_of(&directory);
-    create_parents(parent).map_err(failed("creating", parent))?;
+    private_directories(parent).map_err(failed("creating", parent))?;
     let new = parent.join(format!(".{}.{:016x}.new", name.display(), fastrand::u64(..)));
     if let Err(source) = write(&new, files) {
         // A half of it would only take room.
@@ -66,26 +62,6 @@ pub fn create(directory: &Path, files: &[NewFile<'_>], precious: &[&str]) -> Res
     }
     let synced = File::open(parent).and_then(|parent| parent.sync_all());
     Ok(synced.map_err(failed("syncing", parent))?)
-}
-
-/// Creates missing directories with mode 0700, whatever the umask: who can write there can replace what is below.
-fn create_parents(directory: &Path) -> io::Result<()> {
-    if directory.is_dir() {
-        return Ok(());
-    }
-    if let Some(parent) = directory.parent() {
-        create_parents(parent)?;
-    }
-    match create_private(directory) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => Ok(()),
-        other => other,
-    }
-}
-
-/// Creates a directory with mode 0700. The umask may take the owner's own rights.
-fn create_private(directory: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).create(directory)?;
-    fs::set_permissions(directory, Permissions::from_mode(0o700))
 }
 
 fn refuse_used(directory: &Path, precious: &[&str]) -> Result<(), NotCreated> {
@@ -105,9 +81,11 @@ fn refuse_used(directory: &Path, precious: &[&str]) -> Result<(), NotCreated> {
 }
 
 fn write(directory: &Path, files: &[NewFile<'_>]) -> io::Result<()> {
-    create_private(directory)?;
+    private_directory(directory)?;
     for NewFile { name, mode, content } in files {
-        write_file(&directory.join(name), *mode, content)?.sync_all()?;
+        let mut file = new_file(&directory.join(name), *mode)?;
+        file.write_all(content)?;
+        file.sync_all()?;
     }
     File::open(directory)?.sync_all()
 }
@@ -118,21 +96,15 @@ pub fn write_into(directory: &Path, files: &[(&str, u32, &[u8])]) -> io::Result<
     let temporary = |name: &str| directory.join(format!(".{name}.new"));
     for (name, mode, content) in files {
         let _ = fs::remove_file(temporary(name));
-        drop(write_file(&temporary(name), *mode, content)?);
+        new_file(&temporary(name), *mode)?.write_all(content)?;
     }
     files.iter().try_for_each(|(name, ..)| fs::rename(temporary(name), directory.join(name)))
 }
 
-fn write_file(path: &Path, mode: u32, content: &[u8]) -> io::Result<File> {
-    let mut file = File::options().create_new(true).write(true).mode(mode).open(path)?;
-    // Whatever the umask.
-    file.set_permissions(Permissions::from_mode(mode))?;
-    file.write_all(content)?;
-    Ok(file)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     const KEY: NewFile<'_> = NewFile { name: "key", mode: 0o600, content: b"secret" };

@@ -149,6 +149,21 @@ pub fn is_self_issued(der: &CertificateDer<'_>) -> Result<bool, NotACertificate>
         && !matches!(certificate.verify_signature(None), Err(X509Error::SignatureVerificationError)))
 }
 
+/// Whether each attribute stands in its subject once, and alone. Others (`DC=corp, DC=example`) can't be written into what a CA
+/// signs here: a subject is a map there.
+pub fn has_plain_subject(der: &CertificateDer<'_>) -> Result<bool, NotACertificate> {
+    let certificate = decode(der)?;
+    let mut seen = Vec::new();
+    for part in certificate.subject().iter_rdn() {
+        let mut attributes = part.iter().map(|attribute| attribute.attr_type());
+        match (attributes.next(), attributes.next()) {
+            (Some(kind), None) if !seen.contains(&kind) => seen.push(kind),
+            _ => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
 /// A name in the form in which Envoy compares names: it ignores case and the number of spaces.
 pub fn folded(name: &str) -> String {
     name.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase()

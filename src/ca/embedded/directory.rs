@@ -12,7 +12,7 @@ use super::{OpenError, leaf_params};
 use crate::base::clock::rfc3339;
 use crate::base::limits;
 use crate::fs::file;
-use crate::pki::certificate::{Certificate, is_self_issued};
+use crate::pki::certificate::{Certificate, has_plain_subject, is_self_issued};
 use crate::pki::key::{KeyType, PrivateKey, SigningKey};
 use crate::pki::pem;
 use crate::secret::{KeyPair, TrustBundle, Version};
@@ -108,6 +108,7 @@ impl Files {
             let at = rfc3339(facts.not_after);
             return Err(bad(SIGNER_FILE, format!("it expired at {at}")));
         }
+        plain_subject(signer, &facts.subject).map_err(|reason| bad(SIGNER_FILE, reason))?;
         let key = PrivateKey::from_pem(&self.key).map_err(|error| bad(KEY_FILE, error.to_string()))?;
         if key.public_key().map_err(|error| bad(KEY_FILE, error.to_string()))? != facts.public_key {
             return Err(bad(KEY_FILE, format!("it is not the key of {SIGNER_FILE}")));
@@ -140,6 +141,20 @@ fn bad(directory: &Path, name: &str, reason: String) -> OpenError {
 pub(super) fn signing_key(key: &PrivateKey) -> Result<SigningKey, String> {
     let pkcs8 = key.to_pkcs8().ok_or("keys of its kind can't sign here")?;
     SigningKey::from_pkcs8(&pkcs8.as_slice().into()).map_err(|error| error.to_string())
+}
+
+/// Whether a certificate can sign here, by its name; an error says why not. Otherwise the issuer in what it signs would be
+/// another one.
+pub(super) fn plain_subject(signer: &CertificateDer<'_>, subject: &str) -> Result<(), String> {
+    match has_plain_subject(signer) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(format!(
+            "its subject ({subject}) has an attribute twice, or several in one place, and the agent can't repeat such a name as \
+             the issuer of what it signs; make an intermediate with a simple subject for it, with the tool that made this \
+             certificate"
+        )),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// Longer than any certificate of a CA is valid.

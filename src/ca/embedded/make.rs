@@ -7,7 +7,9 @@ use std::time::{Duration, SystemTime};
 use rcgen::{BasicConstraints, DistinguishedName, DnType, Issuer};
 use rustls::pki_types::CertificateDer;
 
-use super::directory::{CHAIN_FILE, KEY_FILE, ROOT_FILE, ROOT_KEY_FILE, SIGNER_FILE, signing_key};
+use super::directory::{
+    CHAIN_FILE, KEY_FILE, ROOT_FILE, ROOT_KEY_FILE, SIGNER_FILE, plain_subject, signing_key,
+};
 use super::roots::{self, RootsError};
 use super::{DAY, Files, OpenError, ca_params};
 use crate::base::clock::rfc3339;
@@ -101,6 +103,8 @@ pub fn intermediate(
     if facts.not_after <= now {
         return Err(MakeError::RootExpired { path: root_file, at: rfc3339(facts.not_after).to_string() });
     }
+    plain_subject(&signer, &facts.subject)
+        .map_err(|reason| MakeError::Unfit { path: root_file.clone(), reason })?;
     let mut all = Vec::new();
     for place in also {
         roots::append(&mut all, roots::read(place)?);

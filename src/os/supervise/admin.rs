@@ -28,6 +28,8 @@ const DRAIN_POLL: Duration = Duration::from_millis(200);
 const NO_ADMIN: Duration = Duration::from_secs(20);
 /// Bytes of the file that names the address.
 const ADDRESS_BYTES: u64 = 4 << 10;
+/// What Envoy answers to `/ready`.
+const STATES: [&[u8]; 4] = [b"LIVE", b"DRAINING", b"PRE_INITIALIZING", b"INITIALIZING"];
 
 /// Where Envoy's admin endpoint listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub(super) enum Address {
 #[derive(Clone, Debug)]
 pub(super) struct Admin {
     pub(super) address: Address,
+    /// None without hot restart.
+    epoch: Option<u32>,
     /// The node's id, by which its streams are known.
     pub(super) node: String,
 }
@@ -86,6 +90,10 @@ impl Address {
         if ready.status != StatusCode::OK || !ready.body.starts_with(b"LIVE") {
             return Ok(false);
         }
+        self.has_epoch(epoch).await
+    }
+
+    async fn has_epoch(&self, epoch: Option<u32>) -> Result<bool, String> {
         let Some(epoch) = epoch else { return Ok(true) };
         let stats = self.call(Method::GET, "/stats?filter=server.hot_restart_epoch").await?;
         Ok(is_epoch(&String::from_utf8_lossy(&stats.body), epoch))
@@ -96,6 +104,13 @@ impl Address {
         // With the mask it has 200 bytes; `/server_info`, which has the id, too, has 120 kB.
         let dump = self.call(Method::GET, "/config_dump?mask=bootstrap.node.id").await;
         dump.ok().and_then(|dump| node_of(&dump.body)).unwrap_or_default()
+    }
+
+    /// Whether an Envoy answers that has this epoch and node, in whatever state.
+    async fn is_envoy(&self, epoch: Option<u32>, node: &str) -> Result<bool, String> {
+        let ready = self.call(Method::GET, "/ready").await?;
+        let is_state = STATES.iter().any(|state| ready.body.trim_ascii_end() == *state);
+        Ok(is_state && self.has_epoch(epoch).await? && self.node().await == node)
     }
 
     /// Connections of clients. Those of old epochs count as well.
@@ -123,7 +138,11 @@ fn connections(stats: &str) -> u64 {
     let of = |line: &str| {
         let (name, value) = line.split_once(": ")?;
         let listener = name.strip_prefix("listener.")?.strip_suffix(".downstream_cx_active")?;
-        let is_part = listener == "admin" || listener.starts_with("admin.") || listener.contains(".worker_");
+        let is_worker = |(_, number): (&str, &str)| {
+            !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+        };
+        let is_part = matches!(listener, "admin" | "admin.main_thread")
+            || listener.rsplit_once(".worker_").is_some_and(is_worker);
         value.trim().parse::<u64>().ok().filter(|_| !is_part)
     };
     stats.lines().filter_map(of).fold(0, u64::saturating_add)
@@ -146,7 +165,7 @@ pub(super) async fn until_live(file: &Path, epoch: Option<u32>, disk: &Disk) -> 
             match address.is_live(epoch).await {
                 Ok(true) => {
                     let node = address.node().await;
-                    return Some(Admin { address, node });
+                    return Some(Admin { address, epoch, node });
                 }
                 Ok(false) => answered = Instant::now(),
                 Err(_) => {}
@@ -163,6 +182,10 @@ impl Admin {
     /// Has the connections end: health checks fail, responses close their connections, and listeners close at the end of
     /// Envoy's drain time. Returns when no connection is left, or if Envoy does not answer. `left` is kept up to date.
     pub(super) async fn drain(&self, left: Arc<AtomicU64>) -> Result<(), String> {
+        // A new epoch that has failed has closed this one's admin endpoint: the port may be another server's.
+        if !self.address.is_envoy(self.epoch, &self.node).await? {
+            return Err("another server has its address".to_owned());
+        }
         for path in ["/healthcheck/fail", "/drain_listeners?graceful"] {
             let reply = self.address.call(Method::POST, path).await?;
             if reply.status != StatusCode::OK {
@@ -215,6 +238,59 @@ mod tests {
         }
     }
 
+    /// Answers as an Envoy of this state, epoch and node, and returns the requests once the caller has gone.
+    async fn drain(state: &'static str, epoch: u32, node: &'static str) -> (Result<(), String>, Vec<String>) {
+        use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = Address::Tcp(listener.local_addr().unwrap().to_string());
+        let mut requests = Vec::new();
+        let server = async {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut lines = BufReader::new(&mut stream).lines();
+                let request = lines.next_line().await.unwrap().unwrap_or_default();
+                while lines.next_line().await.unwrap().is_some_and(|line| !line.is_empty()) {}
+                let body = match request.split(' ').nth(1).unwrap_or_default() {
+                    "/ready" => format!("{state}\n"),
+                    "/config_dump?mask=bootstrap.node.id" => {
+                        format!(r#"{{"configs": [{{"bootstrap": {{"node": {{"id": "{node}"}}}}}}]}}"#)
+                    }
+                    path if path.contains("hot_restart_epoch") => {
+                        format!("server.hot_restart_epoch: {epoch}\n")
+                    }
+                    _ => String::new(),
+                };
+                requests.push(request);
+                let answer = format!(
+                    "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+                    body.len()
+                );
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        };
+        let admin = Admin { address, epoch: Some(1), node: "web".to_owned() };
+        let outcome = tokio::select! {
+            outcome = admin.drain(Arc::default()) => outcome,
+            () = server => unreachable!(),
+        };
+        (outcome, requests)
+    }
+
+    #[tokio::test]
+    async fn only_the_epoch_itself_is_drained_and_no_stranger_at_its_address() {
+        for (state, epoch, node) in [("LIVE", 0, "web"), ("LIVE", 1, "other"), ("<html>", 1, "web")] {
+            let (outcome, requests) = drain(state, epoch, node).await;
+            outcome.unwrap_err();
+            assert!(requests.iter().all(|request| request.starts_with("GET ")), "{requests:?}");
+        }
+        // An Envoy that already fails its health checks is drained all the same.
+        for state in ["LIVE", "DRAINING"] {
+            let (outcome, requests) = drain(state, 1, "web").await;
+            outcome.unwrap();
+            assert_eq!(requests.iter().filter(|request| request.starts_with("POST ")).count(), 2);
+        }
+    }
+
     #[test]
     fn each_connection_of_a_client_counts_once() {
         let stats = "http.in.downstream_cx_active: 3\n\
@@ -223,7 +299,10 @@ mod tests {
                      listener.[__1]_443.downstream_cx_active: 1\n\
                      listener.admin.downstream_cx_active: 1\n\
                      listener.admin.main_thread.downstream_cx_active: 1\n\
+                     listener.admin.web.downstream_cx_active: 4\n\
+                     listener.admin.web.worker_11.downstream_cx_active: 4\n\
+                     listener.a.worker_pool.downstream_cx_active: 5\n\
                      cluster.a.upstream_cx_active: 9\n";
-        assert_eq!(connections(stats), 3);
+        assert_eq!(connections(stats), 12);
     }
 }

@@ -237,7 +237,7 @@ impl Epochs {
         match epoch.phase {
             Phase::Starting if self.ending.is_some() => self.terminate_all(now, actions),
             Phase::Starting => {
-                actions.push(Action::Log(Note::Stuck { epoch: epoch.number }));
+                actions.push(Action::Log(Note::Stuck { epoch: epoch.number, why: self.why_again() }));
                 self.terminate(epoch.run, now, actions);
             }
             Phase::Leaving if self.ending.is_some() => self.terminate_all(now, actions),
@@ -249,6 +249,11 @@ impl Epochs {
             }
             Phase::Live | Phase::Killed => {}
         }
+    }
+
+    /// Why a stuck epoch makes way for another one: for changed files, or because the epoch before it has gone.
+    fn why_again(&self) -> Why {
+        if self.changes.due().is_some() { Why::FilesChanged } else { Why::Crash }
     }
 
     fn terminate(&mut self, run: RunId, now: Instant, actions: &mut Vec<Action>) {
@@ -389,7 +394,8 @@ impl Epochs {
                 actions.push(Action::Unlock);
             }
             if self.epochs.is_empty() {
-                self.planned.get_or_insert(Planned { at: now, why: Why::FilesChanged });
+                let why = self.why_again();
+                self.planned.get_or_insert(Planned { at: now, why });
             }
             return;
         }

@@ -145,8 +145,10 @@ pub(super) enum Note {
         epoch: u32,
         exit: Exit,
     },
+    /// An epoch is stopped that did not become live.
     Stuck {
         epoch: u32,
+        why: Why,
     },
     Killed {
         epoch: u32,

@@ -1,7 +1,7 @@
 //! What people learn of the program, in the log.
 
 use super::Supervisor;
-use super::events::{Note, Role};
+use super::events::{Note, Role, Why};
 use crate::base::clock::millis;
 use crate::store::health::LastExit;
 
@@ -46,8 +46,8 @@ impl Supervisor {
                 tracing::error!(
                     program,
                     reason = words,
-                    "new configuration refused, the running Envoy keeps the old one; correct the file, or send SIGHUP to \
-                     have it checked again"
+                    "new configuration refused, Envoy is not restarted for it; correct the file, or send SIGHUP to have it \
+                     checked again"
                 );
                 self.failed(format!("the new configuration is refused: {words}"));
             }
@@ -55,7 +55,7 @@ impl Supervisor {
                 tracing::error!(
                     program,
                     reason,
-                    "new configuration not checked, the running Envoy keeps the old one; SIGHUP has it checked again"
+                    "new configuration not checked, Envoy is not restarted for it; SIGHUP has it checked again"
                 );
                 self.failed(format!("the new configuration could not be checked: {reason}"));
             }
@@ -68,8 +68,12 @@ impl Supervisor {
                 );
                 self.failed(format!("the new epoch ended before it was live: {exit}"));
             }
-            Note::Stuck { epoch } => {
-                tracing::warn!(program, epoch, "epoch not live after a minute, stopped for newer files");
+            Note::Stuck { epoch, why } => {
+                let reason = match why {
+                    Why::FilesChanged => "files have changed since its start",
+                    Why::First | Why::Crash => "the epoch before it has exited",
+                };
+                tracing::warn!(program, epoch, reason, "epoch not live after a minute, stopped");
             }
             Note::Killed { epoch } => {
                 tracing::warn!(program, epoch, "command still running after SIGTERM, killed");

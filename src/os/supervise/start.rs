@@ -45,9 +45,9 @@ impl Supervisor {
         };
         let program = line.name().to_owned();
         if line.is_envoy() {
-            // That of an earlier one.
-            let stale = written.admin.clone();
-            let _ = self.context.disk.run(&written.admin, move || std::fs::remove_file(stale)).await;
+            // That of an earlier one. Signals and exits wait meanwhile: not for long.
+            let (stale, disk) = (written.admin.clone(), self.context.disk.at_the_edges());
+            let _ = disk.run(&written.admin, move || std::fs::remove_file(stale)).await;
         }
         let lines = self.context.output.clone();
         let lines =

@@ -19,8 +19,9 @@ use zeroize::Zeroizing;
 use super::trust::Anchor;
 use crate::base::clock::rfc3339_millis;
 use crate::base::limits;
+use crate::fs::create::private_directories;
 use crate::fs::file;
-use crate::fs::replace::{NotReplaced, create_private, replace};
+use crate::fs::replace::{NotReplaced, replace};
 use crate::pki::key::{KeyType, PrivateKey};
 use crate::secret::KeyPair;
 
@@ -85,7 +86,7 @@ impl StateDir {
 
     /// Creates the directory unless it exists. Only the agent's user may enter it.
     pub fn create(&self) -> io::Result<()> {
-        create_private(&self.path)
+        private_directories(&self.path)
     }
 
     /// Removes what was kept, when its workload is gone. Waits for the disk.

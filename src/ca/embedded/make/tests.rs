@@ -256,3 +256,34 @@ fn of_two_roots_with_one_key_the_one_that_lives_longer_counts_and_the_other_can_
     assert_eq!(certificates(&ca.join(ROOT_FILE)), *std::slice::from_ref(renewed));
     DevelopmentCa::open(&ca, Clock::system()).unwrap();
 }
+
+/// A certificate with `OU` and `O` in its subject, in which both are `O`: as `DC=corp, DC=example` it has an attribute twice.
+fn with_repeated_attribute(key: &SigningKey) -> CertificateDer<'static> {
+    let mut name = DistinguishedName::new();
+    name.push(DnType::OrganizationalUnitName, "corp");
+    name.push(DnType::OrganizationName, "example");
+    let now = Clock::system().now();
+    let params = ca_params(name, [now - DAY, now + 1000 * HOUR], BasicConstraints::Unconstrained).unwrap();
+    let mut der = params.self_signed(key).unwrap().der().to_vec();
+    let [unit, organization] = [[0x55, 4, 11], [0x55, 4, 10]];
+    while let Some(at) = der.windows(3).position(|bytes| *bytes == unit) {
+        der[at..at + 3].copy_from_slice(&organization);
+    }
+    der.into()
+}
+
+#[test]
+fn a_subject_with_an_attribute_twice_is_the_reason_and_its_file_is_named() {
+    let place = made(KeyType::EcdsaP256);
+    let (root, ca) = (place.path().join("root"), place.path().join("ca"));
+    let (_, key) = root_in(&root).unwrap();
+    let odd = pem::of_certificates([&with_repeated_attribute(&key)]);
+    fs::write(ca.join(SIGNER_FILE), &odd).unwrap();
+    let error = DevelopmentCa::open(&ca, Clock::system()).unwrap_err().to_string();
+    assert!(error.contains("ca-cert.pem") && error.contains("has an attribute twice"), "{error}");
+    fs::write(root.join(ROOT_FILE), &odd).unwrap();
+    let out = place.path().join("other");
+    let error = intermediate(&root, "east", &out, &wish(HOUR), &[], Clock::system().now()).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("root-cert.pem") && error.contains("has an attribute twice"), "{error}");
+}

@@ -501,8 +501,11 @@ fn an_epoch_that_waits_for_a_parent_that_has_gone_makes_way_for_a_first_one() {
     run.change(1);
     run.on(Event::Validated(Ok(())));
     assert_eq!(run.exit(1, CRASH), []);
-    assert_eq!(run.wait(START_PATIENCE), [terminate(2)]);
-    assert_eq!(run.exit(2, Exit::Signal(15)), [start(3, 0, Why::FilesChanged)]);
+    run.now += START_PATIENCE;
+    let actions = run.epochs.on(Event::Time, run.now);
+    let stuck = Note::Stuck { epoch: 1, why: Why::Crash };
+    assert_eq!(actions, [Action::Log(stuck), terminate(2)], "no file has changed");
+    assert_eq!(run.exit(2, Exit::Signal(15)), [start(3, 0, Why::Crash)]);
 }
 
 #[test]
