@@ -4,6 +4,7 @@ mod files;
 mod members;
 mod socket;
 mod starter;
+mod volumes;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,6 +15,7 @@ use tokio::sync::watch;
 use self::files::WorkloadFiles;
 use self::members::Members;
 use self::starter::Starter;
+use self::volumes::{VolumeRunner, Volumes};
 use super::requests::Requests;
 use super::signals::Signals;
 use super::sockets::{self, Server};
@@ -22,6 +24,7 @@ use super::{announce_readiness, prepare_process, serve_page, serve_status, stop}
 use crate::base::clock::Clock;
 use crate::ca::providers;
 use crate::config::NodeConfig;
+use crate::csi::Driver;
 use crate::export::ready_file::ReadyFile;
 use crate::fs::watch::directory;
 use crate::ops::admin::Admin;
@@ -102,6 +105,8 @@ pub async fn run(config: NodeConfig, log: Log, given: Started, requests: Request
         "attache serves the workloads of this node"
     );
     let starter = Starter { shared: shared.clone(), template: config.template.clone(), cas: Arc::new(cas) };
+    let (runner, mut orders) = VolumeRunner::new(cache.clone());
+    let mut volumes = Volumes::new(starter.clone(), runner.clone(), roster.clone());
     let mut members = Members::new(starter, roster);
     let mut files = config.workloads.clone().map(|path| WorkloadFiles::new(path, watcher, disk.clone()));
     if let Some(found) = &files {
@@ -116,6 +121,20 @@ pub async fn run(config: NodeConfig, log: Log, given: Started, requests: Request
                 path.display()
             );
         }
+    }
+    if let Some(settings) = config.csi.clone() {
+        let driver = Driver::new(settings, Arc::new(runner), disk.clone());
+        let mut restoring = Box::pin(driver.restore());
+        loop {
+            tokio::select! {
+                () = &mut restoring => break,
+                Some(order) = orders.recv() => volumes.obey(order, &mut workloads),
+            }
+        }
+        drop(restoring);
+        let socket = driver.open().await?;
+        let stop = shared.stop.clone();
+        workloads.spawn_draining(async move { driver.serve(socket, stop).await });
     }
     serve_status(&mut workloads, &shared, &server, status, &log);
     let subject = Subject::Node(reporter);
@@ -150,6 +169,7 @@ pub async fn run(config: NodeConfig, log: Log, given: Started, requests: Request
                 members.apply(files.directory(), found, &mut workloads);
                 looking = Some(Box::pin(files.next()));
             }
+            Some(order) = orders.recv() => volumes.obey(order, &mut workloads),
             failed = workloads.failed() => break Err(match failed.context("a task of the agent failed") {
                 Ok(()) => anyhow::anyhow!("a task of the agent ended by itself"),
                 Err(error) => error,

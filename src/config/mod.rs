@@ -6,6 +6,7 @@
 mod args;
 mod certificate;
 mod command;
+mod csi;
 mod files;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

@@ -12,10 +12,11 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as _, Command, FromArgMatches};
 
 use super::args::RunArgs;
-use super::{Config, options_file};
+use super::{Config, csi, options_file, output};
 use crate::auth::token_file::BroughtToken;
 use crate::ca::provider::ProviderKind;
 use crate::ca::providers::ISTIO;
+use crate::csi::DriverSettings;
 use crate::options::{ConfigErrors, Environment, Level, OptionsFile, Reader};
 use crate::source::issuer::StateDir;
 
@@ -152,12 +153,15 @@ pub struct Description {
 #[command(after_long_help = "\
 Examples:
   Workloads of a virtual machine, to try things out:
-    mkdir -p /etc/attache/workloads
-    printf 'socket = \"/run/web.sock\"\\nspiffe-id = \"spiffe://cluster.local/ns/shop/sa/web\"\\n' \\
-        > /etc/attache/workloads/web.toml
-    attache node --ca embedded --ca-dir /var/lib/attache-ca --workloads /etc/attache/workloads
+    attache node --ca embedded --ca-dir /var/lib/attache-ca \\
+        --workloads /etc/attache/workloads
   Each with the token in its file, signed by istiod:
-    attache node --ca-address istiod.istio-system.svc:15012 --workloads /etc/attache/workloads")]
+    attache node --ca-address istiod.istio-system.svc:15012 \\
+        --workloads /etc/attache/workloads
+  The Pods of a node, through the kubelet:
+    attache node --ca-address istiod.istio-system.svc:15012 \\
+        --csi-socket /var/lib/kubelet/plugins/csi.attache.dev/csi.sock \\
+        --state-dir /var/lib/attache")]
 pub struct NodeArgs {
     /// A directory with a TOML file for each workload, which is named after its file without .toml. Keys are options of attache
     /// run: socket, and spiffe-id or token-file; socket-mode, allow-uid, allow-gid, key-type, cert-ttl, dns-san, output-dir
@@ -173,7 +177,40 @@ pub struct NodeArgs {
     #[arg(long, help_heading = "Workloads")]
     pub ca_impersonate: bool,
     #[command(flatten)]
+    pub csi: CsiArgs,
+    #[command(flatten)]
     pub shared: SharedArgs,
+}
+
+/// The options of the CSI driver.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct CsiArgs {
+    /// Be a CSI driver of the kubelet on this socket: each ephemeral volume of a Pod is a workload, with its socket in the
+    /// volume (see docs/node.md) [default: none]
+    #[arg(long, value_name = "PATH", help_heading = "CSI")]
+    pub csi_socket: Option<String>,
+    /// The directory in which the kubelet looks for drivers [default: plugins_registry in --kubelet-dir]
+    #[arg(long, value_name = "DIR", help_heading = "CSI")]
+    pub csi_registration_dir: Option<String>,
+    /// The name of the driver, that of the CSIDriver object [default: csi.attache.dev]
+    #[arg(long, value_name = "NAME", help_heading = "CSI")]
+    pub csi_driver_name: Option<String>,
+    /// The path of --csi-socket as the kubelet sees it [default: the same]
+    #[arg(long, value_name = "PATH", help_heading = "CSI")]
+    pub csi_endpoint: Option<String>,
+    /// The kubelet's directory, which the agent must have at the same path [default: /var/lib/kubelet]
+    #[arg(long, value_name = "DIR", help_heading = "CSI")]
+    pub kubelet_dir: Option<String>,
+    /// Where the kubelet puts a Pod's token: volume-context, or secrets if the CSIDriver has serviceAccountTokenInSecrets
+    /// [default: volume-context]
+    #[arg(long, value_name = "PLACE", help_heading = "CSI")]
+    pub csi_token_source: Option<String>,
+    /// The audience of the token, if the CSIDriver requests several [default: its only one]
+    #[arg(long, value_name = "AUDIENCE", help_heading = "CSI")]
+    pub csi_audience: Option<String>,
+    /// The name of the node, as Kubernetes knows it [default: the host name] [NODE_NAME]
+    #[arg(long, value_name = "NAME", help_heading = "CSI")]
+    pub node_name: Option<String>,
 }
 
 /// The options that a node's agent has in common with `attache run`.
@@ -234,6 +271,8 @@ pub struct NodeConfig {
     pub shared: Config,
     /// The directory with their files.
     pub workloads: Option<PathBuf>,
+    /// The CSI driver.
+    pub csi: Option<DriverSettings>,
     /// How many certificates are requested at a time.
     pub concurrency: NonZeroUsize,
     pub template: WorkloadTemplate,
@@ -306,16 +345,24 @@ impl NodeConfig {
         file: Option<OptionsFile>,
         mistakes: Vec<String>,
     ) -> Result<Self, ConfigErrors> {
-        let NodeArgs { workloads, ca_concurrency, ca_impersonate, shared: SharedArgs { run, .. } } = args;
+        let NodeArgs { workloads, ca_concurrency, ca_impersonate, csi, shared: SharedArgs { run, .. } } =
+            args;
         let mut r = Reader::new(&environment, file.as_ref());
         let workloads = r.text("workloads", workloads, &[]);
         let concurrency = r.parsed("ca-concurrency", ca_concurrency, &[], |text| {
             text.parse::<NonZeroUsize>().map_err(|_| format!("{text:?} is not a number from 1 on"))
         });
         let impersonates = r.switch("ca-impersonate", *ca_impersonate, &[]);
-        if workloads.is_missing() {
-            r.mistake("there are no workloads: name the directory of their files with --workloads DIR");
+        let state = output::state(&mut r, run);
+        let state = state.as_ref().map(StateDir::path);
+        if workloads.is_missing() && csi.csi_socket.is_none() && r.text("csi-socket", &None, &[]).is_missing()
+        {
+            r.mistake(
+                "there are no workloads: name the directory of their files with --workloads DIR, or be a CSI driver with \
+                 --csi-socket PATH",
+            );
         }
+        let csi = csi::driver(&mut r, csi, state, impersonates.value == Some(true));
         let of_node = r.finish(());
         let subject = Subject::Node { impersonates: impersonates.value == Some(true) };
         let shared = Config::with_file(run, &environment, file.as_ref(), mistakes, subject);
@@ -334,6 +381,7 @@ impl NodeConfig {
         let absolute = |path: String| std::path::absolute(&path).unwrap_or_else(|_| path.into());
         Ok(Self {
             workloads: workloads.value.map(absolute),
+            csi,
             concurrency: concurrency.or(DEFAULT_CONCURRENCY),
             template: WorkloadTemplate {
                 args: run.clone(),

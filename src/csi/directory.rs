@@ -30,7 +30,9 @@ const DEPTH: u32 = 2;
 /// Why a volume is not there. The text names the remedy.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NotPrepared {
-    #[error("{target} can't be reached: {source}; is --kubelet-dir the kubelet's directory, mounted at the same path?")]
+    #[error(
+        "{target} can't be reached: {source}; is --kubelet-dir the kubelet's directory, mounted at the same path?"
+    )]
     Unreachable { target: String, source: io::Error },
     #[error("{target} can't be made: {source} ({})", denial(Path::new(target)))]
     NotMade { target: String, source: io::Error },
@@ -61,9 +63,10 @@ impl NotPrepared {
     /// What the kubelet is answered with. All of these are final: the kubelet calls again, but removes nothing.
     pub(super) fn code(&self) -> Code {
         match self {
-            Self::NoRightToMount { .. } | Self::NotPropagated | Self::ForeignMount { .. } | Self::NoGroup { .. } => {
-                Code::FailedPrecondition
-            }
+            Self::NoRightToMount { .. }
+            | Self::NotPropagated
+            | Self::ForeignMount { .. }
+            | Self::NoGroup { .. } => Code::FailedPrecondition,
             _ => Code::Internal,
         }
     }
@@ -179,7 +182,8 @@ pub(super) fn remove(target: &Target) -> io::Result<Removed> {
 /// Removes what a volume has: sockets, files, links, and directories of those. No mount is entered, and no link followed.
 fn clear(directory: &OwnedFd, depth: u32) -> io::Result<()> {
     let own = mount_id(directory)?;
-    let readable = openat(directory, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let readable =
+        openat(directory, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut names = Vec::new();
     for entry in Dir::read_from(readable)?.take(ENTRIES) {
         let entry = entry?;

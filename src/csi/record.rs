@@ -75,7 +75,9 @@ impl Record {
             pod: Pod::new(text)?,
             attributes: Attributes::parse(given)?,
             group: group
-                .map(|group| group.as_u64().and_then(|group| group.try_into().ok()).ok_or("group is no number"))
+                .map(|group| {
+                    group.as_u64().and_then(|group| group.try_into().ok()).ok_or("group is no number")
+                })
                 .transpose()?,
         })
     }
@@ -143,7 +145,8 @@ pub(super) fn known_to_kubelet(kubelet_dir: &Path, driver: &str) -> Vec<String> 
         let volumes = fs::read_dir(pod.path().join("volumes/kubernetes.io~csi"));
         volumes.into_iter().flatten().flatten()
     });
-    let records = volumes.filter_map(|volume| KubeletsRecord::read(&volume.path().join(KUBELETS_FILE)).ok()?);
+    let records =
+        volumes.filter_map(|volume| KubeletsRecord::read(&volume.path().join(KUBELETS_FILE)).ok()?);
     records.filter(|record| record.driver == driver).map(|record| record.volume).take(2 * VOLUMES).collect()
 }
 

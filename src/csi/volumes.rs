@@ -171,7 +171,9 @@ impl Volumes {
             return Ok(Arc::clone(slot));
         }
         if slots.len() >= limit {
-            return Err(Status::resource_exhausted(format!("the agent serves {limit} volumes, which is its limit")));
+            return Err(Status::resource_exhausted(format!(
+                "the agent serves {limit} volumes, which is its limit"
+            )));
         }
         let slot = Arc::new(Slot::new());
         slots.insert(id.clone(), Arc::clone(&slot));
@@ -200,7 +202,8 @@ impl Volumes {
         turn.slot.removed().cancel();
         let permit = timeout(PATIENCE, Arc::clone(&turn.slot.turn).acquire_owned()).await;
         let permit = permit.ok().and_then(Result::ok);
-        turn.permit = Some(permit.ok_or_else(|| Status::aborted("another call about this volume is under way"))?);
+        turn.permit =
+            Some(permit.ok_or_else(|| Status::aborted("another call about this volume is under way"))?);
         Ok(turn)
     }
 
@@ -260,8 +263,12 @@ impl Volumes {
         let record = Arc::new(record);
         {
             let mut state = turn.slot.state();
-            *state =
-                State { record: Some(Arc::clone(&record)), is_published: true, is_recorded: true, ..State::default() };
+            *state = State {
+                record: Some(Arc::clone(&record)),
+                is_published: true,
+                is_recorded: true,
+                ..State::default()
+            };
         }
         if let Err(status) = turn.set_up(&record, None).await {
             turn.slot.report(&record.id, status.message());
@@ -327,7 +334,8 @@ impl Turn {
                 let record = Arc::new(record);
                 let before = self.slot.state().record.replace(Arc::clone(&record));
                 // Only a caller other than the kubelet has another place for the same volume.
-                let moved = before.map(|before| before.target.clone()).filter(|before| *before != record.target);
+                let moved =
+                    before.map(|before| before.target.clone()).filter(|before| *before != record.target);
                 match moved {
                     Some(target) => self.remove(Some(target)).await.and_then(|()| {
                         Err(Status::aborted("the volume had another target_path, and is removed there"))
@@ -377,6 +385,7 @@ impl Turn {
             pod: pod.clone(),
             attributes: attributes.clone(),
             socket,
+            directory: path.to_owned(),
             files,
             token,
         };

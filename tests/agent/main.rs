@@ -60,6 +60,7 @@ mod named_files;
 mod neighbours;
 mod nginx;
 mod node;
+mod node_csi;
 mod outages;
 mod on_demand;
 mod options_file;

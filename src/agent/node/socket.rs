@@ -93,6 +93,10 @@ impl SocketView for Socket {
         self.path.clone()
     }
 
+    fn is_bound(&self) -> bool {
+        self.lock().listener.is_some()
+    }
+
     fn id(&self) -> Option<String> {
         self.lock().id.clone()
     }

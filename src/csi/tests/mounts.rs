@@ -20,7 +20,10 @@ fn is_inside(flags: &str, test: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
     }
-    let tried = Command::new("unshare").args([flags, "true"]).output().expect("this test needs unshare, of util-linux");
+    let tried = Command::new("unshare")
+        .args([flags, "true"])
+        .output()
+        .expect("this test needs unshare, of util-linux");
     let error = String::from_utf8_lossy(&tried.stderr);
     assert!(
         tried.status.success(),
@@ -38,7 +41,12 @@ fn is_inside(flags: &str, test: &str) -> bool {
 }
 
 fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(test);
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap()
+        .block_on(test);
 }
 
 fn mounts_on(target: &Path) -> usize {
@@ -134,7 +142,8 @@ fn after_a_restart_or_a_reboot_a_volume_with_files_is_mounted_once_in_the_same_d
         let mut running = Running::start(kubelet.settings(), &FakeRunner::new()).await;
         let volume = with_files(&kubelet, 1);
         kubelet.publish(&volume).await.unwrap();
-        let parent = |path: &Path| Target::parse(path.to_str().unwrap(), &kubelet.settings().kubelet_dir).unwrap();
+        let parent =
+            |path: &Path| Target::parse(path.to_str().unwrap(), &kubelet.settings().kubelet_dir).unwrap();
         for is_reboot in [false, true, false] {
             running.stop().await;
             if is_reboot {

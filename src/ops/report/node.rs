@@ -41,7 +41,10 @@ pub struct Member {
 pub trait SocketView: fmt::Debug + Send + Sync {
     fn path(&self) -> PathBuf;
 
-    /// Device and inode of its file; none while it is not bound.
+    /// Whether clients can connect.
+    fn is_bound(&self) -> bool;
+
+    /// Device and inode of its file, where they are known.
     fn id(&self) -> Option<String>;
 
     /// Why it is not bound.
@@ -158,7 +161,7 @@ impl NodeReporter {
         let failing_since = key_pair.and_then(|one| one.entry.failing_since());
         json!({
             "workload": name,
-            "ready": missing.is_empty() && socket_failure.is_none(),
+            "ready": missing.is_empty() && member.socket.is_bound(),
             "state": key_pair.map_or("missing", |one| state(one, now)),
             "identity": identity,
             "not_after": good.map(|good| moment(good.secret.not_after())),

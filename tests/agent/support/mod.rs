@@ -13,6 +13,7 @@ pub mod frames;
 pub mod installed;
 pub mod kube_api;
 pub mod kube_cluster;
+pub mod kubelet;
 pub mod kubernetes;
 pub mod issuer;
 pub mod mesh;
