@@ -23,7 +23,14 @@ pub struct Attributes {
 
 impl Default for Attributes {
     fn default() -> Self {
-        Self { trust_domain: None, key_type: None, cert_ttl: None, socket_mode: None, files: false, wait: true }
+        Self {
+            trust_domain: None,
+            key_type: None,
+            cert_ttl: None,
+            socket_mode: None,
+            files: false,
+            wait: true,
+        }
     }
 }
 

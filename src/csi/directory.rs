@@ -30,7 +30,9 @@ const DEPTH: u32 = 2;
 /// Why a volume is not there. The text names the remedy.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NotPrepared {
-    #[error("{target} can't be reached: {source}; is --kubelet-dir the kubelet's directory, mounted at the same path?")]
+    #[error(
+        "{target} can't be reached: {source}; is --kubelet-dir the kubelet's directory, mounted at the same path?"
+    )]
     Unreachable { target: String, source: io::Error },
     #[error("{target} can't be made: {source} ({})", denial(Path::new(target)))]
     NotMade { target: String, source: io::Error },
@@ -61,9 +63,10 @@ impl NotPrepared {
     /// What the kubelet is answered with. All of these are final: the kubelet calls again, but removes nothing.
     pub(super) fn code(&self) -> Code {
         match self {
-            Self::NoRightToMount { .. } | Self::NotPropagated | Self::ForeignMount { .. } | Self::NoGroup { .. } => {
-                Code::FailedPrecondition
-            }
+            Self::NoRightToMount { .. }
+            | Self::NotPropagated
+            | Self::ForeignMount { .. }
+            | Self::NoGroup { .. } => Code::FailedPrecondition,
             _ => Code::Internal,
         }
     }
@@ -85,14 +88,14 @@ pub(super) fn prepare(record: &Record, driver: &str) -> Result<UnixListener, Not
     // All users may connect: then the group makes no difference, and takes no right.
     let group = record.group.filter(|_| mode & 0o002 == 0);
     let bound = bind_over(&directory, Path::new(SOCKET), mode, group);
-    Ok(bound
-        .map_err(|source| match group {
-            Some(group) if source.kind() == io::ErrorKind::PermissionDenied => {
-                NotPrepared::NoGroup { target: path(), group, source }
-            }
-            _ => NotPrepared::NoSocket { target: path(), source },
-        })?
-        .socket)
+    let bound = bound.map_err(|source| match (group, source.kind()) {
+        // In a user namespace without the group it is an invalid one.
+        (Some(group), io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput) => {
+            NotPrepared::NoGroup { target: path(), group, source }
+        }
+        _ => NotPrepared::NoSocket { target: path(), source },
+    })?;
+    Ok(bound.socket)
 }
 
 /// A directory that is there stays: Pods that run see no other one.
@@ -179,7 +182,8 @@ pub(super) fn remove(target: &Target) -> io::Result<Removed> {
 /// Removes what a volume has: sockets, files, links, and directories of those. No mount is entered, and no link followed.
 fn clear(directory: &OwnedFd, depth: u32) -> io::Result<()> {
     let own = mount_id(directory)?;
-    let readable = openat(directory, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let readable =
+        openat(directory, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut names = Vec::new();
     for entry in Dir::read_from(readable)?.take(ENTRIES) {
         let entry = entry?;

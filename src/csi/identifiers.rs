@@ -153,7 +153,9 @@ mod tests {
             })
         };
         assert_eq!(pod("shop", "7f-1").unwrap().to_string(), "Pod shop/web-0");
-        for (namespace, uid) in [("shop/sa/x", "7f"), ("", "7f"), ("Shop", "7f"), ("shop", "../7f"), ("shop", "")] {
+        for (namespace, uid) in
+            [("shop/sa/x", "7f"), ("", "7f"), ("Shop", "7f"), ("shop", "../7f"), ("shop", "")]
+        {
             assert!(pod(namespace, uid).is_err(), "{namespace} {uid}");
         }
         assert_eq!(Pod::new(|_| None).unwrap_err(), "pod.namespace is missing");

@@ -30,7 +30,7 @@ use tokio::net::UnixListener;
 use crate::auth::token_file::Token;
 
 pub use self::attributes::Attributes;
-pub use self::driver::{Driver, NotOpened, Sockets};
+pub use self::driver::{CsiSocket, Driver, NotOpened};
 pub use self::identifiers::{DriverName, Pod, VolumeId};
 
 /// How a driver is set up.

@@ -139,7 +139,9 @@ mod tests {
         let line = "36 35 98:0 /mnt1 /var/lib/ku\\040be shared:1 master:2";
         assert_eq!(Mount::parse(line), None);
         let mount = |fields: &str, root: &str| {
-            let line = format!("36 35 98:0 {root} /var/lib/ku\\040be\\134 rw,noatime {fields}- tmpfs csi.attache.dev rw");
+            let line = format!(
+                "36 35 98:0 {root} /var/lib/ku\\040be\\134 rw,noatime {fields}- tmpfs csi.attache.dev rw"
+            );
             Mount::parse(&line).unwrap()
         };
         let shared = mount("shared:1 ", "/");

@@ -69,7 +69,9 @@ impl Request {
         let capability = request.volume_capability.as_ref().and_then(|it| it.access_type.as_ref());
         let mount = match capability {
             Some(AccessType::Mount(mount)) => mount,
-            Some(AccessType::Block(_)) => return Err(invalid("a block device is no volume of this driver".to_owned())),
+            Some(AccessType::Block(_)) => {
+                return Err(invalid("a block device is no volume of this driver".to_owned()));
+            }
             None => return Err(invalid("volume_capability has no access type".to_owned())),
         };
         let group = match mount.volume_mount_group.as_str() {
@@ -87,10 +89,14 @@ impl Request {
         }
         let pod = Pod::new(|name| Some(context.get(&format!("{KUBELETS}{name}"))?.as_str()));
         let pod = pod.map_err(|reason| {
-            invalid(format!("the kubelet does not describe the Pod: {reason}; the CSIDriver needs podInfoOnMount: true"))
+            invalid(format!(
+                "the kubelet does not describe the Pod: {reason}; the CSIDriver needs podInfoOnMount: true"
+            ))
         })?;
         if target.pod_uid() != pod.uid.as_str() {
-            return Err(invalid("target_path is in the directory of another Pod than pod.uid names".to_owned()));
+            return Err(invalid(
+                "target_path is in the directory of another Pod than pod.uid names".to_owned(),
+            ));
         }
         let given = context.iter().filter(|(name, _)| !name.starts_with(KUBELETS));
         let attributes = Attributes::parse(given.map(|(name, value)| (name.as_str(), value.as_str())));
@@ -120,7 +126,9 @@ fn no_token(other: &HashMap<String, String>, source: TokenSource) -> Status {
         TokenSource::Secrets => ("secrets", "volume_context"),
     };
     let remedy = if other.contains_key(TOKENS) {
-        format!("there is one in {there}: is it the kubelet's, set --csi-token-source accordingly, as serviceAccountTokenInSecrets of the CSIDriver is")
+        format!(
+            "there is one in {there}: is it the kubelet's, set --csi-token-source accordingly, as serviceAccountTokenInSecrets of the CSIDriver is"
+        )
     } else {
         "the CSIDriver needs tokenRequests with the audience of the CA".to_owned()
     };
@@ -135,7 +143,7 @@ fn choose(tokens: &str, audience: Option<&str>) -> Result<Token, Status> {
     let token = chosen.and_then(|token| {
         let limit = usize::try_from(TOKEN_BYTES).unwrap_or(usize::MAX);
         let token = Some(token).filter(|token| token.len() <= limit);
-        Token::parse(token.unwrap_or_default().as_bytes()).map_err(|reason| refuse(reason))
+        Token::parse(token.unwrap_or_default().as_bytes()).map_err(refuse)
     });
     wipe(&mut tokens);
     token

@@ -49,7 +49,7 @@ impl Record {
         replace(directory, &file_name(&self.id), || Some(content))
     }
 
-    fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         let Self { id, target, pod, attributes, group } = self;
         json!({
             "volume": id.as_str(),
@@ -63,7 +63,7 @@ impl Record {
         })
     }
 
-    fn parse(content: &[u8], kubelet_dir: &Path) -> Result<Self, String> {
+    pub(super) fn parse(content: &[u8], kubelet_dir: &Path) -> Result<Self, String> {
         let value: Value = serde_json::from_slice(content).map_err(|_| "it is not JSON".to_owned())?;
         let text = |name: &'static str| value.get(name).and_then(Value::as_str);
         let given = value.get("attributes").and_then(Value::as_object).into_iter().flatten();
@@ -75,7 +75,9 @@ impl Record {
             pod: Pod::new(text)?,
             attributes: Attributes::parse(given)?,
             group: group
-                .map(|group| group.as_u64().and_then(|group| group.try_into().ok()).ok_or("group is no number"))
+                .map(|group| {
+                    group.as_u64().and_then(|group| group.try_into().ok()).ok_or("group is no number")
+                })
                 .transpose()?,
         })
     }
@@ -143,7 +145,8 @@ pub(super) fn known_to_kubelet(kubelet_dir: &Path, driver: &str) -> Vec<String> 
         let volumes = fs::read_dir(pod.path().join("volumes/kubernetes.io~csi"));
         volumes.into_iter().flatten().flatten()
     });
-    let records = volumes.filter_map(|volume| KubeletsRecord::read(&volume.path().join(KUBELETS_FILE)).ok()?);
+    let records =
+        volumes.filter_map(|volume| KubeletsRecord::read(&volume.path().join(KUBELETS_FILE)).ok()?);
     records.filter(|record| record.driver == driver).map(|record| record.volume).take(2 * VOLUMES).collect()
 }
 

@@ -157,7 +157,11 @@ impl State {
     fn report_refusal(&mut self, registrar: &Registrar, reason: &str) {
         self.failed = self.failed.saturating_add(1);
         if self.failures.is_new(reason) {
-            tracing::warn!(driver = registrar.driver, reason, "driver not registered: the kubelet refuses it");
+            tracing::warn!(
+                driver = registrar.driver,
+                reason,
+                "driver not registered: the kubelet refuses it"
+            );
         }
     }
 

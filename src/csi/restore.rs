@@ -57,7 +57,9 @@ pub(super) async fn restore(volumes: &Volumes) {
     }
     restored.join_all().await;
     sweep(volumes, recorded).await;
-    tracing::info!(volumes = volumes.count(), "volumes restored");
+    if volumes.count() > 0 {
+        tracing::info!(volumes = volumes.count(), "volumes restored");
+    }
 }
 
 async fn restore_one(volumes: &Volumes, record: Record) {
@@ -79,7 +81,9 @@ async fn restore_one(volumes: &Volumes, record: Record) {
     };
     match discarded {
         Ok(()) => tracing::info!(volume = %id, pod = %record.pod, "volume of a Pod that is gone removed"),
-        Err(status) => tracing::warn!(volume = %id, reason = status.message(), "volume of a Pod that is gone not removed"),
+        Err(status) => {
+            tracing::warn!(volume = %id, reason = status.message(), "volume of a Pod that is gone not removed")
+        }
     }
 }
 
@@ -89,7 +93,9 @@ fn look(record: &Record, driver: &str) -> io::Result<Fate> {
         Ok(None) => return Ok(Fate::Orphaned),
         Ok(Some(known)) if !known.is_of(driver, &record.id) => return Ok(Fate::Gone),
         Ok(Some(_)) => {}
-        Err(error) => tracing::debug!(volume = %record.id, %error, "the kubelet's file about a volume is unreadable"),
+        Err(error) => {
+            tracing::debug!(volume = %record.id, %error, "the kubelet's file about a volume is unreadable")
+        }
     }
     match std::fs::symlink_metadata(record.target.path()) {
         Ok(found) if found.is_dir() => Ok(Fate::Continues),

@@ -1,4 +1,4 @@
-//! Sockets that take the place of others: bound under another name, and renamed over theirs, so that clients always find one.
+//! CsiSocket that take the place of others: bound under another name, and renamed over theirs, so that clients always find one.
 
 use std::fs;
 use std::io;
@@ -103,7 +103,8 @@ pub(super) fn bind_over(
 /// Gives the new socket its mode and group. A Pod may be able to write to the directory, and swap files there: what is changed
 /// is certainly a socket, and reached through no link.
 fn prepare(directory: impl AsFd, mode: u32, group: Option<u32>) -> io::Result<Stat> {
-    let file: OwnedFd = openat(directory, NEW, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let file: OwnedFd =
+        openat(directory, NEW, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = fstat(&file)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
         return Err(io::Error::other("another process replaces the socket at the same time"));

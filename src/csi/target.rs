@@ -68,7 +68,8 @@ impl Target {
     /// The directory that the volume is in, which is the kubelet's. A link on the way is an error.
     pub(super) fn open_parent(&self) -> io::Result<OwnedFd> {
         // The kubelet's directory itself may be a link: its administrator made it.
-        let mut directory = openat(CWD, &self.kubelet_dir, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty())?;
+        let mut directory =
+            openat(CWD, &self.kubelet_dir, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty())?;
         for part in self.inside().parent().into_iter().flat_map(Path::iter) {
             directory = openat(&directory, part, DIRECTORY, Mode::empty())?;
         }

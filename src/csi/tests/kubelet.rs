@@ -106,7 +106,8 @@ impl Kubelet {
     }
 
     pub(super) async fn notify(&self, error: &str) {
-        let status = plugin::RegistrationStatus { plugin_registered: error.is_empty(), error: error.to_owned() };
+        let status =
+            plugin::RegistrationStatus { plugin_registered: error.is_empty(), error: error.to_owned() };
         let notified = self.registration(async |mut client| client.notify_registration_status(status).await);
         notified.await.unwrap();
     }
@@ -169,7 +170,9 @@ impl Volume {
             volume_id: self.id.clone(),
             target_path: self.target.to_str().unwrap().to_owned(),
             volume_capability: Some(csi::VolumeCapability {
-                access_type: Some(AccessType::Mount(MountVolume { volume_mount_group: self.group.to_owned() })),
+                access_type: Some(AccessType::Mount(MountVolume {
+                    volume_mount_group: self.group.to_owned(),
+                })),
             }),
             secrets: Default::default(),
             volume_context: context.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
@@ -212,7 +215,11 @@ pub(super) struct Running {
 impl Running {
     /// Restores what is there, and serves once its socket is open.
     pub(super) async fn start(settings: DriverSettings, runner: &Arc<FakeRunner>) -> Self {
-        let driver = Arc::new(Driver::new(settings, Arc::clone(runner) as _, Disk::default()));
+        Self::start_with(settings, runner, Disk::default()).await
+    }
+
+    pub(super) async fn start_with(settings: DriverSettings, runner: &Arc<FakeRunner>, disk: Disk) -> Self {
+        let driver = Arc::new(Driver::new(settings, Arc::clone(runner) as _, disk));
         driver.restore().await;
         let sockets = driver.open().await.unwrap();
         let stop = CancellationToken::new();

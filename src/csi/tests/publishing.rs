@@ -9,8 +9,8 @@ use tonic::Code;
 
 use super::kubelet::{Kubelet, Running, SECRET, names, node, token, until};
 use super::runner::FakeRunner;
-use crate::csi::{NotStarted, TokenSource};
 use crate::base::limits;
+use crate::csi::{NotStarted, TokenSource};
 
 #[tokio::test(start_paused = true)]
 async fn a_published_volume_is_a_directory_with_a_socket_for_all_users_of_its_pod() {
@@ -265,7 +265,8 @@ async fn a_token_is_in_no_record_no_message_and_no_debug_output() {
     assert!(!format!("{request:?}").contains(SECRET));
     kubelet.request(request.clone()).await.unwrap();
     assert!(!format!("{:?}", runner.workload(&volume.id)).contains(SECRET));
-    let record = fs::read_to_string(kubelet.path("state/volumes").join(format!("{}.json", volume.id))).unwrap();
+    let record =
+        fs::read_to_string(kubelet.path("state/volumes").join(format!("{}.json", volume.id))).unwrap();
     assert!(record.contains("web-0") && !record.contains(SECRET) && !record.contains("token"), "{record}");
     running.stop().await;
 }

@@ -17,7 +17,11 @@ async fn a_restart_serves_all_volumes_again_in_the_same_directories() {
         }
         let inode = |of: &std::path::Path| fs::metadata(of).unwrap().ino();
         let directories = volumes.clone().map(|volume| inode(&volume.target));
-        if is_crash { old.kill().await } else { old.stop().await }
+        if is_crash {
+            old.kill().await
+        } else {
+            old.stop().await
+        }
         // Its CA does not answer: the volumes were published once.
         let runner = FakeRunner::silent();
         let new = Running::start(kubelet.settings(), &runner).await;

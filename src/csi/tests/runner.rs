@@ -61,7 +61,11 @@ impl FakeRunner {
     /// The tokens that it got.
     pub(super) fn tokens(&self, id: &str) -> Vec<String> {
         let state = self.state.lock().unwrap();
-        state.running.get(&id.parse::<VolumeId>().unwrap()).map(|(_, tokens)| tokens.clone()).unwrap_or_default()
+        state
+            .running
+            .get(&id.parse::<VolumeId>().unwrap())
+            .map(|(_, tokens)| tokens.clone())
+            .unwrap_or_default()
     }
 
     pub(super) fn running(&self) -> usize {
