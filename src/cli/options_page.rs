@@ -69,6 +69,7 @@ fn write_command(page: &mut String, line: &str, command: &Command, has_environme
     let is_listed = |arg: &&Arg| match command.get_name() {
         // The other options are those of `attache run`.
         "check" => arg.get_help_heading() == Some("Check"),
+        "node" => matches!(arg.get_help_heading(), Some("Workloads" | "CSI")),
         _ => arg.get_id() != "help",
     };
     let args: Vec<_> = command.get_arguments().filter(is_listed).collect();
@@ -121,7 +122,7 @@ fn the_options_page_is_up_to_date() {
     let mut page = HEAD.to_owned();
     for command in all.get_subcommands().filter(|command| command.get_name() != "help") {
         let line = format!("attache {}", command.get_name());
-        write_command(&mut page, &line, command, command.get_name() == "run");
+        write_command(&mut page, &line, command, matches!(command.get_name(), "run" | "node"));
     }
     let page = page.trim_end().to_owned() + "\n";
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/options.md");

@@ -147,8 +147,9 @@ pub struct Description {
 /// Workloads come from files (--workloads): each has its own socket, key, credential and state, and is added, changed
 /// and removed while the agent runs.
 ///
-/// Every option also reads ATTACHE_<OPTION> from the environment and the options file (--config). A flag wins over
-/// ATTACHE_<OPTION>, that over Istio's variable, and that over the file.
+/// The other options are those of attache run that concern all workloads. Every option also reads ATTACHE_<OPTION> from the
+/// environment and the options file (--config). A flag wins over ATTACHE_<OPTION>, that over Istio's variable, and that over
+/// the file.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(after_long_help = "\
 Examples:

@@ -88,14 +88,14 @@ pub(super) fn prepare(record: &Record, driver: &str) -> Result<UnixListener, Not
     // All users may connect: then the group makes no difference, and takes no right.
     let group = record.group.filter(|_| mode & 0o002 == 0);
     let bound = bind_over(&directory, Path::new(SOCKET), mode, group);
-    Ok(bound
-        .map_err(|source| match group {
-            Some(group) if source.kind() == io::ErrorKind::PermissionDenied => {
-                NotPrepared::NoGroup { target: path(), group, source }
-            }
-            _ => NotPrepared::NoSocket { target: path(), source },
-        })?
-        .socket)
+    let bound = bound.map_err(|source| match (group, source.kind()) {
+        // In a user namespace without the group it is an invalid one.
+        (Some(group), io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput) => {
+            NotPrepared::NoGroup { target: path(), group, source }
+        }
+        _ => NotPrepared::NoSocket { target: path(), source },
+    })?;
+    Ok(bound.socket)
 }
 
 /// A directory that is there stays: Pods that run see no other one.

@@ -33,7 +33,7 @@ pub struct Driver {
 
 /// The driver's socket, which listens.
 #[derive(Debug)]
-pub struct Sockets {
+pub struct CsiSocket {
     socket: UnixListener,
     file: OwnFile,
 }
@@ -70,20 +70,20 @@ impl Driver {
     }
 
     /// Opens the driver's socket, in the place of an agent before.
-    pub async fn open(&self) -> Result<Sockets, NotOpened> {
+    pub async fn open(&self) -> Result<CsiSocket, NotOpened> {
         let path = self.volumes.settings().csi_socket.clone();
         let failed = |source| NotOpened::Io { path: path.clone(), source };
         let (socket, file) = {
             let path = path.clone();
             self.disk.run(&path.clone(), move || replace(&path)).await?.map_err(failed)?
         };
-        Ok(Sockets { socket: UnixListener::from_std(socket).map_err(failed)?, file })
+        Ok(CsiSocket { socket: UnixListener::from_std(socket).map_err(failed)?, file })
     }
 
     /// Serves the kubelet, and keeps the driver registered with it, until `stop` is cancelled and what has begun is done. The
     /// sockets of volumes stay: a successor takes their places.
-    pub async fn serve(&self, sockets: Sockets, stop: CancellationToken) {
-        let Sockets { socket, file } = sockets;
+    pub async fn serve(&self, socket: CsiSocket, stop: CancellationToken) {
+        let CsiSocket { socket, file } = socket;
         let (verdicts, received) = mpsc::channel(VERDICTS);
         let services = Services::new(self.volumes.clone(), verdicts);
         let server = Server::new(services, stop.clone());

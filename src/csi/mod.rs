@@ -30,7 +30,7 @@ use tokio::net::UnixListener;
 use crate::auth::token_file::Token;
 
 pub use self::attributes::Attributes;
-pub use self::driver::{Driver, NotOpened, Sockets};
+pub use self::driver::{CsiSocket, Driver, NotOpened};
 pub use self::identifiers::{DriverName, Pod, VolumeId};
 
 /// How a driver is set up.
@@ -77,8 +77,6 @@ pub struct VolumeWorkload {
     pub attributes: Attributes,
     /// It listens already, and its file has its name.
     pub socket: UnixListener,
-    /// The volume, in which its socket is.
-    pub directory: PathBuf,
     /// None without files.
     pub files: Option<VolumeFiles>,
     /// The token that the kubelet brought. None after a restart until the kubelet comes by, and where none is needed.

@@ -143,7 +143,7 @@ fn choose(tokens: &str, audience: Option<&str>) -> Result<Token, Status> {
     let token = chosen.and_then(|token| {
         let limit = usize::try_from(TOKEN_BYTES).unwrap_or(usize::MAX);
         let token = Some(token).filter(|token| token.len() <= limit);
-        Token::parse(token.unwrap_or_default().as_bytes()).map_err(|reason| refuse(reason))
+        Token::parse(token.unwrap_or_default().as_bytes()).map_err(refuse)
     });
     wipe(&mut tokens);
     token

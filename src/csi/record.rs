@@ -49,7 +49,7 @@ impl Record {
         replace(directory, &file_name(&self.id), || Some(content))
     }
 
-    fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         let Self { id, target, pod, attributes, group } = self;
         json!({
             "volume": id.as_str(),
@@ -63,7 +63,7 @@ impl Record {
         })
     }
 
-    fn parse(content: &[u8], kubelet_dir: &Path) -> Result<Self, String> {
+    pub(super) fn parse(content: &[u8], kubelet_dir: &Path) -> Result<Self, String> {
         let value: Value = serde_json::from_slice(content).map_err(|_| "it is not JSON".to_owned())?;
         let text = |name: &'static str| value.get(name).and_then(Value::as_str);
         let given = value.get("attributes").and_then(Value::as_object).into_iter().flatten();

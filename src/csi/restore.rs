@@ -57,7 +57,9 @@ pub(super) async fn restore(volumes: &Volumes) {
     }
     restored.join_all().await;
     sweep(volumes, recorded).await;
-    tracing::info!(volumes = volumes.count(), "volumes restored");
+    if volumes.count() > 0 {
+        tracing::info!(volumes = volumes.count(), "volumes restored");
+    }
 }
 
 async fn restore_one(volumes: &Volumes, record: Record) {

@@ -1,4 +1,4 @@
-//! Sockets that take the place of others: bound under another name, and renamed over theirs, so that clients always find one.
+//! CsiSocket that take the place of others: bound under another name, and renamed over theirs, so that clients always find one.
 
 use std::fs;
 use std::io;

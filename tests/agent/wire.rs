@@ -426,6 +426,65 @@ fn certificate_requests_and_answers_match_googles() {
     assert_eq!(fetched.encode_to_vec(), delimited(1, &chain));
 }
 
+/// The same for CSI's definitions (version 1) and the kubelet's.
+#[test]
+fn volumes_and_registrations_match_kubernetes() {
+    use csi::node_service_capability::rpc::Type as Capability;
+    use csi::node_service_capability::{Rpc, Type};
+    use csi::volume_capability::{AccessType, BlockVolume, MountVolume};
+    use proto::csi::v1 as csi;
+    use proto::pluginregistration as plugin;
+
+    let mount = AccessType::Mount(MountVolume { volume_mount_group: "2000".into() });
+    let request = csi::NodePublishVolumeRequest {
+        volume_id: "csi-1".into(),
+        target_path: "/t".into(),
+        volume_capability: Some(csi::VolumeCapability { access_type: Some(mount) }),
+        secrets: [("s".into(), "secret".into())].into(),
+        volume_context: [("c".into(), "context".into())].into(),
+    };
+    let entry = |name: &[u8], value: &[u8]| [delimited(1, name), delimited(2, value)].concat();
+    let fields = [
+        (1, b"csi-1".to_vec()),
+        (4, b"/t".to_vec()),
+        (5, delimited(2, &delimited(3, b"2000"))),
+        (7, entry(b"s", b"secret")),
+        (8, entry(b"c", b"context")),
+    ];
+    let bytes = fields.map(|(number, content)| delimited(number, &content)).concat();
+    assert_eq!(request.encode_to_vec(), bytes);
+    // `staging_target_path`, and `readonly`.
+    let with_others = [delimited(3, b"/staging"), vec![6 << 3, 1], bytes].concat();
+    assert_eq!(csi::NodePublishVolumeRequest::decode(&*with_others).unwrap(), request);
+    assert!(!format!("{request:?}").contains("secret") && !format!("{request:?}").contains("context"));
+    let block = csi::VolumeCapability { access_type: Some(AccessType::Block(BlockVolume {})) };
+    assert_eq!(block.encode_to_vec(), delimited(1, b""));
+    let request = csi::NodeUnpublishVolumeRequest { volume_id: "csi-1".into(), target_path: "/t".into() };
+    assert_eq!(request.encode_to_vec(), [delimited(1, b"csi-1"), delimited(2, b"/t")].concat());
+
+    let group = Some(Type::Rpc(Rpc { r#type: Capability::VolumeMountGroup.into() }));
+    let capabilities = vec![csi::NodeServiceCapability { r#type: group }];
+    let answer = csi::NodeGetCapabilitiesResponse { capabilities };
+    assert_eq!(answer.encode_to_vec(), delimited(1, &delimited(1, &[1 << 3, 6])));
+    let answer = csi::NodeGetInfoResponse { node_id: "n".into() };
+    assert_eq!(answer.encode_to_vec(), delimited(1, b"n"));
+    let answer = csi::GetPluginInfoResponse { name: "n".into(), vendor_version: "v".into() };
+    assert_eq!(answer.encode_to_vec(), [delimited(1, b"n"), delimited(2, b"v")].concat());
+    let answer = csi::ProbeResponse { ready: Some(protobuf::BoolValue { value: true }) };
+    assert_eq!(answer.encode_to_vec(), delimited(1, &[1 << 3, 1]));
+
+    let info = plugin::PluginInfo {
+        r#type: "CSIPlugin".into(),
+        name: "n".into(),
+        endpoint: "/e".into(),
+        supported_versions: vec!["1.0.0".into()],
+    };
+    let fields = [(1, &b"CSIPlugin"[..]), (2, b"n"), (3, b"/e"), (4, b"1.0.0")];
+    assert_eq!(info.encode_to_vec(), fields.map(|(number, text)| delimited(number, text)).concat());
+    let status = plugin::RegistrationStatus { plugin_registered: true, error: "e".into() };
+    assert_eq!(status.encode_to_vec(), [vec![1 << 3, 1], delimited(2, b"e")].concat());
+}
+
 /// A gRPC service that refuses every call and records its path.
 #[derive(Clone, Default)]
 struct Paths(Arc<Mutex<Vec<String>>>);
@@ -454,9 +513,11 @@ impl tower_service::Service<http::Request<tonic::body::Body>> for Paths {
 #[tokio::test]
 async fn services_and_methods_have_the_original_paths() {
     use full::envoy::service::secret::v3 as full_secret;
+    use proto::csi::v1 as csi;
     use proto::envoy::service::secret::v3 as secret;
     use proto::google::cloud::security::privateca::v1 as privateca;
     use proto::istio::v1::auth;
+    use proto::pluginregistration as plugin;
 
     let paths = Paths::default();
     let mut ours = secret::secret_discovery_service_client::SecretDiscoveryServiceClient::new(paths.clone());
@@ -487,4 +548,25 @@ async fn services_and_methods_have_the_original_paths() {
     cas.fetch_ca_certs(privateca::FetchCaCertsRequest::default()).await.unwrap_err();
     let service = "/google.cloud.security.privateca.v1.CertificateAuthorityService";
     assert_eq!(paths.taken(), [format!("{service}/CreateCertificate"), format!("{service}/FetchCaCerts")]);
+
+    let mut identity = csi::identity_client::IdentityClient::new(paths.clone());
+    identity.get_plugin_info(csi::GetPluginInfoRequest {}).await.unwrap_err();
+    identity.get_plugin_capabilities(csi::GetPluginCapabilitiesRequest {}).await.unwrap_err();
+    identity.probe(csi::ProbeRequest {}).await.unwrap_err();
+    let methods = ["GetPluginInfo", "GetPluginCapabilities", "Probe"];
+    assert_eq!(paths.taken(), methods.map(|method| format!("/csi.v1.Identity/{method}")));
+
+    let mut node = csi::node_client::NodeClient::new(paths.clone());
+    node.node_publish_volume(csi::NodePublishVolumeRequest::default()).await.unwrap_err();
+    node.node_unpublish_volume(csi::NodeUnpublishVolumeRequest::default()).await.unwrap_err();
+    node.node_get_capabilities(csi::NodeGetCapabilitiesRequest {}).await.unwrap_err();
+    node.node_get_info(csi::NodeGetInfoRequest {}).await.unwrap_err();
+    let methods = ["NodePublishVolume", "NodeUnpublishVolume", "NodeGetCapabilities", "NodeGetInfo"];
+    assert_eq!(paths.taken(), methods.map(|method| format!("/csi.v1.Node/{method}")));
+
+    let mut registration = plugin::registration_client::RegistrationClient::new(paths.clone());
+    registration.get_info(plugin::InfoRequest {}).await.unwrap_err();
+    registration.notify_registration_status(plugin::RegistrationStatus::default()).await.unwrap_err();
+    let methods = ["GetInfo", "NotifyRegistrationStatus"];
+    assert_eq!(paths.taken(), methods.map(|method| format!("/pluginregistration.Registration/{method}")));
 }

@@ -215,7 +215,11 @@ pub(super) struct Running {
 impl Running {
     /// Restores what is there, and serves once its socket is open.
     pub(super) async fn start(settings: DriverSettings, runner: &Arc<FakeRunner>) -> Self {
-        let driver = Arc::new(Driver::new(settings, Arc::clone(runner) as _, Disk::default()));
+        Self::start_with(settings, runner, Disk::default()).await
+    }
+
+    pub(super) async fn start_with(settings: DriverSettings, runner: &Arc<FakeRunner>, disk: Disk) -> Self {
+        let driver = Arc::new(Driver::new(settings, Arc::clone(runner) as _, disk));
         driver.restore().await;
         let sockets = driver.open().await.unwrap();
         let stop = CancellationToken::new();

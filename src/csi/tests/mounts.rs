@@ -1,16 +1,20 @@
 //! Volumes with files. These tests run in namespaces of their own, in which every user may mount.
 
 use std::fs;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
+use rustix::mount::MountFlags;
 use tonic::Code;
 
 use super::kubelet::{Kubelet, Running, Volume, node};
 use super::runner::FakeRunner;
 use crate::csi::mounts::Mount;
 use crate::csi::target::Target;
+use crate::fs::disk::Disk;
 
 /// Set in the namespaces.
 const INSIDE: &str = "ATTACHE_TEST_IN_NAMESPACE";
@@ -47,6 +51,17 @@ fn run(test: impl Future<Output = ()>) {
         .build()
         .unwrap()
         .block_on(test);
+}
+
+/// Mounts a file system on `directory` that does not answer until the descriptor is closed.
+fn mount_dead(directory: &Path) -> fs::File {
+    let opened = fs::File::options().read(true).write(true).open("/dev/fuse");
+    let device = opened
+        .expect("this test opens /dev/fuse: load the module fuse, and give every user access (mode 0666)");
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+    let options = std::ffi::CString::new(options).unwrap();
+    rustix::mount::mount("dead", directory, "fuse", MountFlags::empty(), options.as_c_str()).unwrap();
+    device
 }
 
 fn mounts_on(target: &Path) -> usize {
@@ -106,6 +121,54 @@ fn a_volume_is_unpublished_however_often_it_is_mounted() {
         kubelet.unpublish(&volume).await.unwrap();
         assert!(mounts_on(&volume.target) == 0 && !volume.target.exists());
         kubelet.unpublish(&volume).await.unwrap();
+        running.stop().await;
+    });
+}
+
+#[test]
+fn a_dead_disk_of_one_pod_delays_no_other() {
+    if !is_inside("-rm", "a_dead_disk_of_one_pod_delays_no_other") {
+        return;
+    }
+    // Virtual time would stand still while a disk is waited for.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let runner = FakeRunner::new();
+        let kubelet = Kubelet::new();
+        let disk = Disk::default().within(Duration::from_millis(500));
+        let running = Running::start_with(kubelet.settings(), &runner, disk).await;
+        let [dead, live] = [1, 2].map(|number| kubelet.volume(number, &[]));
+        let device = mount_dead(dead.target.parent().unwrap());
+        for _ in 0..3 {
+            let (failed, published) = tokio::join!(kubelet.publish(&dead), kubelet.publish(&live));
+            published.unwrap();
+            let error = failed.unwrap_err();
+            assert_eq!(error.code(), Code::Unavailable);
+            assert!(error.message().contains("does not answer"), "{error}");
+        }
+        let (failed, unpublished) = tokio::join!(kubelet.unpublish(&dead), kubelet.unpublish(&live));
+        unpublished.unwrap();
+        assert_eq!(failed.unwrap_err().code(), Code::Unavailable);
+        assert!(!live.target.exists());
+        drop(device);
+        running.stop().await;
+    });
+}
+
+#[test]
+fn a_group_takes_a_right_only_where_the_socket_is_not_for_all() {
+    // Where there is no other group than root's.
+    if !is_inside("-r", "a_group_takes_a_right_only_where_the_socket_is_not_for_all") {
+        return;
+    }
+    run(async {
+        let (kubelet, running) = node(&FakeRunner::new()).await;
+        kubelet.publish(&Volume { group: "2000", ..kubelet.volume(1, &[]) }).await.unwrap();
+        let volume = Volume { group: "2000", ..kubelet.volume(2, &[("socket-mode", "0660")]) };
+        let error = kubelet.publish(&volume).await.unwrap_err();
+        assert_eq!(error.code(), Code::FailedPrecondition);
+        assert!(error.message().contains("CHOWN") && error.message().contains("0666"), "{error}");
+        assert!(!volume.target.exists());
         running.stop().await;
     });
 }
