@@ -42,6 +42,7 @@ use self::files::RestartFiles;
 pub use self::line::{CommandLine, OwnFiles, Restarts};
 use self::process::Process;
 use self::restarts::Digest;
+pub use self::validate::validate;
 use crate::base::clock::{Clock, millis};
 use crate::fs::disk::Disk;
 use crate::fs::watch::Watcher;
@@ -348,7 +349,7 @@ impl Supervisor {
             Action::Start { run, epoch, why } => return self.start(run, epoch, why).await,
             Action::Validate => {
                 let words = self.settings.line.validate();
-                self.tasks.spawn(async move { Done::Validated(validate::validate(&words).await) });
+                self.tasks.spawn(async move { Done::Validated(validate(&words, validate::PATIENCE).await) });
             }
             Action::Drain(run) => return self.drain(run),
             Action::Terminate(run) => self.terminate(run),
