@@ -44,6 +44,7 @@ use self::process::Process;
 use self::restarts::Digest;
 pub use self::validate::validate;
 use crate::base::clock::{Clock, millis};
+use crate::base::offload;
 use crate::fs::disk::Disk;
 use crate::fs::watch::Watcher;
 use crate::os::command::orphans;
@@ -191,13 +192,9 @@ impl Supervisor {
         loop {
             let due = self.epochs.due();
             let happened = tokio::select! {
-                Some(done) = self.tasks.join_next() => match done {
-                    Ok(done) => self.done(done),
-                    Err(error) => match error.try_into_panic() {
-                        Ok(panic) => std::panic::resume_unwind(panic),
-                        Err(_) => Vec::new(),
-                    },
-                },
+                Some(done) = self.tasks.join_next() => {
+                    offload::finished(done).map(|done| self.done(done)).unwrap_or_default()
+                }
                 Some(request) = requests.recv() => self.request(request).into_iter().collect(),
                 () = until(due) => vec![Event::Time],
                 Some(()) = async { children.as_mut()?.recv().await } => {
