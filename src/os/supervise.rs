@@ -43,7 +43,7 @@ pub use self::line::{CommandLine, OwnFiles, Restarts};
 use self::process::Process;
 use self::restarts::Digest;
 pub use self::validate::validate;
-use crate::base::clock::{Clock, millis};
+use crate::base::clock::{Clock, millis, until};
 use crate::base::offload;
 use crate::fs::disk::Disk;
 use crate::fs::watch::Watcher;
@@ -434,13 +434,6 @@ impl Supervisor {
                 Err(CommandFailed::GivenUp { program, exit: exit.to_string(), crashes, code: exit.code() })
             }
         }
-    }
-}
-
-async fn until(due: Option<Instant>) {
-    match due {
-        Some(due) => sleep(due.saturating_duration_since(Instant::now())).await,
-        None => std::future::pending().await,
     }
 }
 
