@@ -164,6 +164,14 @@ async fn jump(timer: &AsyncFd<OwnedFd>) {
 /// The last time that RFC 3339 can express, in seconds: the end of the year 9999.
 const LAST: u64 = 253_402_300_799;
 
+/// Returns at this moment of the runtime's time; without one, never.
+pub async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
 /// `moment` to the second, clamped to what RFC 3339 can express: certificates may begin before 1970, and computed times may
 /// lie after 9999.
 #[expect(clippy::disallowed_methods, reason = "this is the replacement")]

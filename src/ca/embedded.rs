@@ -5,6 +5,7 @@
 
 mod client;
 pub mod directory;
+pub mod exchange;
 pub mod follow;
 pub mod make;
 pub mod options;

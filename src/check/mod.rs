@@ -4,6 +4,7 @@
 //! agent's own code.
 
 mod ca;
+mod command;
 mod kubernetes;
 mod sockets;
 
@@ -100,6 +101,7 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
         f.note(Severity::Warning, "modes", concern);
     }
     f.directories(&config, is_running);
+    f.command(&config).await;
     f.passwords(&config);
     f.mounted(&config);
     f.crls(&config);

@@ -79,6 +79,7 @@ enum CaCommand {
     Intermediate(directories::IntermediateArgs),
     Announce(directories::AnnounceArgs),
     Drop(directories::DropArgs),
+    Exchange(directories::ExchangeArgs),
     Token(token::TokenArgs),
 }
 
@@ -114,6 +115,7 @@ pub(super) fn run(args: &CaArgs) -> anyhow::Result<()> {
         Some(CaCommand::Intermediate(args)) => return directories::intermediate(args),
         Some(CaCommand::Announce(args)) => return directories::announce(args),
         Some(CaCommand::Drop(args)) => return directories::withdraw(args),
+        Some(CaCommand::Exchange(args)) => return directories::exchange(args),
         Some(CaCommand::Token(args)) => return token::run(args),
         None => {}
     }

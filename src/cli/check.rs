@@ -12,7 +12,8 @@ use crate::config::{RunArgs, is_in_pod};
 /// Check the prerequisites of an agent with these options
 ///
 /// Nothing is served. Checked are the options, the socket's directory, mounted files, CRLs, the token (its audience and expiry),
-/// whether the CA is reachable and its TLS certificate valid, the kernel's limits.
+/// whether the CA is reachable and its TLS certificate valid, the kernel's limits, and the COMMAND: Envoy's own check of its
+/// configuration.
 ///
 /// The options and variables are those of attache run, so in the agent's container the command needs none. Each line is ok,
 /// warning or error, with the remedy. --output json prints an array of objects with state, about and text instead

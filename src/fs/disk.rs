@@ -19,6 +19,7 @@ use super::file;
 use super::pending::PendingOperations;
 use crate::base::clock::{Clock, rfc3339};
 use crate::base::limits;
+use crate::base::offload;
 
 /// How long a read may take where its caller has no deadline.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -124,11 +125,10 @@ impl Disk {
             done
         });
         match timeout(left(), working).await {
-            Ok(Ok(done)) => Ok(done),
-            Ok(Err(error)) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
+            Ok(ended) => match offload::finished(ended) {
+                Some(done) => Ok(done),
                 // The runtime is shutting down, and its caller with it.
-                Err(_) => std::future::pending().await,
+                None => std::future::pending().await,
             },
             Err(_) => Err(self.silent(path, begun)),
         }

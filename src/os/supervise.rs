@@ -18,12 +18,11 @@ mod process;
 mod report;
 mod restarts;
 mod start;
+mod tasks;
 mod validate;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
 use std::path::PathBuf;
-use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -37,12 +36,14 @@ use tokio::time::{Instant, sleep, timeout};
 use self::admin::Admin;
 use self::epochs::Epochs;
 pub use self::events::Policy;
-use self::events::{Action, Event, Exit, Outcome, RunId};
+use self::events::{Action, Event, Outcome, RunId};
 use self::files::RestartFiles;
 pub use self::line::{CommandLine, OwnFiles, Restarts};
 use self::process::Process;
-use self::restarts::Digest;
-use crate::base::clock::{Clock, millis};
+use self::tasks::Done;
+pub use self::validate::validate;
+use crate::base::clock::{Clock, millis, until};
+use crate::base::offload;
 use crate::fs::disk::Disk;
 use crate::fs::watch::Watcher;
 use crate::os::command::orphans;
@@ -129,20 +130,6 @@ struct Running {
     task: Option<AbortHandle>,
 }
 
-/// What a task has found.
-#[derive(Debug)]
-enum Done {
-    Exited(RunId, io::Result<ExitStatus>),
-    Live(RunId, Option<Admin>, Option<String>),
-    Validated(Result<Result<(), String>, String>),
-    Drained(RunId, Result<(), String>),
-    Looked(RestartFiles, Result<Digest, String>),
-    /// The program starts, whether or not the files have been read.
-    LookedLongEnough,
-    /// The program has closed its standard error.
-    Printed,
-}
-
 /// Keeps the program running.
 #[derive(Debug)]
 pub struct Supervisor {
@@ -155,8 +142,6 @@ pub struct Supervisor {
     base_id: Option<String>,
     has_begun: bool,
     drained_badly: bool,
-    /// How often the agent was asked to stop.
-    stops: u32,
     /// Processes whose lines are being passed on.
     printing: usize,
     restart_failure: Option<String>,
@@ -176,7 +161,6 @@ impl Supervisor {
             base_id: None,
             has_begun: false,
             drained_badly: false,
-            stops: 0,
             printing: 0,
             restart_failure: None,
             files_failure: None,
@@ -190,13 +174,9 @@ impl Supervisor {
         loop {
             let due = self.epochs.due();
             let happened = tokio::select! {
-                Some(done) = self.tasks.join_next() => match done {
-                    Ok(done) => self.done(done),
-                    Err(error) => match error.try_into_panic() {
-                        Ok(panic) => std::panic::resume_unwind(panic),
-                        Err(_) => Vec::new(),
-                    },
-                },
+                Some(done) = self.tasks.join_next() => {
+                    offload::finished(done).map(|done| self.done(done)).unwrap_or_default()
+                }
                 Some(request) = requests.recv() => self.request(request).into_iter().collect(),
                 () = until(due) => vec![Event::Time],
                 Some(()) = async { children.as_mut()?.recv().await } => {
@@ -243,10 +223,7 @@ impl Supervisor {
                 self.pass(signal);
                 None
             }
-            Request::Stop => {
-                self.stops += 1;
-                Some(Event::Stop)
-            }
+            Request::Stop => Some(Event::Stop),
         }
     }
 
@@ -271,84 +248,13 @@ impl Supervisor {
         });
     }
 
-    fn done(&mut self, done: Done) -> Vec<Event> {
-        match done {
-            Done::Looked(files, looked) => {
-                let looked = self.looked(files, looked);
-                // What it is started with is known.
-                looked.into_iter().chain(self.begin()).collect()
-            }
-            other => {
-                let event = self.happened(other);
-                let is_unknown = self.settings.line.chooses_base_id() && self.base_id.is_none();
-                // Without the base id that Envoy has chosen no epoch can start beside it.
-                let locked = matches!(event, Some(Event::Live(_)) if is_unknown).then_some(Event::Locked);
-                event.into_iter().chain(locked).collect()
-            }
-        }
-    }
-
-    fn looked(&mut self, files: RestartFiles, looked: Result<Digest, String>) -> Option<Event> {
-        self.look(files);
-        let failure = looked.as_ref().err().cloned();
-        if failure != self.files_failure {
-            match &failure {
-                Some(reason) => {
-                    tracing::warn!(%reason, "files of --restart-on not read, changes have no effect");
-                }
-                None => tracing::info!("files of --restart-on readable again"),
-            }
-            self.files_failure = failure;
-        }
-        looked.ok().map(Event::Looked)
-    }
-
-    fn happened(&mut self, done: Done) -> Option<Event> {
-        match done {
-            Done::Exited(run, status) => {
-                let running = self.running.remove(&run)?;
-                running.task.inspect(AbortHandle::abort);
-                // What it has left behind of its group.
-                running.process.kill();
-                Some(Event::Exited(run, exit_of(status)))
-            }
-            Done::Live(run, admin, base_id) => {
-                let is_without = admin.is_none() && self.settings.line.is_envoy();
-                if is_without && self.running.contains_key(&run) {
-                    tracing::warn!(
-                        "Envoy has no admin endpoint, or can't write its address beside the socket: whether it is live is a \
-                         guess, and its connections are cut when the agent stops; add admin: to its configuration"
-                    );
-                }
-                self.running.get_mut(&run)?.admin = admin;
-                self.base_id = base_id.or(self.base_id.take());
-                Some(Event::Live(run))
-            }
-            Done::Validated(Ok(verdict)) => Some(Event::Validated(verdict)),
-            Done::Validated(Err(reason)) => Some(Event::NotValidated(reason)),
-            Done::Drained(run, outcome) => {
-                if let Err(reason) = outcome {
-                    self.drained_badly = true;
-                    tracing::warn!(%reason, "connections not drained, stopping: Envoy's admin endpoint failed");
-                }
-                Some(Event::Drained(run))
-            }
-            Done::LookedLongEnough => self.begin(),
-            Done::Printed => {
-                self.printing -= 1;
-                None
-            }
-            Done::Looked(..) => None,
-        }
-    }
-
     /// Does what was decided, and returns what has happened by that.
     async fn perform(&mut self, action: Action) -> Option<Event> {
         match action {
             Action::Start { run, epoch, why } => return self.start(run, epoch, why).await,
             Action::Validate => {
                 let words = self.settings.line.validate();
-                self.tasks.spawn(async move { Done::Validated(validate::validate(&words).await) });
+                self.tasks.spawn(async move { Done::Validated(validate(&words, validate::PATIENCE).await) });
             }
             Action::Drain(run) => return self.drain(run),
             Action::Terminate(run) => self.terminate(run),
@@ -395,7 +301,7 @@ impl Supervisor {
             task.abort();
         }
         let connections = running.left.load(Ordering::Relaxed);
-        if connections > 0 && !self.drained_badly && self.stops < 2 {
+        if connections > 0 && !self.drained_badly && !self.epochs.is_hurried() {
             tracing::warn!(
                 epoch = running.epoch,
                 connections,
@@ -436,21 +342,5 @@ impl Supervisor {
                 Err(CommandFailed::GivenUp { program, exit: exit.to_string(), crashes, code: exit.code() })
             }
         }
-    }
-}
-
-async fn until(due: Option<Instant>) {
-    match due {
-        Some(due) => sleep(due.saturating_duration_since(Instant::now())).await,
-        None => std::future::pending().await,
-    }
-}
-
-fn exit_of(status: io::Result<ExitStatus>) -> Exit {
-    use std::os::unix::process::ExitStatusExt as _;
-    let Ok(status) = status else { return Exit::Code(1) };
-    match (status.code(), status.signal()) {
-        (Some(code), _) => Exit::Code(code),
-        (None, signal) => Exit::Signal(signal.unwrap_or_default()),
     }
 }

@@ -28,10 +28,9 @@ use tokio::time::Instant;
 
 pub use self::access::Authorize;
 pub use self::clusters::Clusters;
-use self::follow::until;
 use self::names::Names;
 use self::objects::Objects;
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, until};
 use crate::kube::Account;
 use crate::metrics::Metrics;
 use crate::secret::{NameKind, SecretName};

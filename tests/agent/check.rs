@@ -280,3 +280,45 @@ async fn the_api_servers_that_secrets_come_from_are_called() {
     assert_eq!(code, 1);
     has(&findings, "error API server", "expired, revoked, or of another cluster: replace it");
 }
+
+#[tokio::test]
+async fn a_command_that_can_not_run_or_is_configured_wrong_is_an_error_with_the_programs_own_words() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let (socket, ca_dir, none) = (path("sds.sock"), path("ca"), path("none"));
+    let options = [
+        "--socket",
+        &socket,
+        "--cert-dir",
+        &none,
+        "--status-address",
+        "none",
+        "--ca",
+        "embedded",
+        "--ca-dir",
+        &ca_dir,
+    ];
+    let fake = format!("{}/tests/agent/support/fake_envoy.py", env!("CARGO_MANIFEST_DIR"));
+    let control = path("control");
+    std::fs::create_dir(&control).unwrap();
+    let watched = path("envoy.yaml");
+    let envoy = ["--restart-on", &watched, "--", "python3", &fake, &control];
+    let (findings, code, _) = check(&[&options[..], &envoy].concat(), &[]).await;
+    assert_eq!(code, 0, "{findings:#?}");
+    has(&findings, "ok command", "/python3, with hot restart: it accepts its configuration");
+    has(&findings, "warning command", "envoy.yaml does not exist");
+    let journal = || std::fs::read_to_string(format!("{control}/journal")).unwrap();
+    assert_eq!(journal(), "validate\n", "nothing is started");
+
+    std::fs::write(format!("{control}/refuse"), "").unwrap();
+    let (findings, code, _) = check(&[&options[..], &envoy].concat(), &[]).await;
+    assert_eq!(code, 1);
+    has(&findings, "error command", "no such field: 'wrong'; correct its configuration");
+
+    let (findings, code, _) = check(&[&options[..], &["--", "no-such-envoy"]].concat(), &[]).await;
+    assert_eq!(code, 1);
+    has(&findings, "error command", "no-such-envoy is in no directory of PATH");
+    let other = ["--no-hot-restart", "--", "/bin/sh", "-c", "exit 3"];
+    let (findings, ..) = check(&[&options[..], &other].concat(), &[]).await;
+    has(&findings, "ok command", "/bin/sh is executable");
+}

@@ -25,6 +25,12 @@ run attache ca drop --ca-dir cluster1 --root root
 exits 1
 says 'which signs now'
 
+title 'Another intermediate in the place of the first'
+run attache ca intermediate --root new-root --name cluster1 --also-root cluster1 --out cluster1.next
+run attache ca exchange --ca-dir cluster1 --with cluster1.next
+exits 0
+prints 'cluster1.next: what was there before'
+
 title 'An agent serves both roots'
 start web --ca embedded --ca-dir cluster1 --cert-dir none
 run attache get ROOTCA --socket web.sock

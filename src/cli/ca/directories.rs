@@ -1,10 +1,11 @@
-//! `attache ca init`, `intermediate`, `announce` and `drop`: the directories of roots and intermediates.
+//! `attache ca init`, `intermediate`, `announce`, `drop` and `exchange`: the directories of roots and intermediates.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::base::clock::{Clock, rfc3339};
 use crate::ca::embedded::directory::{ROOT_FILE, ROOT_KEY_FILE};
+use crate::ca::embedded::exchange::{self, Exchanged};
 use crate::ca::embedded::make::{self, Made, NewCa};
 use crate::ca::embedded::roots;
 use crate::pki::key::KeyType;
@@ -93,6 +94,19 @@ pub(super) struct DropArgs {
     root: PathBuf,
 }
 
+/// Put another directory of an intermediate in the place of the one that is served, in one step.
+///
+/// The old one is in the other place then. The new one is checked first; a running attache ca signs with it a moment later.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct ExchangeArgs {
+    /// The intermediate's directory
+    #[arg(long, value_name = "DIR")]
+    ca_dir: PathBuf,
+    /// The directory that takes its place, on the same file system
+    #[arg(long, value_name = "DIR")]
+    with: PathBuf,
+}
+
 pub(super) fn init(args: &InitArgs) -> anyhow::Result<()> {
     let wish = NewCa {
         common_name: args.common_name.clone(),
@@ -150,6 +164,14 @@ pub(super) fn withdraw(DropArgs { ca_dir, root }: &DropArgs) -> anyhow::Result<(
         [] => format!("{file} does not have this root\n"),
         removed => format!("{file}: {} removed\n", removed.join("; ")),
     })
+}
+
+pub(super) fn exchange(ExchangeArgs { ca_dir, with }: &ExchangeArgs) -> anyhow::Result<()> {
+    let Exchanged { subject, not_after } = exchange::exchange(ca_dir, with, Clock::system().now())?;
+    let (ca_dir, with) = (ca_dir.display(), with.display());
+    super::super::print(format!(
+        "{ca_dir}: intermediate {subject}, valid until {not_after}\n{with}: what was there before\n"
+    ))
 }
 
 /// A part of a subject: at most 64 characters, as X.509 has it.

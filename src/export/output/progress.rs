@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use super::board::{Board, Generations};
 use super::{Set, Versions};
 use crate::base::backoff::Backoff;
+use crate::base::clock::until;
 use crate::base::failure_log::FailureLog;
 
 /// Delays after a failed write, hook or sweep, and after repairs.
@@ -126,13 +127,6 @@ impl HookProgress {
             *retry_at = Instant::now() + delay;
         }
         delay
-    }
-}
-
-async fn until(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => tokio::time::sleep(moment.saturating_duration_since(Instant::now())).await,
-        None => std::future::pending().await,
     }
 }
 

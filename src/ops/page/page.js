@@ -1,6 +1,7 @@
 "use strict";
-// Shows the agent's state. Names and reasons are untrusted: all text is inserted as text, never as markup.
+// Names and reasons are untrusted: all text is inserted as text, never as markup.
 const EVERY = 2000, PATIENCE = 5000;
+const { ceil, floor, max, min, round } = Math;
 const $ = id => document.getElementById(id);
 let report, known, drawn, lost, ahead = 0;
 
@@ -24,8 +25,8 @@ const now = () => Date.now() + ahead;
 const at = moment => moment ? Date.parse(moment) : null;
 const day = moment => new Date(moment).toISOString().replace("T", " ").replace(/\..*/, "Z");
 const span = length => {
-  const all = Math.floor(Math.abs(length) / 1000);
-  const [d, hours, m] = [Math.floor(all / 86400), Math.floor(all / 3600) % 24, Math.floor(all / 60) % 60];
+  const all = floor(Math.abs(length) / 1000);
+  const [d, hours, m] = [floor(all / 86400), floor(all / 3600) % 24, floor(all / 60) % 60];
   return d ? `${d}d ${hours}h` : hours ? `${hours}h ${m}m` : m ? `${m}m ${all % 60}s` : `${all}s`;
 };
 const AWAY = {
@@ -38,16 +39,18 @@ const tick = () => document.querySelectorAll("small[data-at]").forEach(one =>
 // A time, and its distance from now.
 const when = (moment, away) => {
   if (!moment) return null;
-  const [time, far] = [h("time", day(moment)), h("small")];
+  const time = h("time", day(moment)), far = h("small");
   time.dateTime = moment;
   Object.assign(far.dataset, { at: moment, away });
   return [time, " ", far];
 };
+const past = moment => when(moment, "past"), next = moment => when(moment, "renewal");
 
-const rows = facts => facts.filter(([, value]) => value).map(([name, value]) => [h("dt", name), h("dd", value)]);
+const rows = facts => facts.filter(([, value]) => value && value.length !== 0).map(([name, value]) => [h("dt", name), h("dd", value)]);
 const kind = state => ({ ok: "good", failing: "warn", rejected: "warn" })[state] || "bad";
 const bad = text => text && styled("bad", h("span", text));
 const code = text => text && h("code", text);
+const trouble = one => [["last error", bad(one.error)], ["failing since", past(one.failing_since)], ["next try", next(one.next_try)]];
 const holders = ({ version, streams, holding }) => {
   const none = holding.reduce((rest, one) => rest - one.streams, streams);
   const parts = holding.map(one => `${one.streams} with ${one.version === version ? "this version" : one.version} (${one.nodes.join(", ")})`);
@@ -58,14 +61,12 @@ const card = one => {
   const { key_pair: pair, trust_bundle: bundle, rejection } = one;
   return h("article", h("h3", one.name, " ", styled(`word ${kind(one.state)}`, h("span", one.state.toUpperCase())),
     one.origin && h("small", ` from ${one.origin}`)), h("dl", rows([
-    ["last error", bad(one.error)],
-    ["failing since", when(one.failing_since, "past")],
-    ["next try", when(one.next_try, "renewal")],
+    ...trouble(one),
     ["last rejection", rejection && bad(`version ${rejection.version} by ${rejection.node}: ${rejection.reason}`)],
     ["identity", pair?.identity || pair?.names],
     ["valid until", when(one.not_after, "expiry")],
-    ["next renewal", when(one.renews, "renewal")],
-    ["received", when(one.received, "past")],
+    ["next renewal", next(one.renews)],
+    ["received", past(one.received)],
     ["serial", code(pair?.serial)],
     ["key", pair?.key_type],
     ["issuer", pair?.issuer],
@@ -90,27 +91,27 @@ const lane = one => {
 const STEPS = [1, 5, 15, 60, 300, 900, 3600, 10800, 43200, 86400, 604800, 2592e3, 31536e3, 31536e4];
 
 const draw = () => {
-  const HIGH = 66, lanes = report.secrets.filter(({ name }) => name === "default" || name === "ROOTCA").map(lane);
-  const width = Math.max(280, $("line").clientWidth), height = lanes.length * HIGH + 22, present = now();
+  const HIGH = 66, lanes = report.secrets.filter(({ name }) => ["default", "ROOTCA"].includes(name)).map(lane);
+  const width = max(280, $("line").clientWidth), height = lanes.length * HIGH + 22, present = now();
   // From two lifetimes ago to the expiry of the served certificate, or the chosen range.
   const main = lanes.map(({ one }) => one).filter(one => one.not_after).sort((a, b) => at(a.not_after) - at(b.not_after))[0];
   const life = main ? at(main.not_after) - at(main.received) : 3600e3;
   const back = $("back").value * 60e3;
-  const start = Math.max(present - (back || 2 * life), Math.min(present - 1000, at(report.events[0]?.at) ?? present));
-  const end = back ? present + back / 5 : Math.max(at(main?.not_after), present) + life / 15;
-  const x = moment => 4 + (Math.min(Math.max(moment, start), end) - start) / (end - start) * (width - 8);
-  const key = [known, width, Math.round(x(present)), Math.round(end / 1000), back].join();
+  const start = max(present - (back || 2 * life), min(present - 1000, at(report.events[0]?.at) ?? present));
+  const end = back ? present + back / 5 : max(at(main?.not_after), present) + life / 15;
+  const x = moment => 4 + (min(max(moment, start), end) - start) / (end - start) * (width - 8);
+  const key = [known, width, round(x(present)), round(end / 1000), back].join();
   if (key === drawn) return;
   drawn = key;
 
   const parts = [], names = [], summary = [];
   const upright = (kind, where) => shape("line", { class: kind, x1: where, x2: where, y1: 0, y2: height - 18 });
   const box = (kind, from, until, y, high, text) => from < end && until > start && parts.push(shape("rect",
-    { class: kind, x: x(from), width: Math.max(2, x(until) - x(from)), y, height: high, rx: 2 }, shape("title", {}, text)));
+    { class: kind, x: x(from), width: max(2, x(until) - x(from)), y, height: high, rx: 2 }, shape("title", {}, text)));
   const mark = (kind, moment, y, sign, text) => moment >= start && moment <= end && parts.push(shape("text",
     { class: `mark ${kind}`, x: x(moment), y, "text-anchor": "middle" }, sign, shape("title", {}, `${text} ${day(moment)}`)));
   const step = 1000 * (STEPS.find(one => one * 1000 >= (end - start) * 110 / width) || STEPS.at(-1));
-  for (let moment = Math.ceil(start / step) * step; moment < end; moment += step) {
+  for (let moment = ceil(start / step) * step; moment < end; moment += step) {
     const text = day(moment).slice(step < 108e5 ? 11 : step < 864e5 ? 5 : 0, step < 60e3 ? 19 : step < 864e5 ? 16 : 10);
     parts.push(upright("grid", x(moment)), x(moment) < width - 70 && shape("text", { class: "quiet", x: x(moment) + 3, y: height - 5 }, text));
   }
@@ -121,7 +122,7 @@ const draw = () => {
     bars.forEach((bar, index) => {
       const text = `${bar.text}, from ${day(bar.from)} until ${day(bar.not_after)}`, low = y + index % 2 * 5, ends = at(bar.not_after);
       box("valid", bar.from, ends, low, 12, text);
-      box("served", bar.from, Math.min(ends, bar.until ?? present), low, 12, text);
+      box("served", bar.from, min(ends, bar.until ?? present), low, 12, text);
       if (one.rejection?.version === bar.version) box("rejected", bar.from, ends, low - 1, 14, `rejected: ${one.rejection.reason}`);
     });
     bars.slice(1).forEach(bar => mark("renewed", bar.from, y + 13, "◆", "renewed"));
@@ -139,23 +140,23 @@ const draw = () => {
 };
 
 const show = () => {
-  const { ca, output, command } = report;
-  put($("missing"), report.missing.map(one => h("li", h("b", one.name), `: ${one.reason}`)));
+  const { ca, output, command } = report, hook = output?.hook;
+  put($("missing"), report.missing.map(({ name, reason }) => h("li", h("b", name), `: ${reason}`)));
   put($("about"), rows([
     ["version", `${report.version}, process ${report.pid}`],
-    ["up since", when(report.started, "past")],
-    ["CA", [ca.provider, ...ca.addresses.filter(one => one !== ca.provider)].join(", ").replace(",", " at")],
+    ["up since", past(report.started)],
+    ["CA", [...new Set([ca.provider, ...ca.addresses])].join(", ").replace(",", " at")],
     ["signed by", ca.members.length > 1 && ca.signed_by],
-    ["failing CAs", ca.members.some(one => one.error) && ca.members.filter(one => one.error).map(one =>
-      h("div", one.address, ", since ", when(one.failing_since, "past"), ": ", bad(one.error)))],
+    ["failing CAs", ca.members.filter(one => one.error).map(one =>
+      h("div", one.address, ", since ", past(one.failing_since), ": ", bad(one.error)))],
     ["socket", report.socket],
     ["command", command && [`${command.program} is ${command.state}`, ...command.epochs.map(one => h("div",
-      `epoch ${one.epoch}, process ${one.pid}, ${one.state} since `, when(one.since, "past"))),
+      `epoch ${one.epoch}, process ${one.pid}, ${one.state} since `, past(one.since))),
     h("div", `${command.restarts.files + command.restarts.crash} restarts`, command.last_exit && `, last exit: ${command.last_exit.reason}`),
     command.secrets?.map(one => h("div", `${one.name}: ${one.has}`)), bad(command.error || command.files_error)]],
-    ["next start", when(command?.next_start, "renewal")],
-    ["no answer from", report.hanging.length && report.hanging.map(one =>
-      h("div", bad(`the file system of ${one.path}`), ", since ", when(one.since, "past")))],
+    ["next start", next(command?.next_start)],
+    ["no answer from", report.hanging.map(one =>
+      h("div", bad(`the file system of ${one.path}`), ", since ", past(one.since)))],
     ["CRL file", bad(report.crls?.error)],
     ["state", bad(report.state?.error)],
     ["last refusal", report.refusal],
@@ -163,16 +164,14 @@ const show = () => {
   put($("secrets"), report.secrets.map(card));
   $("output").hidden = !output;
   put($("files"), output && rows([
-    ["last error", bad(output.error)],
-    ["failing since", when(output.failing_since, "past")],
-    ["next try", when(output.next_try, "renewal")],
+    ...trouble(output),
     ["valid until", when(output.not_after, "expiry") || "nothing written yet"],
     ["disk", output.hanging && bad("does not respond")],
-    ["hook", output.hook ? [bad(output.hook.error), ", since ", when(output.hook.failing_since, "past"), ", next try ",
-      when(output.hook.next_try, "renewal")] : output.hook_running && "running"],
+    ["hook", hook ? [bad(hook.error), ", since ", past(hook.failing_since), ", next try ",
+      next(hook.next_try)] : output.hook_running && "running"],
   ]));
-  put($("rows"), report.events.toReversed().map(event => h("tr", h("td", when(event.at, "past")), h("td", event.name),
-    h("td", h("b", event.what), event.text && `: ${event.text}`), h("td", event.not_after && day(event.not_after)))));
+  put($("rows"), report.events.toReversed().map(({ at, name, what, text, not_after: end }) => h("tr",
+    [past(at), name, [h("b", what), text && `: ${text}`], end && day(end)].map(cell => h("td", cell)))));
 };
 
 const ask = async () => {
@@ -199,6 +198,5 @@ const ask = async () => {
   setTimeout(ask, EVERY);
 };
 setInterval(tick, 1000);
-addEventListener("resize", () => report && draw());
-$("back").onchange = () => report && draw();
+addEventListener("resize", $("back").onchange = () => report && draw());
 ask();

@@ -103,6 +103,11 @@ impl Epochs {
         self.ending.is_some()
     }
 
+    /// Whether the agent was asked more than once to stop.
+    pub(super) fn is_hurried(&self) -> bool {
+        self.stops > 1
+    }
+
     /// What to do about `event`, and about the time.
     pub(super) fn on(&mut self, event: Event, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
@@ -217,9 +222,11 @@ impl Epochs {
             if is_due && self.has_room() {
                 self.start(why, now, actions);
             }
-        } else if self.may_restart() && (self.changes.take(now) || std::mem::take(&mut self.is_wanted)) {
-            self.is_wanted = false;
-            self.restart(now, actions);
+        } else if self.may_restart() {
+            let is_wanted = std::mem::take(&mut self.is_wanted);
+            if self.changes.take(now) || is_wanted {
+                self.restart(now, actions);
+            }
         }
     }
 
@@ -455,10 +462,8 @@ impl Epochs {
     }
 
     fn terminate_all(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        for Epoch { run, phase, .. } in self.epochs.clone() {
-            if !matches!(phase, Phase::Stopping | Phase::Killed) {
-                self.terminate(run, now, actions);
-            }
+        for epoch in self.epochs.clone().into_iter().filter(|epoch| !is_stopping(epoch)) {
+            self.terminate(epoch.run, now, actions);
         }
     }
 

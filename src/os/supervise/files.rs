@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use super::restarts::Digest;
+use crate::base::offload;
 use crate::fs::disk::Disk;
 use crate::fs::file;
 use crate::fs::watch::{NameListener, Watch, Watcher};
@@ -73,15 +74,13 @@ impl RestartFiles {
             drop(before);
             (watches, digest(&paths).map_err(|error| error.to_string()))
         });
-        match looking.await {
-            Ok((watches, looked)) => {
+        match offload::finished(looking.await) {
+            Some((watches, looked)) => {
                 self.watches = watches;
                 (self, looked)
             }
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_) => std::future::pending().await,
-            },
+            // The runtime is shutting down.
+            None => std::future::pending().await,
         }
     }
 

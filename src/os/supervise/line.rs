@@ -90,6 +90,11 @@ impl CommandLine {
         if mistakes.is_empty() { Ok(line) } else { Err(mistakes) }
     }
 
+    /// The program, as it is named.
+    pub fn program(&self) -> &str {
+        &self.program
+    }
+
     /// The program's name without its directory.
     pub fn name(&self) -> &str {
         let name = Path::new(&self.program).file_name().and_then(|name| name.to_str());

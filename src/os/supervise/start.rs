@@ -11,7 +11,8 @@ use super::events::{Event, Exit, RunId, Why};
 use super::line::{ForEnvoy, Restarts};
 use super::log_lines::Lines;
 use super::process::Process;
-use super::{Done, Running, Settings, Supervisor, admin};
+use super::tasks::Done;
+use super::{Running, Settings, Supervisor, admin};
 use crate::fs::disk::Disk;
 
 /// A program that is no Envoy counts as live when it has run for this long.

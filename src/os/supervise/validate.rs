@@ -11,8 +11,8 @@ use crate::base::text;
 use crate::os::command::CapturedOutput;
 use crate::os::command::orphans::OwnChild;
 
-/// How long it may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long it may take while an Envoy runs.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of what it prints that are looked at.
 const OUTPUT_BYTES: usize = 1 << 20;
 /// Of a long message the beginning and the end are shown: the end of a path names the field.
@@ -21,8 +21,8 @@ const HALF: usize = 180;
 const REFUSAL: &str = "error initializing configuration '";
 
 /// Envoy's verdict, with its words if it refuses. An error says why there is none. A check that crashes says nothing about the
-/// configuration.
-pub(super) async fn validate(words: &[String]) -> Result<Result<(), String>, String> {
+/// configuration. One that has not ended after `patience` is killed.
+pub async fn validate(words: &[String], patience: Duration) -> Result<Result<(), String>, String> {
     let failed = |error: std::io::Error| format!("checking it failed: {error}");
     let (mut output, writer) = CapturedOutput::with_limit(OUTPUT_BYTES).map_err(failed)?;
     let spawned = launch::spawn(words, |command| {
@@ -37,12 +37,12 @@ pub(super) async fn validate(words: &[String]) -> Result<Result<(), String>, Str
             never = output.read_forever() => match never {},
         }
     };
-    let Ok(status) = timeout(PATIENCE, exited).await else {
+    let Ok(status) = timeout(patience, exited).await else {
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::KILL);
         }
         let _ = child.wait().await;
-        return Err(format!("the check did not end within {} s", PATIENCE.as_secs()));
+        return Err(format!("the check did not end within {} s", patience.as_secs()));
     };
     match status.map_err(failed)?.code() {
         Some(0) | None => Ok(Ok(())),

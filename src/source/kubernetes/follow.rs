@@ -145,14 +145,6 @@ pub(super) async fn next(watch: &mut Watch, connection: &mut watch::Receiver<Arc
     }
 }
 
-/// Returns at this moment.
-pub(super) async fn until(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => tokio::time::sleep(moment.saturating_duration_since(Instant::now())).await,
-        None => std::future::pending().await,
-    }
-}
-
 /// Waits before a watch is opened again that ended soon after it was `opened`. Returns how often in a row that happened.
 pub(super) async fn pause_after(opened: Instant, failures: u32) -> u32 {
     if opened.elapsed() >= SHORT {

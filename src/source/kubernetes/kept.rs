@@ -18,9 +18,10 @@ use tokio::sync::Notify;
 use zeroize::Zeroizing;
 
 use super::content::KEYS;
-use super::follow::{Place, until};
+use super::follow::Place;
 use super::group::lock;
 use crate::base::backoff::Backoff;
+use crate::base::clock::until;
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::fs::disk::Disk;

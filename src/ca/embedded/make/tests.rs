@@ -3,7 +3,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use super::*;
 use crate::base::clock::Clock;
-use crate::ca::embedded::{DevelopmentCa, Embedded};
+use crate::ca::embedded::{DevelopmentCa, Embedded, exchange};
 use crate::ca::{CertificateAuthority as _, SigningRequest};
 use crate::pki::csr::{self, Names};
 
@@ -286,4 +286,20 @@ fn a_subject_with_an_attribute_twice_is_the_reason_and_its_file_is_named() {
     let error = intermediate(&root, "east", &out, &wish(HOUR), &[], Clock::system().now()).unwrap_err();
     let error = error.to_string();
     assert!(error.contains("root-cert.pem") && error.contains("has an attribute twice"), "{error}");
+}
+
+#[test]
+fn an_exchange_puts_one_directory_in_the_place_of_the_other_and_one_that_can_not_sign_is_refused() {
+    let place = made(KeyType::EcdsaP256);
+    let [root, ca, next] = ["root", "ca", "next"].map(|name| place.path().join(name));
+    let now = Clock::system().now();
+    intermediate(&root, "east", &next, &wish(HOUR), &[], now).unwrap();
+    let signers = || [&ca, &next].map(|directory| certificates(&directory.join(SIGNER_FILE)).remove(0));
+    let [old, new] = signers();
+    assert!(exchange::exchange(&ca, &next, now).unwrap().subject.contains("L=east"));
+    assert_eq!(signers(), [new.clone(), old.clone()]);
+    fs::write(next.join(KEY_FILE), "damaged").unwrap();
+    let error = exchange::exchange(&ca, &next, now).unwrap_err().to_string();
+    assert!(error.contains("next/ca-key.pem"), "{error}");
+    assert_eq!(signers(), [new, old]);
 }
