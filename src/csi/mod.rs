@@ -77,6 +77,8 @@ pub struct VolumeWorkload {
     pub attributes: Attributes,
     /// It listens already, and its file has its name.
     pub socket: UnixListener,
+    /// The volume, in which its socket is.
+    pub directory: PathBuf,
     /// None without files.
     pub files: Option<VolumeFiles>,
     /// The token that the kubelet brought. None after a restart until the kubelet comes by, and where none is needed.

@@ -110,6 +110,7 @@ impl Turn {
             pod: pod.clone(),
             attributes: attributes.clone(),
             socket,
+            directory: path.to_owned(),
             files,
             token,
         };

@@ -5,10 +5,11 @@ use tracing_subscriber::filter::Targets;
 use crate::base::text;
 
 /// The parts of the agent that log, by module.
-const PARTS: [&str; 35] = [
+const PARTS: [&str; 36] = [
     "agent",
     "agent::command",
     "agent::kubernetes",
+    "agent::node",
     "agent::requests",
     "agent::sockets",
     "agent::workloads",
