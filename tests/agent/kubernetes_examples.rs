@@ -8,13 +8,23 @@ use serde_json::Value;
 use crate::support::kubernetes::{containers, documents, pod_spec, validate};
 use crate::support::process::{attache, output};
 
+/// Those of sidecars, and of one agent with one identity.
 fn examples() -> Vec<(PathBuf, String)> {
+    let all: Vec<_> = manifests().into_iter().filter(|(file, _)| !is_of_a_node(file)).collect();
+    assert_eq!(all.len(), 6);
+    all
+}
+
+/// Whether it belongs to `attache node`.
+fn is_of_a_node(file: &Path) -> bool {
+    file.file_name().unwrap().to_str().unwrap().starts_with("node")
+}
+
+fn manifests() -> Vec<(PathBuf, String)> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/kubernetes");
     let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let manifests = files.filter(|file| file.extension().is_some_and(|extension| extension == "yaml"));
-    let all: Vec<_> = manifests.map(|file| (file.clone(), std::fs::read_to_string(file).unwrap())).collect();
-    assert_eq!(all.len(), 6);
-    all
+    manifests.map(|file| (file.clone(), std::fs::read_to_string(file).unwrap())).collect()
 }
 
 /// The specs of all Pods of all examples, with the file's name.
@@ -70,9 +80,9 @@ async fn prometheus_finds_the_agents_of_every_example_and_of_inject() {
 
 #[tokio::test]
 async fn every_field_of_every_example_is_valid() {
-    let texts: Vec<_> = examples().into_iter().map(|(_, text)| text).collect();
+    let texts: Vec<_> = manifests().into_iter().map(|(_, text)| text).collect();
     let all = texts.join("---\n");
-    assert_eq!(validate(&all).await, Ok(16));
+    assert_eq!(validate(&all).await, Ok(22));
     let (good, broken) = ("readOnlyRootFilesystem", "readOnlyRootFileSystem");
     let error = validate(&all.replacen(good, broken, 1)).await.unwrap_err();
     assert!(error.contains(broken) && error.lines().count() == 1, "{error}");
@@ -177,4 +187,39 @@ async fn socket_and_probes_match_the_agents_options() {
         }
     }
     assert_eq!(probes, 9);
+}
+
+#[tokio::test]
+async fn the_agent_of_a_node_has_the_kubelets_directories_at_their_own_paths_and_no_capability() {
+    let (_, text) = manifests().into_iter().find(|(file, _)| file.ends_with("node.yaml")).unwrap();
+    let all = documents(&text).await;
+    let driver = all.iter().find(|object| object["kind"] == "CSIDriver").unwrap();
+    let spec = all.iter().find(|object| object["kind"] == "DaemonSet").and_then(pod_spec).unwrap();
+    let agent = containers(spec).next().unwrap();
+    let context = &agent["securityContext"];
+    assert_eq!(context["capabilities"], serde_json::json!({ "drop": ["ALL"] }));
+    assert_eq!((&context["privileged"], &context["allowPrivilegeEscalation"]), (&Value::Null, &Value::Bool(false)));
+    let volumes = spec["volumes"].as_array().unwrap();
+    for mount in agent["volumeMounts"].as_array().unwrap() {
+        let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).unwrap();
+        if let Some(path) = volume.pointer("/hostPath/path") {
+            assert_eq!(*path, mount["mountPath"]);
+        }
+    }
+    let args = strings(&agent["args"]);
+    let name = driver["metadata"]["name"].as_str().unwrap();
+    assert!(args.iter().any(|arg| arg.starts_with("--csi-socket=") && arg.contains(name)), "{args:?}");
+    // Of the 1.35 manifest only one line differs.
+    let (_, newer) = manifests().into_iter().find(|(file, _)| file.ends_with("node-csidriver-1.35.yaml")).unwrap();
+    let mut newer = documents(&newer).await.remove(0);
+    let spec = newer["spec"].as_object_mut().unwrap();
+    assert_eq!(spec.remove("serviceAccountTokenInSecrets"), Some(Value::Bool(true)));
+    assert_eq!(newer["spec"], driver["spec"]);
+    // An unknown option prevents the start, and must be the only error.
+    let mut words = args.clone();
+    words.insert(1, "--surely-unknown=");
+    let failed = attache(&words).env("NODE_NAME", "node-1").output().await.unwrap();
+    let error = String::from_utf8(failed.stderr).unwrap();
+    let lines: Vec<_> = error.lines().collect();
+    assert!(matches!(lines[..], ["attache: unknown option --surely-unknown", _]), "{error}");
 }
