@@ -33,30 +33,27 @@ impl Command {
         log: &Log,
     ) -> anyhow::Result<Option<Self>> {
         let Some(settings) = config.command.clone() else { return Ok(None) };
-        let json = Some(log).filter(|_| config.log.json);
-        Self::new(*settings, OwnFiles::beside(socket), workloads, shared, running, json).map(Some)
-    }
-
-    /// Nothing is started before this is polled, and either the agent's secrets are there or it has waited for them.
-    fn new(
-        settings: Settings,
-        files: OwnFiles,
-        workloads: &mut Workloads,
-        shared: &Shared,
-        running: &Running,
-        log: Option<&Log>,
-    ) -> anyhow::Result<Self> {
-        let (requests, received) = mpsc::unbounded_channel();
-        let (begin, pass, wait) = (requests.clone(), requests.clone(), settings.wait);
         let context = Context {
-            files,
+            files: OwnFiles::beside(socket),
             // One watcher of its own would be two threads: beside a disk that does not answer, mounted files are polled.
             watcher: shared.watcher.clone(),
             disk: shared.disk.clone(),
             components: shared.cache.components(running.workload),
             clock: shared.clock.clone(),
-            output: log.map(Log::output),
+            output: config.log.json.then(|| log.output()),
         };
+        Self::new(*settings, context, workloads, shared).map(Some)
+    }
+
+    /// Nothing is started before this is polled, and either the agent's secrets are there or it has waited for them.
+    fn new(
+        settings: Settings,
+        context: Context,
+        workloads: &mut Workloads,
+        shared: &Shared,
+    ) -> anyhow::Result<Self> {
+        let (requests, received) = mpsc::unbounded_channel();
+        let (begin, pass, wait) = (requests.clone(), requests.clone(), settings.wait);
         let supervisor = Supervisor::new(settings, context);
         let mut health = HealthWatcher::new(shared.cache.clone(), shared.clock.clone());
         workloads.spawn(&shared.stop, async move {

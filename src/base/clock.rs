@@ -167,7 +167,7 @@ const LAST: u64 = 253_402_300_799;
 /// Returns at this moment of the runtime's time; without one, never.
 pub async fn until(moment: Option<Instant>) {
     match moment {
-        Some(moment) => tokio::time::sleep_until(moment).await,
+        Some(moment) => tokio::time::sleep(moment.saturating_duration_since(Instant::now())).await,
         None => std::future::pending().await,
     }
 }

@@ -7,10 +7,6 @@ use super::args::RunArgs;
 use crate::options::{Reader, Setting};
 use crate::os::supervise::{CommandLine, Policy, Restarts, Settings};
 
-/// The options that mean nothing without a program.
-const OPTIONS: [&str; 6] =
-    ["restart-on", "restart-debounce", "drain-time", "no-hot-restart", "restart-budget", "wait-timeout"];
-
 /// The program behind `--`, if there is one.
 pub(super) fn command(r: &mut Reader<'_>, args: &RunArgs, drain_timeout: Duration) -> Option<Settings> {
     let restart_on = r.list("restart-on", &args.restart_on, &[], ':', |text| match text {
@@ -25,15 +21,15 @@ pub(super) fn command(r: &mut Reader<'_>, args: &RunArgs, drain_timeout: Duratio
     });
     let wait = r.duration("wait-timeout", &args.wait_timeout, &[], Duration::ZERO);
     if args.command.is_empty() {
-        let set = [
-            restart_on.level.map(|_| restart_on.from),
-            from(debounce),
-            from(drain_time),
-            from(is_cold),
-            from(budget),
-            from(wait),
+        let meaningless = [
+            ("restart-on", from(restart_on)),
+            ("restart-debounce", from(debounce)),
+            ("drain-time", from(drain_time)),
+            ("no-hot-restart", from(is_cold)),
+            ("restart-budget", from(budget)),
+            ("wait-timeout", from(wait)),
         ];
-        for (option, from) in OPTIONS.iter().zip(set) {
+        for (option, from) in meaningless {
             if let Some(from) = from {
                 r.mistake(format!(
                     "{from}: without a COMMAND there is no program to start or restart; add -- COMMAND at the end, or leave \

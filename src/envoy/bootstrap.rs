@@ -63,9 +63,7 @@ impl Bootstrap {
         let mut agent = sds_cluster(&self.socket);
         if self.is_gateway {
             // Envoy opens one stream for each host, and stops at 1,024 by default: further handshakes would hang.
-            let most = limits::STREAMS_PER_CONNECTION;
-            let most = json!({ "max_connections": most, "max_pending_requests": most, "max_requests": most });
-            insert(&mut agent, "circuit_breakers", json!({ "thresholds": [most] }));
+            limit(&mut agent, limits::STREAMS_PER_CONNECTION);
         }
         let mut clusters = vec![agent];
         if let Some(upstream) = &self.inbound.upstream {
@@ -155,14 +153,16 @@ impl Inbound {
     }
 }
 
-/// Lifts Envoy's limits of 1,024 connections and requests, and of three retries: a gateway serves whole clusters.
-fn without_limits(cluster: &mut Value) {
-    const MOST: u32 = 1 << 20;
+/// A limit that is none: a gateway serves whole clusters.
+const UNLIMITED: u32 = 1 << 20;
+
+/// Replaces Envoy's limits of 1,024 connections and requests, and of three retries at a time.
+fn limit(cluster: &mut Value, most: u32) {
     let threshold = json!({
-        "max_connections": MOST,
-        "max_pending_requests": MOST,
-        "max_requests": MOST,
-        "max_retries": MOST,
+        "max_connections": most,
+        "max_pending_requests": most,
+        "max_requests": most,
+        "max_retries": most,
     });
     insert(cluster, "circuit_breakers", json!({ "thresholds": [threshold] }));
 }
@@ -187,7 +187,7 @@ fn with_failover(cluster: &mut Value) {
     });
     insert(cluster, "outlier_detection", outliers);
     // All requests that one endpoint leaves behind are sent again; Envoy's default is three of them at a time.
-    without_limits(cluster);
+    limit(cluster, UNLIMITED);
     // Endpoints that are away get requests only if all are. Envoy's default is half of them.
     insert(cluster, "common_lb_config", json!({ "healthy_panic_threshold": { "value": 1 } }));
 }

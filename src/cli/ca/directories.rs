@@ -21,15 +21,8 @@ pub(super) struct InitArgs {
     /// The root's lifetime, like 87600h
     #[arg(long, value_name = "DURATION", default_value = "87600h", value_parser = super::parse_ttl)]
     ttl: Duration,
-    /// The type of its key: ecdsa-p256, ecdsa-p384, rsa-2048, rsa-3072, rsa-4096 or ed25519
-    #[arg(long, value_name = "TYPE", default_value = "ecdsa-p256")]
-    key_type: KeyType,
-    /// The common name in its subject [default: Root CA and a part of its serial number]
-    #[arg(long, value_name = "NAME", value_parser = parse_name)]
-    common_name: Option<String>,
-    /// The organization in its subject; empty for none
-    #[arg(long, value_name = "NAME", default_value = "Attache", value_parser = parse_organization)]
-    organization: String,
+    #[command(flatten)]
+    certificate: CertificateArgs,
     /// How many intermediates may follow each other below it; attache ca intermediate needs 1 [default: any number]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     path_length: Option<u8>,
@@ -57,15 +50,30 @@ pub(super) struct IntermediateArgs {
     /// The intermediate's lifetime, like 17520h; it ends with the root's at the latest
     #[arg(long, value_name = "DURATION", default_value = "17520h", value_parser = super::parse_ttl)]
     ttl: Duration,
+    #[command(flatten)]
+    certificate: CertificateArgs,
+}
+
+/// What both kinds of certificate have.
+#[derive(Clone, Debug, clap::Args)]
+struct CertificateArgs {
     /// The type of its key: ecdsa-p256, ecdsa-p384, rsa-2048, rsa-3072, rsa-4096 or ed25519
     #[arg(long, value_name = "TYPE", default_value = "ecdsa-p256")]
     key_type: KeyType,
-    /// The common name in its subject [default: the name, and "intermediate CA"]
+    /// The common name in its subject [default: Root CA and a part of its serial number; of an
+    /// intermediate its name, and "intermediate CA"]
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     common_name: Option<String>,
     /// The organization in its subject; empty for none
     #[arg(long, value_name = "NAME", default_value = "Attache", value_parser = parse_organization)]
     organization: String,
+}
+
+impl CertificateArgs {
+    fn with_ttl(&self, ttl: Duration) -> NewCa {
+        let Self { key_type, common_name, organization } = self.clone();
+        NewCa { common_name, organization, ttl, key_type }
+    }
 }
 
 /// Name a further root in the directory of an intermediate, before it signs: append it to root-cert.pem.
@@ -108,12 +116,7 @@ pub(super) struct ExchangeArgs {
 }
 
 pub(super) fn init(args: &InitArgs) -> anyhow::Result<()> {
-    let wish = NewCa {
-        common_name: args.common_name.clone(),
-        organization: args.organization.clone(),
-        ttl: args.ttl,
-        key_type: args.key_type,
-    };
+    let wish = args.certificate.with_ttl(args.ttl);
     let root = make::init(&args.root, &wish, args.path_length, Clock::system().now())?;
     let until = rfc3339(root.not_after);
     let directory = args.root.display();
@@ -125,12 +128,7 @@ pub(super) fn init(args: &InitArgs) -> anyhow::Result<()> {
 
 pub(super) fn intermediate(args: &IntermediateArgs) -> anyhow::Result<()> {
     let IntermediateArgs { root, name, out, also_root, .. } = args;
-    let wish = NewCa {
-        common_name: args.common_name.clone(),
-        organization: args.organization.clone(),
-        ttl: args.ttl,
-        key_type: args.key_type,
-    };
+    let wish = args.certificate.with_ttl(args.ttl);
     let made = make::intermediate(root, name, out, &wish, also_root, Clock::system().now())?;
     let Made { intermediate, is_cut, roots } = made;
     let (out, until) = (out.display(), rfc3339(intermediate.not_after));

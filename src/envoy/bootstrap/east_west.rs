@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 
 use super::endpoints::{Endpoint, Service};
-use super::{address, cluster, insert, type_url, with_failover, without_limits};
+use super::{UNLIMITED, address, cluster, insert, limit, type_url, with_failover};
 
 /// A service of this cluster, and where it is.
 #[derive(Clone, Debug)]
@@ -67,9 +67,10 @@ impl Route {
 
     fn cluster(&self) -> Value {
         let mut cluster = cluster(&self.service.sni(), &self.endpoints);
-        without_limits(&mut cluster);
         if self.endpoints.len() > 1 {
             with_failover(&mut cluster);
+        } else {
+            limit(&mut cluster, UNLIMITED);
         }
         cluster
     }

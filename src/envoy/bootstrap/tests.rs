@@ -201,3 +201,28 @@ fn a_file_of_endpoints_has_addresses_only() {
     let error = endpoints::file("peer", &endpoints(&["10.0.0.1:80", "app:80"])).unwrap_err();
     assert!(error.contains("app is a name"), "{error}");
 }
+
+#[test]
+fn what_serves_several_endpoints_or_clusters_has_no_limit_of_connections_and_retries() {
+    let two = || vec![address("api:8443").into(), address("other:8443").into()];
+    let limits = |json: &Value| {
+        let found = all(json, "thresholds").into_iter().cloned();
+        found.map(|it| ["max_connections", "max_retries"].map(|key| it[0][key].as_u64())).collect::<Vec<_>>()
+    };
+    let unlimited = [Some(u64::from(UNLIMITED)); 2];
+    let outbound = |to| Bootstrap { outbound: outbound(None).map(|it| Outbound { to, ..it }), ..bootstrap() };
+    assert_eq!(limits(&outbound(Peers::Fixed(two())).json()), [unlimited]);
+    assert_eq!(limits(&outbound(Peers::File("/endpoints.json".to_owned())).json()), [unlimited]);
+    assert!(limits(&outbound(Peers::Fixed(vec![address("api:8443").into()])).json()).is_empty());
+    for endpoints in [two(), vec![address("api:8443").into()]] {
+        let service = "api.shop.svc.cluster.local:8443".parse().unwrap();
+        let east_west = east_west::EastWest {
+            node_id: "gateway".to_owned(),
+            node_cluster: "attache".to_owned(),
+            admin: listen(),
+            listen: listen(),
+            routes: vec![east_west::Route { service, endpoints }],
+        };
+        assert_eq!(limits(&east_west.json()), [unlimited]);
+    }
+}

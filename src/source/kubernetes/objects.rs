@@ -229,11 +229,8 @@ impl Objects {
         let names = Arc::clone(&follower.names);
         // From now on its tasks are started again.
         follower.is_ready = false;
-        let of_group =
-            self.followed.iter().filter(|(place, it)| Group::of(place) == *group && !it.names.is_empty());
         let overtaken =
-            of_group.filter(|(place, it)| it.task.is_none() || names.is_followed(&place.object.name));
-        let overtaken: Vec<_> = overtaken.map(|(place, _)| place.clone()).collect();
+            self.needed(group, |place, it| it.task.is_none() || names.is_followed(&place.object.name));
         names.release();
         for place in overtaken {
             self.start(&place, false, true);
@@ -247,16 +244,19 @@ impl Objects {
         let follower = members.follower.take();
         let is_followed =
             |place: &Place| follower.as_ref().is_some_and(|it| it.names.is_followed(&place.object.name));
-        let alone = self
-            .followed
-            .iter()
-            .filter(|(place, it)| Group::of(place) == *group && !it.names.is_empty())
-            // Those that waited for the list wait no longer, and of what it had no other report counted.
-            .filter(|(place, it)| it.task.is_none() || it.seen.is_none() || is_followed(place));
-        let alone: Vec<_> = alone.map(|(place, _)| place.clone()).collect();
-        for place in alone {
+        // Those that waited for the list wait no longer, and of what it had no other report counted.
+        let is_alone =
+            |place: &Place, it: &Followed| it.task.is_none() || it.seen.is_none() || is_followed(place);
+        for place in self.needed(group, is_alone) {
             self.start(&place, false, true);
         }
+    }
+
+    /// Those objects of `group` that names need, and for which `is_meant` holds.
+    fn needed(&self, group: &Group, is_meant: impl Fn(&Place, &Followed) -> bool) -> Vec<Place> {
+        let of_group =
+            self.followed.iter().filter(|(place, it)| Group::of(place) == *group && !it.names.is_empty());
+        of_group.filter(|(place, it)| is_meant(place, it)).map(|(place, _)| place.clone()).collect()
     }
 
     /// Notes what was found out of an object. False if nothing needs it any longer.
