@@ -106,7 +106,7 @@ pub struct NotStarted {
 /// Runs the workloads of volumes. Calls about one volume never overlap.
 #[tonic::async_trait]
 pub trait Runner: Debug + Send + Sync + 'static {
-    /// Starts a workload. Its name is unused.
+    /// Starts a workload, whose name is unused. Does not wait for a CA: the kubelet's call waits for this.
     async fn start(&self, workload: VolumeWorkload) -> Result<(), NotStarted>;
 
     /// Gives a running workload its next token. False if it does not run.
