@@ -198,7 +198,10 @@ async fn the_agent_of_a_node_has_the_kubelets_directories_at_their_own_paths_and
     let agent = containers(spec).next().unwrap();
     let context = &agent["securityContext"];
     assert_eq!(context["capabilities"], serde_json::json!({ "drop": ["ALL"] }));
-    assert_eq!((&context["privileged"], &context["allowPrivilegeEscalation"]), (&Value::Null, &Value::Bool(false)));
+    assert_eq!(
+        (&context["privileged"], &context["allowPrivilegeEscalation"]),
+        (&Value::Null, &Value::Bool(false))
+    );
     let volumes = spec["volumes"].as_array().unwrap();
     for mount in agent["volumeMounts"].as_array().unwrap() {
         let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).unwrap();
@@ -210,7 +213,8 @@ async fn the_agent_of_a_node_has_the_kubelets_directories_at_their_own_paths_and
     let name = driver["metadata"]["name"].as_str().unwrap();
     assert!(args.iter().any(|arg| arg.starts_with("--csi-socket=") && arg.contains(name)), "{args:?}");
     // Of the 1.35 manifest only one line differs.
-    let (_, newer) = manifests().into_iter().find(|(file, _)| file.ends_with("node-csidriver-1.35.yaml")).unwrap();
+    let (_, newer) =
+        manifests().into_iter().find(|(file, _)| file.ends_with("node-csidriver-1.35.yaml")).unwrap();
     let mut newer = documents(&newer).await.remove(0);
     let spec = newer["spec"].as_object_mut().unwrap();
     assert_eq!(spec.remove("serviceAccountTokenInSecrets"), Some(Value::Bool(true)));

@@ -24,7 +24,7 @@ async fn workloads_come_and_go_and_change_without_the_others_noticing() {
     let directory = tempfile::tempdir().unwrap();
     let mut node = Node::start(directory.path(), &strs(&embedded(directory.path()))).await;
     node.describe("web", "web", "");
-    wait_until("the socket of web", || node.socket("web").exists()).await;
+    node.wait_socket("web").await;
     assert_eq!(identity(&node.socket("web")).await, spiffe("web"));
     on_connection(&node.socket("web"), async |web| {
         let mut stream = Stream::open(&web, &["default"]).await.unwrap();
@@ -32,7 +32,7 @@ async fn workloads_come_and_go_and_change_without_the_others_noticing() {
         stream.accept(&first).await;
 
         node.describe("db", "db", "socket-mode = \"0600\"\nkey-type = \"ecdsa-p384\"");
-        wait_until("the socket of db", || node.socket("db").exists()).await;
+        node.wait_socket("db").await;
         assert_eq!(identity(&node.socket("db")).await, spiffe("db"));
         let mode = std::fs::metadata(node.socket("db")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
@@ -68,7 +68,7 @@ async fn a_mistake_in_one_file_names_the_line_and_leaves_the_others_and_what_run
     let directory = tempfile::tempdir().unwrap();
     let mut node = Node::start(directory.path(), &strs(&embedded(directory.path()))).await;
     node.describe("web", "web", "");
-    wait_until("the socket of web", || node.socket("web").exists()).await;
+    node.wait_socket("web").await;
     let before = served_serial(&node.socket("web")).await;
     node.describe("web", "web", "keytype = \"rsa-2048\"");
     let (_, line) = node.process.wait_log("the workload stays as it was").await;
@@ -86,7 +86,7 @@ async fn a_mistake_in_one_file_names_the_line_and_leaves_the_others_and_what_run
 
     // Of two files with one socket the second is the mistake, until the first is gone.
     node.describe("db", "db", "");
-    wait_until("the socket of db", || node.socket("db").exists()).await;
+    node.wait_socket("db").await;
     std::fs::copy(node.file("db"), node.file("a")).unwrap();
     let (_, line) = node.process.wait_log("is that of the workload db already").await;
     assert!(line.contains("workload=\"a\"") && line.contains("give each a socket of its own"), "{line}");
@@ -104,7 +104,7 @@ async fn a_workload_is_reported_and_renewed_by_its_name() {
     node.describe("web", "web", "");
     node.describe("db", "db", "");
     for name in ["web", "db"] {
-        wait_until("its socket", || node.socket(name).exists()).await;
+        node.wait_socket(name).await;
         identity(&node.socket(name)).await;
     }
     let (web, db) = (served_serial(&node.socket("web")).await, served_serial(&node.socket("db")).await);
@@ -129,7 +129,7 @@ async fn a_nodes_files_are_served_by_no_name() {
     let directory = tempfile::tempdir().unwrap();
     let node = Node::start(directory.path(), &strs(&embedded(directory.path()))).await;
     node.describe("web", "web", "");
-    wait_until("the socket of web", || node.socket("web").exists()).await;
+    node.wait_socket("web").await;
     on_connection(&node.socket("web"), async |client| {
         let roots = directory.path().join("ca/root-cert.pem");
         let name = format!("file-root:{}", roots.display());
@@ -154,7 +154,7 @@ async fn each_workload_uses_its_own_token_and_one_without_keeps_none_waiting() {
     node.describe("absent", "absent", &with_token("absent"));
     write_token(&directory.path().join("web.token"), &token("web", "istio-ca", 3600));
     node.describe("web", "web", &with_token("web"));
-    wait_until("the socket of web", || node.socket("web").exists()).await;
+    node.wait_socket("web").await;
     assert_eq!(identity(&node.socket("web")).await, spiffe("web"));
     let sent = ca.calls()[0].metadata.get("authorization").unwrap().to_str().unwrap().to_owned();
     assert_eq!(
@@ -178,7 +178,7 @@ async fn with_the_agents_own_token_the_ca_is_asked_for_each_identity() {
     let options = ["--ca-address", &address, "--ca-impersonate", "--token-file", &own];
     let node = Node::start(directory.path(), &options).await;
     node.describe("web", "web", "");
-    wait_until("the socket of web", || node.socket("web").exists()).await;
+    node.wait_socket("web").await;
     assert_eq!(identity(&node.socket("web")).await, spiffe("web"));
     let asked = format!("{:?}", ca.calls()[0].request.metadata);
     assert!(asked.contains("ImpersonatedIdentity") && asked.contains(&spiffe("web")), "{asked}");
@@ -193,7 +193,7 @@ async fn a_restart_serves_all_workloads_from_their_state_while_the_ca_is_down() 
     let mut node = Node::start(directory.path(), &["--ca-address", &address]).await;
     let file = directory.path().join("web.token");
     node.describe("web", "web", &format!("token-file = \"{}\"", file.display()));
-    wait_until("the socket of web", || node.socket("web").exists()).await;
+    node.wait_socket("web").await;
     let serial = served_serial(&node.socket("web")).await;
     wait_until("its state", || directory.path().join("state/web/attache.state").exists()).await;
     ca.set(Mood::Refuse(Code::Unavailable));

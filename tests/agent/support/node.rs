@@ -1,5 +1,6 @@
 //! `attache node` with a directory of workloads.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
@@ -7,6 +8,7 @@ use serde_json::Value;
 
 use super::process::{Process, attache, output, strs};
 use super::sds::{Stream, on_connection, parsed};
+use super::wait::wait_until;
 
 /// A node's agent.
 pub struct Node {
@@ -43,6 +45,11 @@ impl Node {
 
     pub fn socket(&self, name: &str) -> PathBuf {
         self.directory.join(format!("{name}.sock"))
+    }
+
+    /// Waits until clients can connect to the socket of the workload `name`.
+    pub async fn wait_socket(&self, name: &str) {
+        wait_until("the socket", || UnixStream::connect(self.socket(name)).is_ok()).await;
     }
 
     pub fn file(&self, name: &str) -> PathBuf {
