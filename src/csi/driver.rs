@@ -41,7 +41,10 @@ pub struct CsiSocket {
 /// Why the driver's socket was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOpened {
-    #[error("can't listen on the socket {path}: {source}; {}, or choose another path with --csi-socket", directory_remedy(path.parent().unwrap_or(path), source))]
+    #[error(
+        "can't listen on the socket {path}: {source}; {}, or choose another path with --csi-socket",
+        directory_remedy(path.parent().unwrap_or(path), source)
+    )]
     Io { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Unresponsive(#[from] Unresponsive),

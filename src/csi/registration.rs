@@ -4,7 +4,7 @@
 //! what has failed: a new socket makes them.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::net::UnixListener;
@@ -64,10 +64,8 @@ impl Registrar {
                 Ok(opened) => open = Some(opened),
                 Err(error) => {
                     state.failed = state.failed.saturating_add(1);
-                    if state.failures.is_new(&error.to_string()) {
-                        let path = self.path.display();
-                        let remedy = directory_remedy(self.path.parent().unwrap_or(&self.path), &error);
-                        tracing::warn!(%path, %error, "driver not registered: its socket can't be made; {remedy}");
+                    if state.failures.is_new(&error) {
+                        tracing::warn!(path = %self.path.display(), error, "driver not registered: its socket can't be made");
                     }
                 }
             }
@@ -87,10 +85,15 @@ impl Registrar {
         }
     }
 
-    async fn open(&self) -> io::Result<(UnixListener, OwnFile)> {
+    /// The error has a remedy, for which it looks at the disk.
+    async fn open(&self) -> Result<(UnixListener, OwnFile), String> {
         let path = self.path.clone();
-        let opened = self.disk.run(&self.path, move || replace(&path)).await;
-        listener(opened.map_err(io::Error::other).flatten()?)
+        let explain = |path: &Path, error: io::Error| {
+            format!("{error}; {}", directory_remedy(path.parent().unwrap_or(path), &error))
+        };
+        let opened = self.disk.run(&self.path, move || replace(&path).map_err(|error| explain(&path, error)));
+        let opened = opened.await.map_err(|error| error.to_string()).flatten()?;
+        listener(opened).map_err(|error| error.to_string())
     }
 
     async fn look(&self, file: &OwnFile) -> io::Result<Found> {

@@ -96,10 +96,11 @@ impl Turn {
         let path = record.target.path();
         let prepared = {
             let (record, driver) = (Arc::clone(record), volumes.settings().driver_name.clone());
-            volumes.disk().run(path, move || prepare(&record, driver.as_str())).await
+            // The text of an error looks at the disk, too.
+            let explain = |error: NotPrepared| Status::new(error.code(), error.to_string());
+            volumes.disk().run(path, move || prepare(&record, driver.as_str()).map_err(explain)).await
         };
-        let socket = prepared.map_err(unresponsive)?;
-        let socket = socket.map_err(|error: NotPrepared| Status::new(error.code(), error.to_string()))?;
+        let socket = prepared.map_err(unresponsive)??;
         let socket = UnixListener::from_std(socket).map_err(|error| {
             Status::unavailable(format!("the socket of the volume can't be listened on: {error}"))
         })?;
