@@ -28,7 +28,7 @@ pub(super) fn driver(
             format!("{text:?} is not a source of tokens; choose {names}")
         })
     });
-    let audience = r.text("csi-audience", &args.csi_audience, &[]);
+    let audience = r.text("csi-token-audience", &args.csi_token_audience, &[]);
     let node = r.text("node-name", &args.node_name, &["NODE_NAME"]);
     let Some(path) = socket.value else {
         let set = [&registration, &endpoint, &kubelet_dir, &audience].map(|option| option.set_by());

@@ -208,7 +208,7 @@ pub struct CsiArgs {
     pub csi_token_source: Option<String>,
     /// The audience of the token, if the CSIDriver requests several [default: its only one]
     #[arg(long, value_name = "AUDIENCE", help_heading = "CSI")]
-    pub csi_audience: Option<String>,
+    pub csi_token_audience: Option<String>,
     /// The name of the node, as Kubernetes knows it [default: the host name] [NODE_NAME]
     #[arg(long, value_name = "NAME", help_heading = "CSI")]
     pub node_name: Option<String>,
