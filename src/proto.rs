@@ -9,7 +9,7 @@ include!(concat!(env!("OUT_DIR"), "/proto.rs"));
 /// The type URL of every SDS resource.
 pub const SECRET_TYPE_URL: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
 
-// Both can hold a private key, so `Debug` shows no bytes.
+// Each can hold a private key, so `Debug` shows no bytes.
 
 impl fmt::Debug for google::protobuf::Any {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -26,5 +26,11 @@ impl fmt::Debug for envoy::config::core::v3::DataSource {
             Some(Specifier::InlineString(text)) => write!(f, "DataSource({} bytes)", text.len()),
             None => f.write_str("DataSource(empty)"),
         }
+    }
+}
+
+impl fmt::Debug for X509svid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "X509svid({}, key hidden)", self.spiffe_id)
     }
 }
