@@ -39,7 +39,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// The packages of the services that an agent serves.
-const SERVED: &[&str] = &["", "envoy.service.secret.v3", "grpc.health.v1", "grpc.reflection.v1", "grpc.reflection.v1alpha"];
+const SERVED: &[&str] =
+    &["", "envoy.service.secret.v3", "grpc.health.v1", "grpc.reflection.v1", "grpc.reflection.v1alpha"];
 
 /// Writes a table of the files that define what an agent serves, which its reflection service answers from.
 fn write_descriptors(files: &FileDescriptorSet) -> std::io::Result<()> {

@@ -96,7 +96,8 @@ impl KeyPair {
                 sorted.push(der);
             }
         }
-        let parts = Parts { chain: sorted, key, leaf, payload: OnceLock::new(), svid: OnceLock::new(), not_after };
+        let parts =
+            Parts { chain: sorted, key, leaf, payload: OnceLock::new(), svid: OnceLock::new(), not_after };
         Ok(Self { parts: Arc::new(parts), stapled: None })
     }
 

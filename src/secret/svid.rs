@@ -59,7 +59,7 @@ impl fmt::Debug for Svid {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{CertificateParams, CertifiedIssuer, SanType};
+    use rcgen::{CertificateParams, CertifiedIssuer, PublicKeyData as _, SanType};
 
     use super::*;
     use crate::pki::key::{KeyFormat, KeyType, SigningKey};
@@ -81,7 +81,10 @@ mod tests {
                 let pair = pair(&["spiffe://td/web"], key_type, format);
                 let svid = pair.svid().unwrap();
                 let message = X509svid::decode(svid.bytes().clone()).unwrap();
-                assert_eq!((message.spiffe_id.as_str(), svid.id.as_str()), ("spiffe://td/web", "spiffe://td/web"));
+                assert_eq!(
+                    (message.spiffe_id.as_str(), svid.id.as_str()),
+                    ("spiffe://td/web", "spiffe://td/web")
+                );
                 assert_eq!(message.x509_svid, pair.chain()[0].as_ref());
                 let key = SigningKey::from_pkcs8(&message.x509_svid_key[..].into()).unwrap();
                 assert_eq!(key.subject_public_key_info(), pair.key().public_key().unwrap());

@@ -36,7 +36,8 @@ pub(super) fn open(
     };
     let charge = peer.charge(limits::STREAM_MEMORY)?;
     let requests = Requests::new(request.into_body(), Arc::clone(&peer));
-    let call = HealthCall { peer, requests, is_watch, is_known: None, own: Vec::new(), sent: None, _charge: charge };
+    let call =
+        HealthCall { peer, requests, is_watch, is_known: None, own: Vec::new(), sent: None, _charge: charge };
     Ok(others::responses(call, HealthCall::next))
 }
 

@@ -109,5 +109,8 @@ fn answer(request: ServerReflectionRequest) -> ServerReflectionResponse {
 }
 
 fn refused(code: Code, message: &str) -> MessageResponse {
-    MessageResponse::ErrorResponse(ErrorResponse { error_code: code.into(), error_message: message.to_owned() })
+    MessageResponse::ErrorResponse(ErrorResponse {
+        error_code: code.into(),
+        error_message: message.to_owned(),
+    })
 }

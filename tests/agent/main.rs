@@ -83,3 +83,4 @@ mod support;
 mod systemd;
 mod tokens;
 mod wire;
+mod workload_api;

@@ -58,7 +58,7 @@ pub(super) struct IdentityStream<I> {
     _charge: Charge,
 }
 
-/// What a message was made of: that of the identity, and that of the roots.
+/// What a message was made of: the identity, or its trust domain where only that is sent; and the roots.
 type Versions = (Version, Option<Version>);
 
 /// A message that can be sent.
@@ -105,7 +105,8 @@ where
             Content::JwtBundles => None,
             Content::Svid | Content::Bundles => Some(subscribe(SecretName::Roots, 1)?),
         };
-        let patience = timeout.map_or(PATIENCE, |timeout| timeout.saturating_sub(RESPONSE_TIME).min(PATIENCE));
+        let patience =
+            timeout.map_or(PATIENCE, |timeout| timeout.saturating_sub(RESPONSE_TIME).min(PATIENCE));
         Ok(Self {
             deadline: Instant::now() + patience,
             requests,
@@ -140,7 +141,7 @@ where
         let mut has_waited = false;
         loop {
             match self.look() {
-                Ok(ready) if self.sent.as_ref() == Some(&ready.versions()) => {
+                Ok(ready) if self.sent.as_ref() == Some(&ready.versions(self.content)) => {
                     let service = &self.peer.service;
                     tokio::select! {
                         () = self.changed() => {}
@@ -185,7 +186,8 @@ where
         let roots = self.roots.as_ref().map(|roots| roots.entry(|entry| bundle(entry, now))).transpose();
         let ((identity, pair_ends), roots) = (identity?, roots?);
         let roots_end = roots.as_ref().map(|(bundle, _)| bundle.not_after());
-        let not_after = if self.content == Content::Svid { roots_end.min(Some(pair_ends)) } else { roots_end };
+        let not_after =
+            if self.content == Content::Svid { roots_end.min(Some(pair_ends)) } else { roots_end };
         Ok(Ready { identity, roots, not_after })
     }
 
@@ -202,15 +204,19 @@ where
     }
 
     fn send(&mut self, ready: Ready) -> Message {
-        let versions = ready.versions();
+        let versions = ready.versions(self.content);
         let message = ready.encode(self.content);
-        let version = ready.identity.version;
+        let (identity_sent, roots_sent) = self.sent.take().unzip();
         if self.content == Content::Svid {
-            self.key_pair.pushed();
-            self.key_pair.holds(version);
+            if identity_sent.as_ref() != Some(&versions.0) {
+                self.key_pair.pushed();
+            }
+            self.key_pair.holds(ready.identity.version);
         }
         if let (Some(subscription), Some((_, version))) = (&mut self.roots, ready.roots) {
-            subscription.pushed();
+            if roots_sent.flatten().as_ref() != Some(&version) {
+                subscription.pushed();
+            }
             subscription.holds(version);
         }
         tracing::debug!(content = ?self.content, id = %ready.identity.svid.id, "sent to a client of the Workload API");
@@ -229,9 +235,13 @@ fn bundle(entry: &Entry, now: SystemTime) -> Result<(TrustBundle, Version), Miss
 }
 
 impl Ready {
-    fn versions(&self) -> Versions {
-        let roots = self.roots.as_ref().map(|(_, version)| version.clone());
-        (self.identity.svid.version.clone(), roots)
+    fn versions(&self, content: Content) -> Versions {
+        let Svid { id, version, .. } = &self.identity.svid;
+        let identity = match content {
+            Content::Svid => version.clone(),
+            Content::Bundles | Content::JwtBundles => Version::of(id.trust_domain().as_bytes()),
+        };
+        (identity, self.roots.as_ref().map(|(_, version)| version.clone()))
     }
 
     /// The message, which shares its bytes with those of all streams.
@@ -275,7 +285,7 @@ fn no_identity(peer: &Peer, reason: &str) -> Status {
 
 /// How long a stream waits before it sends a change of which `streams` learn at once: a part of the time that grows with
 /// their number, as `random` from 0 to 1 says.
-fn splay(streams: usize, random: f64) -> Duration {
+pub(super) fn splay(streams: usize, random: f64) -> Duration {
     let beyond = u32::try_from(streams.saturating_sub(AT_ONCE)).unwrap_or(u32::MAX);
     SPLAY_STEP.saturating_mul(beyond).min(LONGEST_SPLAY).mul_f64(random)
 }
