@@ -4,7 +4,7 @@ import sys
 
 from cryptography.hazmat.primitives.serialization import Encoding
 from spiffe import TrustDomain, WorkloadApiClient, X509Source
-from spiffe.errors import SpiffeError
+from spiffe.errors import PySpiffeError
 
 domain = TrustDomain("cluster.local")
 address = "unix://" + sys.argv[1]
@@ -19,7 +19,7 @@ with WorkloadApiClient(address) as client:
     say(f"bundle: {len(client.fetch_x509_bundles(timeout=50).get_bundle_for_trust_domain(domain).x509_authorities)}")
     try:
         client.fetch_jwt_svid(audience={"web"}, timeout=50)
-    except SpiffeError as error:
+    except PySpiffeError as error:
         say(f"no JWT: {error}")
 
 
