@@ -2,6 +2,9 @@
 
 use std::path::Path;
 
+use prost::Message as _;
+use prost_types::{DescriptorProto, FileDescriptorSet};
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root = Path::new("proto");
     let services = [
@@ -13,10 +16,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "google/cloud/security/privateca/v1/service.proto",
         "csi/v1/csi.proto",
         "pluginregistration/api.proto",
+        "spiffe/workload.proto",
+        "grpc/health/v1/health.proto",
+        "grpc/reflection/v1/reflection.proto",
+        "grpc/reflection/v1alpha/reflection.proto",
     ];
     println!("cargo:rerun-if-changed=proto");
     shape_static_program()?;
     let files = protox::compile(services.iter().map(|file| root.join(file)), [root])?;
+    write_descriptors(&files)?;
 
     // With `Bytes`, all streams that send a secret share its encoding.
     // The well-known types are compiled here so that `Any` uses `Bytes` too.
@@ -27,6 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ".envoy.config.core.v3.DataSource",
         ".google.protobuf.Any",
         ".csi.v1.NodePublishVolumeRequest",
+        ".X509SVID",
     ]);
     tonic_prost_build::configure()
         .build_transport(false)
@@ -34,6 +43,60 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .include_file("proto.rs")
         .compile_fds_with_config(files, prost)?;
     Ok(())
+}
+
+/// The packages of the services that an agent serves.
+const SERVED: &[&str] =
+    &["", "envoy.service.secret.v3", "grpc.health.v1", "grpc.reflection.v1", "grpc.reflection.v1alpha"];
+
+/// Writes a table of the files that define what an agent serves, which its reflection service answers from.
+fn write_descriptors(files: &FileDescriptorSet) -> std::io::Result<()> {
+    let mut needed: Vec<&str> = Vec::new();
+    let mut table = String::new();
+    let mut services = String::new();
+    // The files that others import come first.
+    for file in files.file.iter().rev() {
+        let is_served = !file.service.is_empty() && SERVED.contains(&file.package());
+        // What a secret of SDS is, in an `Any`.
+        let is_resource = file.name().ends_with("/secret.proto");
+        if !(is_served || is_resource || needed.contains(&file.name())) {
+            continue;
+        }
+        needed.extend(file.dependency.iter().map(String::as_str));
+        let mut symbols = Vec::new();
+        for service in &file.service {
+            let name = qualified(file.package(), service.name());
+            symbols.extend(service.method.iter().map(|method| qualified(&name, method.name())));
+            services += &format!("{name:?}, ");
+            symbols.push(name);
+        }
+        for message in &file.message_type {
+            add_message(file.package(), message, &mut symbols);
+        }
+        let mut file = file.clone();
+        file.source_code_info = None;
+        table += &format!(
+            "File {{ name: {:?}, symbols: &{symbols:?}, descriptor: &{:?} }},\n",
+            file.name(),
+            file.encode_to_vec()
+        );
+    }
+    let code = format!("const SERVICES: &[&str] = &[{services}];\nconst FILES: &[File] = &[\n{table}];\n");
+    std::fs::write(Path::new(&std::env::var("OUT_DIR").unwrap_or_default()).join("descriptors.rs"), code)
+}
+
+fn qualified(scope: &str, name: &str) -> String {
+    if scope.is_empty() { name.to_owned() } else { format!("{scope}.{name}") }
+}
+
+/// Adds the names of a message, and of what is defined in it.
+fn add_message(scope: &str, message: &DescriptorProto, symbols: &mut Vec<String>) {
+    let name = qualified(scope, message.name());
+    symbols.extend(message.enum_type.iter().map(|inner| qualified(&name, inner.name())));
+    for inner in &message.nested_type {
+        add_message(&name, inner, symbols);
+    }
+    symbols.push(name);
 }
 
 /// Code that an agent seldom runs, by a part of its path: other commands than `run`, what reads options files and YAML, the
@@ -60,6 +123,7 @@ const SELDOM: &[&str] = &[
     "attache::os::command::orphans",
     "attache::os::supervise",
     "attache::pki::keystore",
+    "attache::serve::reflection",
     "attache::source::kubernetes",
     "attache::source::mint",
     "clap_builder::output",

@@ -34,3 +34,9 @@ impl fmt::Debug for csi::v1::NodePublishVolumeRequest {
         write!(f, "NodePublishVolumeRequest({:?})", self.volume_id)
     }
 }
+
+impl fmt::Debug for X509svid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "X509svid({}, key hidden)", self.spiffe_id)
+    }
+}

@@ -226,6 +226,8 @@ fn leaf_params(
     params.not_before = (now - BACKDATE).into();
     params.not_after = not_after.into();
     params.serial_number = Some(serial()?);
+    // Clients of the SPIFFE Workload API refuse a leaf that does not say so.
+    params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
     params.extended_key_usages =
         vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
@@ -311,6 +313,9 @@ mod tests {
             let (pair, bundle) = checked.unwrap();
             assert_eq!((pair.chain().len(), bundle.roots().len()), (2, 1), "{key_type:?}");
             assert!(pair.not_after() <= clock.now() + ttl);
+            let (_, leaf) = x509_parser::parse_x509_certificate(&pair.chain()[0]).unwrap();
+            let constraints = leaf.basic_constraints().unwrap().unwrap();
+            assert!(!constraints.value.ca, "clients of the SPIFFE Workload API require it");
         }
     }
 

@@ -73,7 +73,7 @@ pub struct ByResult {
 }
 
 /// Every reason for a refusal.
-const REFUSALS: [&str; 9] = [
+const REFUSALS: [&str; 11] = [
     "peer",
     "connections",
     "no_memory",
@@ -83,6 +83,8 @@ const REFUSALS: [&str; 9] = [
     "unknown_name",
     "no_source",
     "forbidden",
+    "no_spiffe_header",
+    "no_identity",
 ];
 
 /// Every counter. Clones count together.

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use rustls::pki_types::CertificateDer;
 
-use super::Payload;
+use super::{NotAnSvid, Payload, Svid};
 use crate::base::spiffe_id::SpiffeId;
 use crate::pki::certificate::{Certificate, NotACertificate, is_self_issued};
 use crate::pki::key::{NotAKey, PrivateKey};
@@ -31,6 +31,8 @@ struct Parts {
     leaf: Certificate,
     /// Encoded once, for all names that serve it.
     payload: OnceLock<Payload>,
+    /// Encoded for the Workload API at the first use: few key pairs need it.
+    svid: OnceLock<Result<Box<Svid>, NotAnSvid>>,
     not_after: SystemTime,
 }
 
@@ -94,7 +96,8 @@ impl KeyPair {
                 sorted.push(der);
             }
         }
-        let parts = Parts { chain: sorted, key, leaf, payload: OnceLock::new(), not_after };
+        let parts =
+            Parts { chain: sorted, key, leaf, payload: OnceLock::new(), svid: OnceLock::new(), not_after };
         Ok(Self { parts: Arc::new(parts), stapled: None })
     }
 
@@ -136,6 +139,12 @@ impl KeyPair {
     /// The leaf's SPIFFE ID, if it has one.
     pub fn spiffe_id(&self) -> Option<SpiffeId> {
         self.parts.leaf.spiffe_id()
+    }
+
+    /// The key pair as the Workload API sends it, encoded at the first call.
+    pub fn svid(&self) -> Result<&Svid, NotAnSvid> {
+        let svid = self.parts.svid.get_or_init(|| Svid::encode(self).map(Box::new));
+        svid.as_deref().map_err(|error| *error)
     }
 
     /// When the first certificate of the chain expires.

@@ -5,6 +5,7 @@ pub mod fuzz;
 mod key_pair;
 mod name;
 mod revocation;
+mod svid;
 mod trust_bundle;
 mod wire;
 
@@ -14,6 +15,7 @@ use std::time::SystemTime;
 pub use self::key_pair::{KeyPair, NotAKeyPair};
 pub use self::name::{BadName, KubernetesName, MintName, NameKind, PairName, RootsName, Scheme, SecretName};
 pub use self::revocation::{Gap, Revocation, Uncovered};
+pub use self::svid::{NotAnSvid, Svid};
 pub use self::trust_bundle::{NotATrustBundle, TrustBundle, Unchained};
 pub use self::wire::{Payload, Resource, Version};
 

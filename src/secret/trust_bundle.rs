@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use webpki::{EndEntityCert, KeyUsage};
 
@@ -29,6 +30,8 @@ struct Roots {
     self_issued: OnceLock<Vec<bool>>,
     /// Encoded without CRLs, once for all names that serve them.
     payload: OnceLock<Payload>,
+    /// The roots one after the other, filled at the first use: only the Workload API needs it.
+    joined: OnceLock<Bytes>,
 }
 
 /// Why certificates are not a trust bundle.
@@ -66,6 +69,7 @@ impl TrustBundle {
             facts: OnceLock::new(),
             self_issued: OnceLock::new(),
             payload: OnceLock::new(),
+            joined: OnceLock::new(),
         });
         Ok(Self { roots, crls: Vec::new(), not_after })
     }
@@ -80,6 +84,12 @@ impl TrustBundle {
 
     pub fn roots(&self) -> &[CertificateDer<'static>] {
         &self.roots.ders
+    }
+
+    /// The roots one after the other, as the Workload API sends them. All callers share the bytes.
+    pub fn joined(&self) -> Bytes {
+        let join = || self.roots().iter().map(AsRef::as_ref).collect::<Vec<&[u8]>>().concat().into();
+        self.roots.joined.get_or_init(join).clone()
     }
 
     /// The parsed roots, in the same order.

@@ -7,7 +7,7 @@ mod fetch;
 pub mod fuzz;
 pub mod message;
 pub mod naming;
-mod requests;
+pub(super) mod requests;
 pub mod session;
 mod stream;
 pub mod turns;
@@ -48,24 +48,24 @@ impl Default for Capacity {
 }
 
 #[derive(Debug)]
-struct Service {
-    cache: Cache,
-    workload: Workload,
+pub(super) struct Service {
+    pub(super) cache: Cache,
+    pub(super) workload: Workload,
     components: Components,
     metrics: Metrics,
-    clock: Clock,
+    pub(super) clock: Clock,
     budget: Budget,
     turns: Turns,
     naming: OnceLock<Naming>,
     /// Ends every stream: the agent stops, or the workload was removed.
-    draining: CancellationToken,
+    pub(super) draining: CancellationToken,
 }
 
 /// One connection.
 #[derive(Debug)]
-struct Peer {
-    service: Arc<Service>,
-    connection: Connection,
+pub(super) struct Peer {
+    pub(super) service: Arc<Service>,
+    pub(super) connection: Connection,
     share: Share,
     /// The memory of the connection itself.
     _charge: Charge,
@@ -122,13 +122,13 @@ impl Service {
     }
 
     /// Counts and reports a refusal.
-    fn refuse(&self, label: &'static str, reason: &dyn fmt::Display) {
+    pub(super) fn refuse(&self, label: &'static str, reason: &dyn fmt::Display) {
         self.metrics.refuse(label);
         self.components.report_refusal(reason);
     }
 
     /// The status that streams end with when `draining` is cancelled.
-    fn stopping(&self) -> Status {
+    pub(super) fn stopping(&self) -> Status {
         Status::unavailable(if self.cache.has(self.workload) {
             "the agent is stopping"
         } else {
@@ -139,7 +139,7 @@ impl Service {
 
 impl Peer {
     /// Takes up memory for this connection; a refusal is counted.
-    fn charge(&self, bytes: usize) -> Result<Charge, Status> {
+    pub(super) fn charge(&self, bytes: usize) -> Result<Charge, Status> {
         self.share.charge(bytes).map_err(|full| self.refuse(full))
     }
 

@@ -293,6 +293,11 @@ impl Subscription {
         look(&self.slot.entry())
     }
 
+    /// How many streams the entry has, this one included.
+    pub fn streams(&self) -> usize {
+        lock(&self.slot.observed).streams
+    }
+
     /// A value was sent.
     pub fn pushed(&self) {
         lock(&self.slot.observed).verdicts_mut().pushes += 1;

@@ -84,3 +84,4 @@ mod support;
 mod systemd;
 mod tokens;
 mod wire;
+mod workload_api;

@@ -22,6 +22,7 @@ use super::requests::Requests;
 use super::stream::SecretStream;
 use crate::base::budget::Charge;
 use crate::base::limits;
+use crate::serve::others::{self, Responses};
 
 /// The path of every method, up to its name.
 const SERVICE: &str = "/envoy.service.secret.v3.SecretDiscoveryService/";
@@ -46,9 +47,8 @@ impl Service<http::Request<Incoming>> for Calls {
             Some("StreamSecrets") => open(peer, request.into_body()).map(ResponseBody::StateOfTheWorld),
             Some("DeltaSecrets") => open(peer, request.into_body()).map(ResponseBody::Delta),
             Some("FetchSecrets") => return Answer::Later(Box::pin(fetch(peer, request))),
-            _ => Err(Status::unimplemented(
-                "this socket serves only SDS: StreamSecrets, DeltaSecrets, FetchSecrets",
-            )),
+            Some(_) => Err(Status::unimplemented("SDS has StreamSecrets, DeltaSecrets and FetchSecrets")),
+            None => others::open(peer, request).map(ResponseBody::Other),
         };
         Answer::Now(Some(respond(body)))
     }
@@ -95,7 +95,7 @@ fn respond(body: Result<ResponseBody, Status>) -> http::Response<ResponseBody> {
 }
 
 /// The client's deadline, from the header of the gRPC protocol: digits and a unit.
-fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
+pub(in crate::serve) fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let value: u64 = digits.parse().ok()?;
@@ -139,6 +139,8 @@ impl Future for Answer {
 pub enum ResponseBody {
     StateOfTheWorld(StreamOf<StateOfTheWorld>),
     Delta(StreamOf<Delta>),
+    /// Of another service than SDS.
+    Other(Responses),
     /// With the memory of the call.
     One(Box<Message>, Charge),
     /// All but the outcome was sent.
@@ -158,6 +160,7 @@ impl Body for ResponseBody {
         let next = match &mut *self {
             Self::StateOfTheWorld(stream) => ready!(Pin::new(stream).poll_next(cx)),
             Self::Delta(stream) => ready!(Pin::new(stream).poll_next(cx)),
+            Self::Other(responses) => ready!(responses.as_mut().poll_next(cx)),
             Self::One(..) => match std::mem::take(&mut *self) {
                 Self::One(message, charge) => {
                     *self = Self::Sent(charge);

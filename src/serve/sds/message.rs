@@ -1,4 +1,4 @@
-//! One gRPC message whose secrets are shared bytes. All streams send the same bytes of a secret: nothing copies a key on its
+//! One gRPC message whose secrets are shared bytes, of SDS or the Workload API. All streams send the same bytes of a secret: nothing copies a key on its
 //! way to the socket.
 
 use std::collections::VecDeque;
@@ -59,8 +59,7 @@ impl MessageWriter {
         self.text(1, SECRET_TYPE_URL);
         self.head(2, secret);
         self.text(1, name);
-        let text = self.text.split().freeze();
-        self.parts.extend([text, resource.payload.bytes().clone()]);
+        self.share(resource.payload.bytes().clone());
     }
 
     /// Writes a message of the delta protocol: version (1), secret (2) and name (3).
@@ -70,6 +69,31 @@ impl MessageWriter {
         self.text(1, version);
         self.text(3, name);
         self.secret(2, name, resource);
+    }
+
+    /// Writes a field whose bytes all streams share.
+    pub fn shared(&mut self, field: u8, value: Bytes) {
+        self.head(field, value.len());
+        self.share(value);
+    }
+
+    /// Writes an item of a map of bytes.
+    pub fn keyed(&mut self, field: u8, key: &str, value: Bytes) {
+        self.head(field, text_length(key) + field_length(value.len()));
+        self.text(1, key);
+        self.shared(2, value);
+    }
+
+    /// Writes a message that consists of `content` and then field `last`.
+    pub fn extended(&mut self, field: u8, content: Bytes, last: u8, value: Bytes) {
+        self.head(field, content.len() + field_length(value.len()));
+        self.share(content);
+        self.shared(last, value);
+    }
+
+    fn share(&mut self, bytes: Bytes) {
+        let text = self.text.split().freeze();
+        self.parts.extend([text, bytes]);
     }
 
     fn head(&mut self, field: u8, length: usize) {
@@ -118,6 +142,11 @@ pub struct Message {
 }
 
 impl Message {
+    /// The message that was encoded as `bytes`.
+    pub fn of(bytes: Bytes) -> Self {
+        Self::new([bytes].into())
+    }
+
     fn new(mut parts: VecDeque<Bytes>) -> Self {
         let length: usize = parts.iter().map(Bytes::len).sum();
         // Bounded by the number of names of a stream and the size of a file.

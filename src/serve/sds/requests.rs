@@ -46,7 +46,7 @@ struct Begun {
 
 impl<B, T: Message + Default> Requests<B, T> {
     /// Reads `body`. The memory of a request that is not complete is charged to `peer`.
-    pub(super) fn new(body: B, peer: Arc<Peer>) -> Self {
+    pub(in crate::serve) fn new(body: B, peer: Arc<Peer>) -> Self {
         let turn = Turn::new(peer.service.turns.clone());
         Self { body, received: Bytes::new(), begun: None, charge: None, peer, turn, request: PhantomData }
     }
