@@ -5,7 +5,7 @@ use tracing_subscriber::filter::Targets;
 use crate::base::text;
 
 /// The parts of the agent that log, by module.
-const PARTS: [&str; 36] = [
+const PARTS: [&str; 37] = [
     "agent",
     "agent::command",
     "agent::kubernetes",
@@ -20,6 +20,7 @@ const PARTS: [&str; 36] = [
     "ca::kubernetes",
     "ca::vault",
     "cli::ca",
+    "csi",
     "export::output",
     "export::ready_file",
     "fs::pending",
