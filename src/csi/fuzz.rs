@@ -37,7 +37,7 @@ fn settings(token_source: TokenSource) -> Option<DriverSettings> {
 }
 
 fn request(bytes: &[u8]) -> NodePublishVolumeRequest {
-    let mut request = NodePublishVolumeRequest::default();
+    let mut request = NodePublishVolumeRequest { readonly: true, ..NodePublishVolumeRequest::default() };
     let mut mount = MountVolume::default();
     let mut name = String::new();
     for (tag, content) in sections(bytes) {

@@ -100,7 +100,15 @@ impl Request {
         }
         let given = context.iter().filter(|(name, _)| !name.starts_with(KUBELETS));
         let attributes = Attributes::parse(given.map(|(name, value)| (name.as_str(), value.as_str())));
-        Ok(Record { id, target, pod, attributes: attributes.map_err(invalid)?, group })
+        let attributes = attributes.map_err(invalid)?;
+        if attributes.files && !request.readonly {
+            // A container could put links among the files, which a privileged agent writes.
+            return Err(invalid(
+                "attribute files: the volume must be read-only: add readOnly: true beside its driver"
+                    .to_owned(),
+            ));
+        }
+        Ok(Record { id, target, pod, attributes, group })
     }
 
     /// The token of `pod`; none where none is needed.

@@ -440,21 +440,18 @@ fn volumes_and_registrations_match_kubernetes() {
         volume_id: "csi-1".into(),
         target_path: "/t".into(),
         volume_capability: Some(csi::VolumeCapability { access_type: Some(mount) }),
+        readonly: true,
         secrets: [("s".into(), "secret".into())].into(),
         volume_context: [("c".into(), "context".into())].into(),
     };
     let entry = |name: &[u8], value: &[u8]| [delimited(1, name), delimited(2, value)].concat();
-    let fields = [
-        (1, b"csi-1".to_vec()),
-        (4, b"/t".to_vec()),
-        (5, delimited(2, &delimited(3, b"2000"))),
-        (7, entry(b"s", b"secret")),
-        (8, entry(b"c", b"context")),
-    ];
-    let bytes = fields.map(|(number, content)| delimited(number, &content)).concat();
+    let fields = [(1, b"csi-1".to_vec()), (4, b"/t".to_vec()), (5, delimited(2, &delimited(3, b"2000")))];
+    let before = fields.map(|(number, content)| delimited(number, &content)).concat();
+    let after = [delimited(7, &entry(b"s", b"secret")), delimited(8, &entry(b"c", b"context"))].concat();
+    let bytes = [before, vec![6 << 3, 1], after].concat();
     assert_eq!(request.encode_to_vec(), bytes);
-    // `staging_target_path`, and `readonly`.
-    let with_others = [delimited(3, b"/staging"), vec![6 << 3, 1], bytes].concat();
+    // `staging_target_path`.
+    let with_others = [delimited(3, b"/staging"), bytes].concat();
     assert_eq!(csi::NodePublishVolumeRequest::decode(&*with_others).unwrap(), request);
     assert!(!format!("{request:?}").contains("secret") && !format!("{request:?}").contains("context"));
     let block = csi::VolumeCapability { access_type: Some(AccessType::Block(BlockVolume {})) };

@@ -42,6 +42,7 @@ pub(super) struct Volume {
     pub(super) target: PathBuf,
     pub(super) attributes: Vec<(&'static str, &'static str)>,
     pub(super) group: &'static str,
+    pub(super) is_writable: bool,
 }
 
 impl Kubelet {
@@ -83,7 +84,14 @@ impl Kubelet {
         fs::create_dir_all(&parent).unwrap();
         let known = json!({"driverName": DRIVER, "volumeHandle": id, "volumeLifecycleMode": "Ephemeral"});
         fs::write(parent.join("vol_data.json"), known.to_string()).unwrap();
-        Volume { id, uid, target: parent.join("mount"), attributes: attributes.to_vec(), group: "" }
+        Volume {
+            id,
+            uid,
+            target: parent.join("mount"),
+            attributes: attributes.to_vec(),
+            group: "",
+            is_writable: false,
+        }
     }
 
     /// Connects, makes one call, and closes the connection.
@@ -174,6 +182,7 @@ impl Volume {
                     volume_mount_group: self.group.to_owned(),
                 })),
             }),
+            readonly: !self.is_writable,
             secrets: Default::default(),
             volume_context: context.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tonic::Code;
 
-use super::kubelet::{Kubelet, Running, SECRET, names, node, token, until};
+use super::kubelet::{Kubelet, Running, SECRET, Volume, names, node, token, until};
 use super::runner::FakeRunner;
 use crate::base::limits;
 use crate::csi::{NotStarted, TokenSource};
@@ -174,6 +174,13 @@ async fn what_fails_for_good_leaves_nothing_behind() {
     volume.attributes = vec![("files", "perhaps")];
     assert_eq!(kubelet.publish(&volume).await.unwrap_err().code(), Code::InvalidArgument);
     assert!(!volume.target.exists());
+    // Containers could change what the agent writes.
+    let writable = Volume { is_writable: true, ..kubelet.volume(6, &[("files", "true")]) };
+    let refused = kubelet.publish(&writable).await.unwrap_err();
+    assert!(
+        refused.code() == Code::InvalidArgument && refused.message().contains("readOnly: true"),
+        "{refused}"
+    );
     assert_eq!((runner.running(), running.driver.volumes()), (0, 0));
     assert!(names(&kubelet.path("")).iter().all(|name| name == "kubelet"), "no record either");
     running.stop().await;

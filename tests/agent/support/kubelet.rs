@@ -123,6 +123,7 @@ impl Volume {
             volume_capability: Some(VolumeCapability {
                 access_type: Some(AccessType::Mount(MountVolume { volume_mount_group: String::new() })),
             }),
+            readonly: true,
             secrets: std::collections::HashMap::default(),
             volume_context: context.collect(),
         }
