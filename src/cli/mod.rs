@@ -51,7 +51,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(RunArgs),
-    Node(NodeArgs),
+    Node(Box<NodeArgs>),
     Ca(ca::CaArgs),
     Get(get::GetArgs),
     Watch(watch::WatchArgs),
@@ -107,7 +107,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Some("node") => {
             process = Some(run::Process::new());
             arguments.remove(0);
-            parse::<NodeLine>(arguments).map(|(line, unknown)| (Command::Node(line.args), unknown))
+            parse::<NodeLine>(arguments).map(|(line, unknown)| (Command::Node(Box::new(line.args)), unknown))
         }
         _ => parse::<Cli>(arguments).map(|(line, unknown)| (line.command, unknown)),
     };
@@ -122,7 +122,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             process.unwrap_or_else(run::Process::new).and_then(|process| process.run(args, unknown))
         }
         Ok((Command::Node(args), unknown)) => {
-            process.unwrap_or_else(run::Process::new).and_then(|process| process.run_node(args, unknown))
+            process.unwrap_or_else(run::Process::new).and_then(|process| process.run_node(*args, unknown))
         }
         Ok((Command::Check(args), unknown)) => check::run(&args, unknown),
         Ok((Command::Inject(_), unknown)) if !unknown.is_empty() => {

@@ -68,7 +68,7 @@ fn absolute(path: impl AsRef<Path>) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// The kubelet registers nodes by their host names, unless it is told otherwise.
+/// By default the kubelet registers the node by its host name, too.
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
