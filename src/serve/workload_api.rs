@@ -29,7 +29,7 @@ pub(super) fn open(
 ) -> Result<Responses, Status> {
     if !has_security_header(request.headers()) {
         let reason = "each request of the Workload API has the metadata workload.spiffe.io: true, once";
-        peer.service.refuse("no_spiffe_header", &reason);
+        refuse(&peer, "no_spiffe_header", reason);
         return Err(Status::invalid_argument(reason));
     }
     let content = match method {
@@ -46,6 +46,12 @@ pub(super) fn open(
     let requests = Requests::new(request.into_body(), Arc::clone(&peer));
     let stream = IdentityStream::new(peer, requests, content, timeout)?;
     Ok(others::responses(stream, IdentityStream::next))
+}
+
+/// Counts, reports and logs a refusal.
+fn refuse(peer: &Peer, label: &'static str, reason: &str) {
+    peer.service.refuse(label, &reason);
+    tracing::warn!(reason, "call of the Workload API refused");
 }
 
 fn has_security_header(headers: &HeaderMap) -> bool {

@@ -6,16 +6,22 @@ use std::sync::Arc;
 
 use attache::base::clock::Clock;
 use attache::ca::embedded::DevelopmentCa;
-use attache::proto::{JwtBundlesResponse, X509BundlesResponse, X509svid, X509svidResponse};
+use attache::net::http2::with_connection;
+use attache::proto::spiffe_workload_api_client::SpiffeWorkloadApiClient;
+use attache::proto::{JwtBundlesResponse, X509BundlesResponse, X509svid, X509svidRequest, X509svidResponse};
 use prost::Message;
 use rustix::process::Signal;
+use tokio::net::UnixStream;
 use tokio::process::Command;
 use tokio::time::timeout;
+use tonic::Code;
 
 use crate::support::fake_ca::FakeCa;
-use crate::support::files::spiffe;
+use crate::support::files::{Mounted, spiffe};
 use crate::support::installed::installed;
+use crate::support::node::Node;
 use crate::support::process::{Agent, PATIENCE, Process, strs};
+use crate::support::wait::wait_until;
 
 async fn python() -> Command {
     let mut python = Command::new(installed("get-spiffe", &[]).await);
@@ -68,6 +74,61 @@ async fn a_python_client_gets_identity_renewals_and_roots_across_a_restart() {
     client.wait_log(&format!("serial={serial} ")).await;
     assert_eq!(client.count("roots=0"), 0);
     agent.wait_metric("attache_streams{name=\"default\"}", 1).await;
+}
+
+#[tokio::test]
+async fn a_rust_client_gets_identity_and_renewals_of_mounted_files_or_a_ca() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = installed("get-spiffe-client", &[]).await;
+    let ca = directory.path().join("ca");
+    let options = ["--ca", "embedded", "--ca-dir", ca.to_str().unwrap(), "--cert-ttl", "6s"];
+    let agent = Agent::ready(directory.path(), "web", &options).await;
+    let start = |socket: &Path| {
+        let mut client = Command::new(&program);
+        client.env("SPIFFE_ENDPOINT_SOCKET", format!("unix://{}", socket.display()));
+        client.kill_on_drop(true).stdin(Stdio::null());
+        Process::start(client)
+    };
+    let line = format!("update: {} roots=1", spiffe("default"));
+    start(&agent.socket).wait_log_times(&line, 2).await;
+
+    let certs = directory.path().join("certs");
+    Mounted::new(&ca, "files").write(&certs);
+    let options = ["--file-mounted-certs", "--cert-dir", certs.to_str().unwrap()];
+    let agent = Agent::ready(directory.path(), "files", &options).await;
+    start(&agent.socket).wait_log(&format!("update: {} roots=1", spiffe("files"))).await;
+}
+
+#[tokio::test]
+async fn each_workload_of_a_node_has_its_own_identity_and_its_streams_end_with_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca = directory.path().join("ca");
+    let node = Node::start(directory.path(), &["--ca", "embedded", "--ca-dir", ca.to_str().unwrap()]).await;
+    for name in ["web", "db"] {
+        node.describe(name, name, "");
+        wait_until("its socket", || node.socket(name).exists()).await;
+    }
+    for name in ["web", "db"] {
+        let end = || std::fs::remove_file(node.file(name)).unwrap();
+        timeout(PATIENCE, follow(&node.socket(name), &spiffe(name), end)).await.expect("the stream goes on");
+    }
+}
+
+/// Gets `identity` from `socket`; then the stream ends, after `end`.
+async fn follow(socket: &Path, identity: &str, end: impl FnOnce()) {
+    let io = UnixStream::connect(socket).await.unwrap();
+    let talk = async |connection| {
+        let origin = http::Uri::from_static("http://attache");
+        let mut request = tonic::Request::new(X509svidRequest {});
+        request.metadata_mut().insert("workload.spiffe.io", "true".parse().unwrap());
+        let mut client = SpiffeWorkloadApiClient::with_origin(connection, origin);
+        let mut stream = client.fetch_x509svid(request).await.unwrap().into_inner();
+        let first = stream.message().await.unwrap().unwrap();
+        assert_eq!(first.svids[0].spiffe_id, identity);
+        end();
+        assert_eq!(stream.message().await.unwrap_err().code(), Code::Unavailable);
+    };
+    with_connection(io, talk).await.unwrap();
 }
 
 /// What the original writes is what the subset in `proto/` writes.

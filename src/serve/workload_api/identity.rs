@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::Status;
 
@@ -158,10 +158,8 @@ where
                     return Err(Status::unavailable(text::sanitize_for_log(&reason)));
                 }
                 Err(Missing::Yet(_)) => {
-                    tokio::select! {
-                        () = self.changed() => {}
-                        () = tokio::time::sleep_until(self.deadline) => {}
-                    }
+                    // Late or not, the next look decides.
+                    let _ = timeout_at(self.deadline, self.changed()).await;
                 }
             }
         }
@@ -279,7 +277,7 @@ impl AsRef<[u8]> for SharedCrl {
 /// No identity will come. Clients look for the first words.
 fn no_identity(peer: &Peer, reason: &str) -> Status {
     let message = format!("no identity issued: {reason}");
-    peer.service.refuse("no_identity", &message);
+    super::refuse(peer, "no_identity", &message);
     Status::permission_denied(message)
 }
 

@@ -341,7 +341,8 @@ async fn permission_is_denied_only_where_no_identity_will_come() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_ends_with_unavailable_whatever_ends_it() {
-    let ends: [(&str, fn(&Agent)); 3] = [
+    type End = fn(&Agent);
+    let ends: [(&str, End); 3] = [
         ("expired at", |_| {}),
         ("the agent is stopping", |agent| agent.draining.cancel()),
         ("no longer serves this workload", |agent| {
