@@ -105,7 +105,11 @@ const SELDOM: &[&str] = &[
     "addr2line",
     "attache::agent::command",
     "attache::agent::kubernetes",
+    "attache::agent::node",
+    "attache::auth::exchange",
+    "attache::auth::metadata_server",
     "attache::ca::cfssl",
+    "attache::ca::embedded::exchange",
     "attache::ca::embedded::follow",
     "attache::ca::embedded::make",
     "attache::ca::embedded::roots",
@@ -115,15 +119,25 @@ const SELDOM: &[&str] = &[
     "attache::ca::vault",
     "attache::check",
     "attache::cli",
+    "attache::config::csi",
+    "attache::config::node",
     "attache::csi",
     "attache::envoy",
+    "attache::export::output",
+    "attache::fs::watch::directory",
     "attache::inject",
     "attache::kube",
+    "attache::ops::page",
+    "attache::ops::report",
     "attache::options::file",
     "attache::os::command::orphans",
     "attache::os::supervise",
     "attache::pki::keystore",
+    "attache::proto::csi",
+    "attache::proto::pluginregistration",
+    "attache::serve::health",
     "attache::serve::reflection",
+    "attache::serve::workload_api",
     "attache::source::kubernetes",
     "attache::source::mint",
     "clap_builder::output",
@@ -141,15 +155,36 @@ const SELDOM: &[&str] = &[
     "toml",
 ];
 
-/// The same of aws-lc, by a part of the object file's name: Curve25519, for TLS to a CA and rare keys, and what nothing here
-/// uses.
+/// Code that only calls to a CA on the network run, and all of them: an agent without such a CA needs none of it, and one with
+/// it has it in few places.
+const CALLS: &[&str] = &[
+    "attache::auth::token",
+    "attache::ca::citadel",
+    "attache::net::endpoint",
+    "attache::net::error",
+    "attache::net::grpc",
+    "attache::net::rest",
+    "h2::client",
+    "rustls::client",
+    "rustls::tls12",
+    "rustls::tls13",
+    "tokio_rustls",
+];
+
+/// The same of aws-lc, by a part of the object file's name.
+const CALLS_OBJECTS: &[&str] = &["chacha", "mlkem"];
+
+/// Code of aws-lc that seldom runs, by a part of the object file's name: Curve25519, for TLS to a CA and rare keys, and what
+/// nothing here uses.
 const SELDOM_OBJECTS: &[&str] = &["25519", "md5", "mldsa", "ripemd"];
 
 /// What of it runs at each start nevertheless, or stands for the same code elsewhere.
 const OFTEN: &[&str] = &[
+    "3fmtReNtB*7Display3fmt",
     "Cow?LT?saphyr_parser",
     "Option?LT?attache::options::file::OptionsFile",
     "Option?LT?attache::source::mint::MintSettings",
+    "VechE7reserve",
     "attache::ca::exec::Exec?u20?as?u20?attache::ca::CertificateAuthority",
     "attache::ca::exec::options",
     "attache::ca::provider::ConfiguredProvider",
@@ -163,11 +198,13 @@ const OFTEN: &[&str] = &[
     "attache::cli::RunLine",
     "attache::cli::runtime",
     "attache::cli::variables",
+    "attache::ops::report::Reporter?u20?as?u20?core::clone",
     "attache::os::supervise::lock",
     "augment_args",
     "augment_subcommands",
     "copy_from_slice_impl",
-    "drop_in_place?LT?attache::ca::exec::Exec?GT",
+    "drop_in_place",
+    "ends_with",
     "from_arg_matches",
     "humantime",
     "raw_vec",
@@ -188,7 +225,9 @@ fn shape_static_program() -> std::io::Result<()> {
     let of_object = |name: &&str| format!("*{name}*.o(.text .text.*)\n");
     let often: String = OFTEN.iter().map(of_path).collect();
     let seldom: String = SELDOM.iter().map(of_path).chain(SELDOM_OBJECTS.iter().map(of_object)).collect();
-    let sections = format!(".text.often : {{\n{often}}}\n.text.seldom : {{\n{seldom}}}\n");
+    let calls: String = CALLS.iter().map(of_path).chain(CALLS_OBJECTS.iter().map(of_object)).collect();
+    let sections =
+        format!(".text.often : {{\n{often}}}\n.text.calls : {{\n{calls}}}\n.text.seldom : {{\n{seldom}}}\n");
     let layout = format!("SECTIONS {{\n{sections}}} INSERT AFTER .text;\n");
     let script = Path::new(&std::env::var("OUT_DIR").unwrap_or_default()).join("layout.ld");
     std::fs::write(&script, layout)?;
