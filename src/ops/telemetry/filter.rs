@@ -5,7 +5,7 @@ use tracing_subscriber::filter::Targets;
 use crate::base::text;
 
 /// The parts of the agent that log, by module.
-const PARTS: [&str; 37] = [
+const PARTS: [&str; 41] = [
     "agent",
     "agent::command",
     "agent::kubernetes",
@@ -20,7 +20,10 @@ const PARTS: [&str; 37] = [
     "ca::kubernetes",
     "ca::vault",
     "cli::ca",
-    "csi",
+    "csi::driver",
+    "csi::registration",
+    "csi::restore",
+    "csi::volumes",
     "export::output",
     "export::ready_file",
     "fs::pending",
@@ -38,6 +41,7 @@ const PARTS: [&str; 37] = [
     "serve::listener",
     "serve::peer",
     "serve::sds",
+    "serve::workload_api",
     "source::crl",
     "source::files",
     "source::issuer",
