@@ -150,6 +150,10 @@ pub struct Description {
 /// The other options are those of attache run that concern all workloads. Every option also reads ATTACHE_<OPTION> from the
 /// environment and the options file (--config). A flag wins over ATTACHE_<OPTION>, that over Istio's variable, and that over
 /// the file.
+#[allow(
+    rustdoc::invalid_html_tags,
+    reason = "this comment is the text of --help, which has brackets of its own"
+)]
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(after_long_help = "\
 Examples:
