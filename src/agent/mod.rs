@@ -14,7 +14,6 @@ use std::convert::Infallible;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -108,8 +107,8 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     service.set_naming(naming);
     let server = Server { stop: running.ended.clone(), ..server };
     for (socket, file) in sds.into_parts() {
-        let socket = Arc::new(socket);
-        workloads.spawn(&running.ended, server.clone().sds(socket, peers.clone(), service.clone()));
+        let (server, peers, service) = (server.clone(), peers.clone(), service.clone());
+        workloads.spawn(&running.ended, async move { server.sds(&socket, &peers, &service).await });
         files.extend(file);
     }
 

@@ -5,7 +5,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::Context as _;
 use rustix::net::{RecvFlags, recv};
@@ -182,7 +181,7 @@ pub(super) struct Server {
 
 impl Server {
     /// Serves SDS.
-    pub(super) async fn sds(self, socket: Arc<UnixListener>, peers: Peers, service: SecretDiscovery) {
+    pub(super) async fn sds(&self, socket: &UnixListener, peers: &Peers, service: &SecretDiscovery) {
         let serve = |io| {
             let Some(place) = peers.admit(&io) else { return };
             let Some(service) = service.connection() else { return };

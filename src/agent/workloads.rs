@@ -1,10 +1,11 @@
 //! The workloads that the agent serves, added and removed while it runs.
 
 use std::collections::HashMap;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -233,34 +234,30 @@ impl Workloads {
         plan: Plan,
         serving: impl Future<Output = ()> + Send + 'static,
     ) {
-        let (shared, running) = (self.shared.clone(), running.clone());
-        let ended = running.ended.clone();
-        let name = shared.cache.name_of(running.workload);
+        let name = self.shared.cache.name_of(running.workload);
         // At the level of errors, so that lines of every level have it.
         let span = tracing::error_span!("workload", name = &*name);
-        let tasks = async move {
-            let Tasks { own, draining } = Tasks::of(plan, &running, &shared).await;
+        let (shared, starting) = (self.shared.clone(), running.clone());
+        // What only the start needs is freed with this box.
+        let start = Box::pin(async move {
+            let Tasks { own, draining } = Tasks::of(plan, &starting, &shared).await;
             for task in draining {
                 // Its end is waited for when the workload is removed, and when the agent stops.
                 tokio::spawn(
-                    shared.calls.track_future(running.draining.track_future(task)).in_current_span(),
+                    shared.calls.track_future(starting.draining.track_future(task)).in_current_span(),
                 );
             }
-            running.draining.close();
-            let mut tasks = JoinSet::new();
-            for task in own {
-                tasks.spawn(task.in_current_span());
-            }
-            // None of them ends by itself.
-            let _ = tasks.join_next().await;
-        };
+            starting.draining.close();
+            own
+        });
+        let serving = Box::pin(serving);
         let all = async move {
             tokio::select! {
-                () = tasks => {}
+                () = async { first_end(start.await).await } => {}
                 () = serving => {}
             }
         };
-        self.spawn(&ended, all.instrument(span));
+        self.spawn(&running.ended, all.instrument(span));
     }
 
     /// Follows what is mounted, on its thread. Returns after the first look, unless a file system does not answer.
@@ -284,7 +281,7 @@ impl Workloads {
             let _ = looked.send(());
             tokio::join!(files.run(), crls.run());
         };
-        self.tasks.spawn_on(until(ended.clone(), follow), &mounted);
+        self.tasks.spawn_on(until(ended.clone(), Box::pin(follow)), &mounted);
         if tokio::time::timeout(FIRST_LOOK, first_look).await.is_err() {
             tracing::warn!(
                 waited_ms = millis(FIRST_LOOK),
@@ -302,7 +299,7 @@ impl Workloads {
 
     /// Runs `task` until the workload is removed or the agent stops.
     pub fn spawn(&mut self, ended: &CancellationToken, task: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn(until(ended.clone(), task));
+        self.tasks.spawn(until(ended.clone(), Box::pin(task)));
     }
 
     /// Runs `task`, which ends by itself when its workload is removed or the agent stops. The agent waits for it when
@@ -336,8 +333,17 @@ impl Workloads {
     }
 }
 
-/// Runs `task` until `ended`. Some if it ended by itself.
-async fn until(ended: CancellationToken, task: impl Future<Output = ()>) -> Option<()> {
+/// Runs `tasks` until one of them ends, which none does by itself.
+async fn first_end(mut tasks: Vec<Task>) {
+    poll_fn(|cx| match tasks.iter_mut().any(|task| task.as_mut().poll(cx).is_ready()) {
+        true => Poll::Ready(()),
+        false => Poll::Pending,
+    })
+    .await;
+}
+
+/// Runs `task` until `ended`. Some if it ended by itself. A box, because this future has room for its arguments twice.
+async fn until(ended: CancellationToken, task: Task) -> Option<()> {
     // The token first: a source of a removed workload finds its secrets missing, and must not request new ones.
     tokio::select! {
         biased;

@@ -29,7 +29,7 @@ use crate::ca::embedded::follow::Follower;
 use crate::ca::embedded::server::{CaServer, CaServerSettings};
 use crate::config::parse_duration;
 use crate::fs::disk::Disk;
-use crate::net::http2;
+use crate::net::http2::{self, AnyService};
 use crate::ops::telemetry;
 use crate::os::hardening::{protect_memory, refuse_new_privileges};
 use crate::pki::certificate::Certificate;
@@ -157,7 +157,7 @@ async fn serve(args: CaArgs) -> anyhow::Result<()> {
         let _ = io.set_nodelay(true);
         let (server, stop) = (server.clone(), stop.clone());
         match tls.as_mut().map(Tls::acceptor) {
-            None => drop(calls.spawn(http2::serve(io, service(server), stop))),
+            None => drop(calls.spawn(http2::serve_any(Box::new(io), service(server), stop))),
             Some(Ok(acceptor)) => drop(calls.spawn(serve_tls(acceptor, io, server, stop))),
             Some(Err(error)) => tracing::error!(%error, "server certificate not issued"),
         }
@@ -178,8 +178,9 @@ async fn serve(args: CaArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn service(server: CaServer) -> IstioCertificateServiceServer<CaServer> {
-    IstioCertificateServiceServer::new(server).max_decoding_message_size(limits::REQUEST_BYTES)
+fn service(server: CaServer) -> AnyService {
+    let server = IstioCertificateServiceServer::new(server);
+    AnyService::new(server.max_decoding_message_size(limits::REQUEST_BYTES))
 }
 
 async fn serve_tls(acceptor: TlsAcceptor, io: TcpStream, server: CaServer, stop: CancellationToken) {
@@ -208,7 +209,7 @@ async fn serve_tls(acceptor: TlsAcceptor, io: TcpStream, server: CaServer, stop:
             return;
         }
     };
-    http2::serve(io, service(server), stop).await;
+    http2::serve_any(Box::new(io), service(server), stop).await;
 }
 
 /// Why a client certificate is refused, if that is the reason for the failed handshake.

@@ -18,7 +18,7 @@ use super::volumes::Volumes;
 use super::{DriverSettings, Runner};
 use crate::base::limits;
 use crate::fs::disk::{Disk, Unresponsive};
-use crate::net::http2;
+use crate::net::http2::{self, AnyService};
 use crate::os::denial::directory_remedy;
 
 /// Verdicts of the kubelet that wait to be read.
@@ -130,9 +130,9 @@ impl Server {
         let serve = |io| {
             // Root alone can connect; too many calls are a mistake of the kubelet's, which retries.
             let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else { return };
-            let (services, stop) = (self.services.clone(), self.stop.clone());
+            let (services, stop) = (AnyService::new(self.services.clone()), self.stop.clone());
             self.connections.spawn(async move {
-                http2::serve(io, services, stop).await;
+                http2::serve_any(Box::new(io), services, stop).await;
                 drop(place);
             });
         };

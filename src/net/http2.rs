@@ -7,6 +7,7 @@ mod hpack;
 #[cfg(test)]
 mod testing;
 
+use std::convert::Infallible;
 use std::error::Error as _;
 use std::future::Future;
 use std::io;
@@ -32,6 +33,7 @@ use tonic::body::Body;
 use tower_service::Service;
 
 use self::authority::AuthorityFilter;
+use super::endpoint::Io;
 use crate::base::limits;
 
 /// Bytes that one stream may send before they are read: one whole first request of Envoy.
@@ -168,6 +170,43 @@ pub fn is_unprocessed(error: &hyper::Error) -> bool {
         h2.is_remote() && (h2.is_go_away() || h2.reason() == Some(h2::Reason::REFUSED_STREAM))
     });
     is_refused || error.is_canceled() || error.is_closed()
+}
+
+/// A service behind a pointer. Clones are the same service.
+#[derive(Clone)]
+pub struct AnyService(Arc<dyn Fn(http::Request<Incoming>) -> AnyAnswer + Send + Sync>);
+
+type AnyAnswer = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
+
+impl AnyService {
+    pub fn new<S>(service: S) -> Self
+    where
+        S: Service<http::Request<Incoming>, Response = http::Response<Body>, Error = Infallible>,
+        S: Clone + Send + Sync + 'static,
+        S::Future: Send + 'static,
+    {
+        Self(Arc::new(move |request| Box::pin(service.clone().call(request))))
+    }
+}
+
+impl Service<http::Request<Incoming>> for AnyService {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = AnyAnswer;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Incoming>) -> AnyAnswer {
+        (self.0)(request)
+    }
+}
+
+/// Like [`serve`], for services other than SDS: each further type of service or connection would be another HTTP/2 server in the
+/// program, of 0.1 MB.
+pub async fn serve_any(io: Box<dyn Io>, service: AnyService, stop: CancellationToken) {
+    serve(io, service, stop).await;
 }
 
 /// Serves gRPC on `io` until the client disconnects, or `stop` is cancelled and the open calls are done.

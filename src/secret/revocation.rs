@@ -9,6 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use rustls::pki_types::CertificateDer;
+
 use super::{KeyPair, TrustBundle};
 use crate::base::clock::rfc3339;
 use crate::base::text;
@@ -22,8 +24,8 @@ const MARGIN: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revocation {
     crls: Vec<Arc<Crl>>,
-    /// The CAs of the workload's own chain, because peers have similar chains. `None` until there is a chain.
-    intermediates: Option<Vec<Certificate>>,
+    /// The workload's own chain above the leaf, because peers have similar chains. `None` until there is a chain.
+    above: Option<Vec<CertificateDer<'static>>>,
 }
 
 /// Why an issuer in use has no CRL that Envoy can use.
@@ -73,11 +75,16 @@ impl Revocation {
 
     /// Takes the intermediates from this pair's chain. True if they differ from those before.
     pub fn set_chain(&mut self, pair: &KeyPair) -> bool {
-        let above = pair.chain().iter().skip(1).filter_map(|one| Certificate::parse(one).ok());
-        let intermediates = Some(above.filter(|one| one.is_ca).collect());
-        let is_new = self.intermediates != intermediates;
-        self.intermediates = intermediates;
+        let above = Some(pair.chain().iter().skip(1).cloned().collect());
+        let is_new = self.above != above;
+        self.above = above;
         is_new
+    }
+
+    /// The CAs of the workload's own chain.
+    fn intermediates(&self) -> Option<Vec<Certificate>> {
+        let above = self.above.as_ref()?.iter().filter_map(|one| Certificate::parse(one).ok());
+        Some(above.filter(|one| one.is_ca).collect())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -90,14 +97,14 @@ impl Revocation {
         if self.is_empty() {
             return Ok(Vec::new());
         }
-        let Some(intermediates) = &self.intermediates else {
+        let Some(intermediates) = self.intermediates() else {
             return Err(Uncovered(vec![Gap::NoKeyPair]));
         };
         let mut by_name: BTreeMap<String, Namesakes<'_>> = BTreeMap::new();
         // No peer is accepted by an expired root, whether or not it has a CRL.
         let roots =
             || bundle.facts().iter().zip(bundle.self_issued()).filter(|(root, _)| root.not_after > now);
-        for one in roots().map(|(root, _)| root).chain(intermediates) {
+        for one in roots().map(|(root, _)| root).chain(&intermediates) {
             by_name.entry(folded(&one.subject)).or_default().known.push(one);
         }
         for crl in &self.crls {

@@ -182,13 +182,19 @@ impl Issuer {
     }
 
     /// Renews for ever. The moments depend on the clock alone, not on which streams there are.
-    pub async fn run(mut self) {
+    pub fn run(mut self) -> impl Future<Output = ()> + Send {
+        // An async function would have room for the issuer twice.
+        async move { self.renew_for_ever().await }
+    }
+
+    async fn renew_for_ever(&mut self) {
         let mut failures: u32 = 0;
         loop {
             self.wait_until_due().await;
             // Whether or not the CA answers.
             self.drop_old_roots();
-            match self.renew().await {
+            // A box, because the issuer sleeps for most of its life.
+            match Box::pin(self.renew()).await {
                 Ok(()) => {
                     failures = 0;
                     self.report_renewal(RenewalHealth::round_ended);

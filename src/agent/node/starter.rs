@@ -45,7 +45,12 @@ impl Starter {
         let peers = Peers::new(config.allowed, metrics.clone(), cache.components(running.workload));
         let server = Server { calls: calls.clone(), stop: running.ended.clone() };
         let service = workloads.service(&running);
-        let serving = async move { server.sds(listener.await, peers, service).await };
+        // Freed once the socket is bound.
+        let listener = Box::pin(listener);
+        let serving = async move {
+            let socket = listener.await;
+            server.sds(&socket, &peers, &service).await;
+        };
         let plan = Plan {
             kubernetes: None,
             files: config.files,

@@ -92,18 +92,20 @@ impl Issuer {
                 self.report_renewal(RenewalHealth::round_ended);
                 self.early.clear();
             }
-            let renewal = async {
-                match due {
-                    Due::At(moment) => self.clock.sleep_until(moment).await,
-                    Due::Never => std::future::pending().await,
-                }
+            let renewal = match due {
+                Due::At(moment) => Some(moment),
+                Due::Never => None,
             };
-            let old_root = self.trust.next_end();
+            let next = renewal.into_iter().chain(self.trust.next_end()).min();
             // The senders live in `self`, so `changed` does not fail.
             tokio::select! {
-                () = renewal => return,
+                () = self.clock.sleep_until_any(next) => {
+                    if next == renewal {
+                        return;
+                    }
+                    self.drop_old_roots();
+                }
                 () = self.renewals.wanted(), if due != Due::Never => return,
-                () = self.clock.sleep_until_any(old_root) => self.drop_old_roots(),
                 // These may change what is due.
                 () = self.clock.jumped() => {}
                 () = entries.changed() => {}
