@@ -66,6 +66,11 @@ impl Process {
         }
     }
 
+    /// How many lines of the log since the last call contain `words`.
+    pub(crate) fn count(&self, words: &str) -> usize {
+        self.log.try_iter().filter(|line| line.contains(words)).count()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }

@@ -19,9 +19,20 @@ use crate::proto::envoy::config::core::v3::{Node, data_source::Specifier};
 use crate::proto::envoy::extensions::transport_sockets::tls::v3::{Secret, secret::Type};
 use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use crate::proto::envoy::service::secret::v3::secret_discovery_service_client::SecretDiscoveryServiceClient;
+use crate::secret::SecretName;
 use crate::source::issuer::{Grace, IdentitySource};
+use crate::store::Key;
 
 fn plan(account: &str, ca: &Path) -> Plan {
+    plan_with(account, embedded(ca, Clock::system()))
+}
+
+fn embedded(ca: &Path, clock: Clock) -> Failover {
+    let ca = Embedded::from(DevelopmentCa::open(ca, clock).unwrap());
+    Failover::new(vec![Member::new("embedded", ca)])
+}
+
+fn plan_with(account: &str, cas: Failover) -> Plan {
     let identity = format!("spiffe://cluster.local/ns/default/sa/{account}").parse().unwrap();
     let debounce = Duration::from_millis(100);
     Plan {
@@ -36,10 +47,7 @@ fn plan(account: &str, ca: &Path) -> Plan {
             system_roots: None,
         },
         crl: CrlFile { path: "/nowhere/crl.pem".into(), is_named: false },
-        cas: Failover::new(vec![Member::new(
-            "embedded",
-            Embedded::from(DevelopmentCa::open(ca, Clock::system()).unwrap()),
-        )]),
+        cas,
         issuer: IssuerSettings {
             identity: IdentitySource::Fixed(identity),
             names: Names::default(),
@@ -152,4 +160,35 @@ async fn workloads_come_and_go_while_others_are_served() {
     shared.stop.cancel();
     let status = api_stream.message().await.unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::Unavailable, "the agent is stopping"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_machine_slept_for_a_month_each_of_250_workloads_is_renewed_once_and_soon() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Clock::starting_at(Clock::system().now());
+    let ca = embedded(directory.path(), clock.clone());
+    let shared = Shared::new(clock.clone());
+    let mut workloads = Workloads::new(shared.clone());
+    let names: Vec<_> = (0..250).map(|number| format!("w{number}")).collect();
+    let all: Vec<_> = names.iter().map(|name| workloads.add(name)).collect();
+    for (running, name) in all.iter().zip(&names) {
+        workloads.launch(running, plan_with(name, ca.apart()), std::future::pending());
+    }
+    let valid = || {
+        let pairs = all.iter().map(|running| Key { workload: running.workload, name: SecretName::Workload });
+        let goods = pairs.filter_map(|key| shared.cache.follow(key).borrow().good.clone());
+        goods.filter(|good| good.secret.not_after() > clock.now()).count()
+    };
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(valid(), all.len());
+    let issued = |shared: &Shared| {
+        let all = metrics(shared);
+        let line = all.lines().find(|line| line.starts_with("attache_ca_requests_total{"));
+        line.and_then(|line| line.rsplit_once(' ')).map(|(_, count)| count.parse::<usize>().unwrap())
+    };
+    assert_eq!(issued(&shared), Some(all.len()));
+    clock.set_by(30 * 24 * 3_600_000);
+    assert_eq!(valid(), 0);
+    tokio::time::sleep(Duration::from_secs(40)).await;
+    assert_eq!((valid(), issued(&shared)), (all.len(), Some(2 * all.len())));
 }
