@@ -123,7 +123,7 @@ pub async fn run(config: NodeConfig, log: Log, given: Started, requests: Request
         }
     }
     if let Some(settings) = config.csi.clone() {
-        let driver = Driver::new(settings, Arc::new(runner), disk.clone());
+        let driver = Driver::new(settings, Arc::new(runner), disk.clone(), &shared.metrics);
         let mut restoring = Box::pin(driver.restore());
         loop {
             tokio::select! {

@@ -78,6 +78,8 @@ pub const NODES_SHOWN: usize = 20;
 pub const REFUSED_PEERS_LOGGED: usize = 100;
 /// Changes of secrets that the history keeps.
 pub const EVENTS: usize = 200;
+/// Service accounts, and workloads of other identities, that have metrics of their own on a node.
+pub const WORKLOAD_GROUPS: usize = 200;
 /// Addresses of CAs that have metrics of their own.
 pub const CAS_MEASURED: usize = 32;
 /// Concurrent connections to the status address, and as many to the admin socket.

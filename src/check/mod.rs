@@ -6,12 +6,14 @@
 mod ca;
 mod command;
 mod kubernetes;
+mod node;
 mod sockets;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+pub use self::node::check_node;
 use rustix::fs::Access;
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};

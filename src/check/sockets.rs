@@ -55,7 +55,7 @@ impl Findings {
     }
 
     /// Checks that a socket can be created at `path`. Returns whether an agent is running there.
-    async fn place(&mut self, about: &'static str, option: &'static str, path: &Path) -> bool {
+    pub(super) async fn place(&mut self, about: &'static str, option: &'static str, path: &Path) -> bool {
         let shown = path.display();
         if let Err(words) = check_writable(file::directory_of(path)) {
             let remedy = match file::directory_of(path).is_dir() {

@@ -69,6 +69,8 @@ fn write_command(page: &mut String, line: &str, command: &Command, has_environme
     let is_listed = |arg: &&Arg| match command.get_name() {
         // The other options are those of `attache run`.
         "check" => arg.get_help_heading() == Some("Check"),
+        // Likewise those of `attache node`.
+        "node" if !has_environment => false,
         "node" => matches!(arg.get_help_heading(), Some("Workloads" | "CSI")),
         _ => arg.get_id() != "help",
     };

@@ -57,8 +57,7 @@ impl Process {
         let Self { environment, errors, started, runtime, signals } = self;
         unknown.extend(errors);
         let started = Started { is_in_pod: is_in_pod(&environment), ..started? };
-        let loaded = NodeConfig::load(&args, &environment);
-        let config = with_unknown(loaded, unknown, &environment, NodeLine::command)?;
+        let config = load_node(&args, unknown, &environment)?;
         let log = telemetry::init(&config.shared.log);
         let load = move || NodeConfig::load(&args, &environment).map(|config| config.shared.into());
         let requests = requests(signals, Arc::new(load));
@@ -103,6 +102,15 @@ pub(super) fn load(
     environment: &Environment,
 ) -> Result<Config, ConfigErrors> {
     with_unknown(Config::load(args, environment), unknown, environment, RunLine::command)
+}
+
+/// The same of `attache node`.
+pub(super) fn load_node(
+    args: &NodeArgs,
+    unknown: Vec<String>,
+    environment: &Environment,
+) -> Result<NodeConfig, ConfigErrors> {
+    with_unknown(NodeConfig::load(args, environment), unknown, environment, NodeLine::command)
 }
 
 /// The same without the options file.

@@ -31,7 +31,9 @@ use self::certificate::CertificateOptions;
 use self::files::{FileOptions, OwnDir, holds_key_pair, resolved};
 pub use self::kubernetes::KubernetesConfig;
 use self::node::Subject;
-pub use self::node::{Description, NodeArgs, NodeConfig, SharedArgs, WorkloadTemplate, parse_description};
+pub use self::node::{
+    Description, NodeArgs, NodeConfig, SharedArgs, WorkloadTemplate, parse_description, read_description,
+};
 pub use self::options_file::agents_option;
 use self::selection::ProviderOptions;
 use self::shared::Credentials;

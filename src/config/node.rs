@@ -187,6 +187,15 @@ pub struct NodeArgs {
     pub shared: SharedArgs,
 }
 
+impl NodeArgs {
+    /// Changes the values of `--output`, which is an option of workloads, and of commands that print.
+    pub fn change_output(&mut self, change: impl FnOnce(&mut Vec<String>)) {
+        let SharedArgs { run, refused } = &mut self.shared;
+        change(&mut run.output);
+        refused.retain(|name| *name != "output" || !run.output.is_empty());
+    }
+}
+
 /// The options of the CSI driver.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct CsiArgs {
@@ -420,6 +429,12 @@ fn environment_of_a_node(environment: &Environment, mistakes: &mut Vec<String>) 
 
 /// The options in `content`, the file of a workload at `path`; all mistakes in them are errors.
 pub fn parse_description(path: &Path, content: &[u8]) -> Result<Description, ConfigErrors> {
+    let (description, mistakes) = read_description(path, content)?;
+    if mistakes.is_empty() { Ok(description) } else { Err(ConfigErrors(mistakes)) }
+}
+
+/// The same with the mistakes beside it: what is right can be checked further.
+pub fn read_description(path: &Path, content: &[u8]) -> Result<(Description, Vec<String>), ConfigErrors> {
     let hide = |arg: clap::Arg| {
         let is_known = arg.get_long().is_some_and(|name| OF_A_WORKLOAD.contains(&name));
         if is_known { arg } else { arg.hide(true) }
@@ -439,7 +454,7 @@ pub fn parse_description(path: &Path, content: &[u8]) -> Result<Description, Con
             "{shown} names no identity: add spiffe-id = \"spiffe://…\", or token-file = \"PATH\" with the workload's token"
         ));
     }
-    if mistakes.is_empty() { Ok(Description { options, token: None }) } else { Err(ConfigErrors(mistakes)) }
+    Ok((Description { options, token: None }, mistakes))
 }
 
 /// Reports a credential that would not give a workload its identity: Istio's CA issues the identity of the token, unless the

@@ -18,6 +18,7 @@ use super::volumes::Volumes;
 use super::{DriverSettings, Runner};
 use crate::base::limits;
 use crate::fs::disk::{Disk, Unresponsive};
+use crate::metrics::Metrics;
 use crate::net::http2::{self, AnyService};
 use crate::os::denial::directory_remedy;
 
@@ -51,8 +52,9 @@ pub enum NotOpened {
 }
 
 impl Driver {
-    pub fn new(settings: DriverSettings, runner: Arc<dyn Runner>, disk: Disk) -> Self {
-        Self { volumes: Volumes::new(settings, runner, disk.clone()), disk }
+    pub fn new(settings: DriverSettings, runner: Arc<dyn Runner>, disk: Disk, metrics: &Metrics) -> Self {
+        let counts = metrics.csi().clone();
+        Self { volumes: Volumes::new(settings, runner, disk.clone(), counts), disk }
     }
 
     /// Serves the volumes of the agent before again, and removes what is left of Pods that are gone. Comes before
@@ -90,7 +92,7 @@ impl Driver {
         let (verdicts, received) = mpsc::channel(VERDICTS);
         let services = Services::new(self.volumes.clone(), verdicts);
         let server = Server::new(services, stop.clone());
-        let registrar = Registrar::new(self.volumes.settings(), self.disk.clone(), received);
+        let registrar = Registrar::new(&self.volumes, received);
         let close = async {
             stop.cancelled().await;
             self.volumes.close().await;

@@ -12,13 +12,14 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::DriverSettings;
 use super::driver::{Server, listener, remove};
 use super::services::Verdict;
 use super::socket::{Found, OwnFile, replace};
+use super::volumes::Volumes;
 use crate::base::backoff::Backoff;
 use crate::base::failure_log::FailureLog;
 use crate::fs::disk::Disk;
+use crate::metrics::CsiCounts;
 use crate::os::denial::directory_remedy;
 
 /// How long the kubelet has for a registration, after which there is a new socket; the longest, if that fails, too.
@@ -34,6 +35,7 @@ pub(super) struct Registrar {
     path: PathBuf,
     driver: String,
     disk: Disk,
+    counts: CsiCounts,
     state: Mutex<State>,
 }
 
@@ -46,12 +48,13 @@ struct State {
 }
 
 impl Registrar {
-    pub(super) fn new(settings: &DriverSettings, disk: Disk, verdicts: mpsc::Receiver<Verdict>) -> Self {
+    pub(super) fn new(volumes: &Volumes, verdicts: mpsc::Receiver<Verdict>) -> Self {
+        let (settings, disk, counts) = (volumes.settings(), volumes.disk().clone(), volumes.counts().clone());
         let driver = settings.driver_name.to_string();
         let path = settings.registration_dir.join(format!("{driver}-reg.sock"));
         let failures = FailureLog::default();
         let state = Mutex::new(State { verdicts, failures, failed: 0 });
-        Self { path, driver, disk, state }
+        Self { path, driver, disk, counts, state }
     }
 
     /// Registers the driver, and again whenever that is needed, until `stop` is cancelled. Then its socket is removed.
@@ -133,6 +136,7 @@ impl State {
                 }
                 _ = looks.tick() => match registrar.look(file).await {
                     Ok(Found::Nothing) => {
+                        registrar.counts.registered.set(0);
                         tracing::info!(%path, "registration socket missing, made again");
                         return;
                     }
@@ -149,6 +153,7 @@ impl State {
 
     fn report_success(&mut self, registrar: &Registrar, is_news: bool) {
         self.failed = 0;
+        registrar.counts.registered.set(1);
         self.failures.recovered();
         if is_news {
             tracing::info!(driver = registrar.driver, "driver registered");
@@ -158,6 +163,7 @@ impl State {
     }
 
     fn report_refusal(&mut self, registrar: &Registrar, reason: &str) {
+        registrar.counts.registered.set(0);
         self.failed = self.failed.saturating_add(1);
         if self.failures.is_new(reason) {
             tracing::warn!(
@@ -169,6 +175,7 @@ impl State {
     }
 
     fn report_silence(&mut self, registrar: &Registrar) {
+        registrar.counts.registered.set(0);
         self.failed = self.failed.saturating_add(1);
         if self.failures.is_new("silence") {
             tracing::warn!(

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
 use tonic::body::Body;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use tower_service::Service;
 
 use super::volumes::Volumes;
@@ -83,6 +83,21 @@ impl Service<http::Request<Incoming>> for Services {
     }
 }
 
+/// One word for what the kubelet was answered.
+fn outcome(answer: &Result<(), Status>) -> &'static str {
+    match answer.as_ref().map_err(Status::code) {
+        Ok(()) => "ok",
+        Err(Code::InvalidArgument) => "invalid_argument",
+        Err(Code::FailedPrecondition) => "failed_precondition",
+        Err(Code::AlreadyExists) => "already_exists",
+        Err(Code::DeadlineExceeded) => "deadline_exceeded",
+        Err(Code::ResourceExhausted) => "resource_exhausted",
+        Err(Code::Unavailable) => "unavailable",
+        Err(Code::Aborted) => "aborted",
+        Err(_) => "other",
+    }
+}
+
 #[tonic::async_trait]
 impl Identity for Answers {
     async fn get_plugin_info(
@@ -113,7 +128,9 @@ impl Node for Answers {
         &self,
         request: Request<csi::NodePublishVolumeRequest>,
     ) -> Result<Response<csi::NodePublishVolumeResponse>, Status> {
-        self.volumes.publish(request.into_inner().into()).await?;
+        let published = self.volumes.publish(request.into_inner().into()).await;
+        self.volumes.counts().publishes.count(outcome(&published));
+        published?;
         Ok(Response::new(csi::NodePublishVolumeResponse {}))
     }
 
@@ -122,7 +139,9 @@ impl Node for Answers {
         request: Request<csi::NodeUnpublishVolumeRequest>,
     ) -> Result<Response<csi::NodeUnpublishVolumeResponse>, Status> {
         let csi::NodeUnpublishVolumeRequest { volume_id, target_path } = request.into_inner();
-        self.volumes.unpublish(&volume_id, &target_path).await?;
+        let unpublished = self.volumes.unpublish(&volume_id, &target_path).await;
+        self.volumes.counts().unpublishes.count(outcome(&unpublished));
+        unpublished?;
         Ok(Response::new(csi::NodeUnpublishVolumeResponse {}))
     }
 

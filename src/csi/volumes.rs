@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::{Code, Status};
@@ -26,6 +26,7 @@ use super::{DriverSettings, Runner};
 use crate::base::failure_log::FailureLog;
 use crate::base::limits;
 use crate::fs::disk::{Disk, Unresponsive};
+use crate::metrics::CsiCounts;
 
 /// How long the first call for a volume waits for its certificate: after that `kubectl describe pod` shows why there is none.
 const FIRST_WAIT: Duration = Duration::from_secs(10);
@@ -43,6 +44,7 @@ struct Inner {
     settings: DriverSettings,
     runner: Arc<dyn Runner>,
     disk: Disk,
+    counts: CsiCounts,
     slots: Mutex<HashMap<VolumeId, Arc<Slot>>>,
     /// What has begun is not left half done when the kubelet gives its call up.
     tasks: TaskTracker,
@@ -90,6 +92,7 @@ impl Drop for Turn {
         // Those that have it besides this turn: the map, and no other call.
         if is_empty && Arc::strong_count(&self.slot) <= 2 {
             slots.remove(&self.id);
+            self.volumes.count_slots(&slots);
         }
     }
 }
@@ -136,13 +139,22 @@ impl Slot {
 }
 
 impl Volumes {
-    pub(super) fn new(settings: DriverSettings, runner: Arc<dyn Runner>, disk: Disk) -> Self {
+    pub(super) fn new(
+        settings: DriverSettings,
+        runner: Arc<dyn Runner>,
+        disk: Disk,
+        counts: CsiCounts,
+    ) -> Self {
         let (slots, tasks, closing) = (Mutex::default(), TaskTracker::new(), CancellationToken::new());
-        Self(Arc::new(Inner { settings, runner, disk, slots, tasks, closing }))
+        Self(Arc::new(Inner { settings, runner, disk, counts, slots, tasks, closing }))
     }
 
     pub(super) fn settings(&self) -> &DriverSettings {
         &self.0.settings
+    }
+
+    pub(super) fn counts(&self) -> &CsiCounts {
+        &self.0.counts
     }
 
     pub(super) fn disk(&self) -> &Disk {
@@ -169,6 +181,10 @@ impl Volumes {
         self.0.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn count_slots(&self, slots: &HashMap<VolumeId, Arc<Slot>>) {
+        self.0.counts.volumes.set(i64::try_from(slots.len()).unwrap_or(i64::MAX));
+    }
+
     fn slot(&self, id: &VolumeId, limit: usize) -> Result<Arc<Slot>, Status> {
         let mut slots = self.slots();
         if let Some(slot) = slots.get(id) {
@@ -181,6 +197,7 @@ impl Volumes {
         }
         let slot = Arc::new(Slot::new());
         slots.insert(id.clone(), Arc::clone(&slot));
+        self.count_slots(&slots);
         Ok(slot)
     }
 
@@ -229,7 +246,12 @@ impl Volumes {
         }
         let (turn, begun) = self.finish(async move { turn.begin(&request).await }).await?;
         let waited = match begun {
-            Ok(record) => turn.wait(&record, &removed).await.map(|()| record),
+            Ok(record) => {
+                let since = Instant::now();
+                let waited = turn.wait(&record, &removed).await;
+                self.0.counts.publish_wait.observe(since.elapsed().as_secs_f64());
+                waited.map(|()| record)
+            }
             Err(status) => Err(status),
         };
         match waited {

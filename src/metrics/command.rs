@@ -1,6 +1,5 @@
 //! The program that the agent keeps running, as metrics.
 
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -12,11 +11,8 @@ use super::{Known, describe, seconds};
 use crate::store::health::{CommandHealth, CommandState, Reports};
 
 /// Only a sidecar's workload has a program. Without one the metrics have no samples.
-pub(super) fn encode(
-    encoder: &mut DescriptorEncoder<'_>,
-    reports: &[(Arc<str>, Reports)],
-) -> Result<(), std::fmt::Error> {
-    let command = reports.iter().find_map(|(_, reports)| reports.command.as_deref());
+pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, reports: &Reports) -> Result<(), std::fmt::Error> {
+    let command = reports.command.as_deref();
     let mut gauge = |name: &str, help: &str, value: fn(&CommandHealth) -> Option<i64>| {
         describe(encoder, name, help, None, &Known(command.and_then(value)))
     };

@@ -4,13 +4,17 @@
 //! kernel knows of the process is read at each scrape, not kept twice.
 
 mod command;
+mod csi;
+mod node;
 mod process;
 mod secrets;
 mod text;
 
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+pub use self::csi::CsiCounts;
 use self::process::Process;
 use self::secrets::Secrets;
 pub use self::text::Format;
@@ -21,7 +25,7 @@ use crate::store::Cache;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, EncodeMetric, LabelSetEncoder, MetricEncoder,
+    DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, EncodeMetric, MetricEncoder,
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
@@ -30,16 +34,6 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-
-/// The label that names a workload. A sidecar's only one has no name, and its samples have no such label.
-#[derive(Clone, Copy, Debug)]
-struct Of<'a>(&'a str);
-
-impl EncodeLabelSet for Of<'_> {
-    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
-        if self.0.is_empty() { Ok(()) } else { [("workload", self.0)].encode(encoder) }
-    }
-}
 
 /// The label of refusals.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -106,6 +100,8 @@ pub struct Metrics {
     pub output_writes: Family<ByResult, Counter>,
     /// Runs of the output hook.
     pub output_hooks: Family<ByResult, Counter>,
+    /// Of the CSI driver, if there is one.
+    csi: Arc<OnceLock<Box<CsiCounts>>>,
 }
 
 /// Buckets for CA calls: from a CA in the next process to one that nearly times out.
@@ -130,6 +126,7 @@ impl Default for Metrics {
             source_failures: Family::default(),
             output_writes: Family::default(),
             output_hooks: Family::default(),
+            csi: Arc::default(),
         }
     }
 }
@@ -139,6 +136,11 @@ impl Metrics {
     pub fn refuse(&self, reason: &'static str) {
         debug_assert!(REFUSALS.contains(&reason), "{reason}");
         self.refusals.get_or_create(&ByReason { reason }).inc();
+    }
+
+    /// The counters of the CSI driver, which exist from the first call on.
+    pub fn csi(&self) -> &CsiCounts {
+        self.csi.get_or_init(Box::default)
     }
 
     /// Counts a call to the CA of `provider` that ended at `at` with `outcome`.
@@ -255,6 +257,7 @@ impl Collector for Counted {
         for (mode, directories) in [("inotify", watched.inotify), ("polling", watched.polling)] {
             ConstGauge::new(whole(directories)).encode(family.encode_family(&[("mode", mode)])?)?;
         }
+        csi::encode(&mut encoder, self.metrics.csi.get().map(|counts| &**counts))?;
         self.encode_clusters(&mut encoder)?;
         let help = "Log lines that were not written, by reason";
         let mut family = encoder.encode_descriptor("log_lines_dropped", help, None, MetricType::Counter)?;

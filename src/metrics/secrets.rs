@@ -1,6 +1,6 @@
 //! The store's contents as metrics: secrets, streams and health.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -12,31 +12,153 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Unit;
 
-use super::{Of, command, describe, seconds, whole};
+use super::node::Groups;
+use super::{Known, command, describe, seconds, whole};
 use crate::base::limits;
 use crate::pki::crl::Crl;
 use crate::secret::{Secret, SecretName, TrustBundle};
-use crate::store::health::{CaHealth, ComponentHealth, RenewalHealth, Reports};
-use crate::store::{Cache, Origin, Snapshot, Verdicts};
+use crate::store::health::{CaHealth, ComponentHealth, OutputHealth, Reports};
+use crate::store::{Cache, Counts, Origin, Snapshot, Totals};
+
+/// The metric of expiries.
+const NOT_AFTER: &str = "secret_not_after";
 
 /// What the store holds at one moment.
 #[derive(Debug)]
 pub(super) struct Secrets {
+    /// Of a sidecar. A node's secrets have no samples of their own.
     snapshots: Vec<Snapshot>,
-    /// By the workload's name.
-    reports: Vec<(Arc<str>, Reports)>,
+    /// Of a node's workloads the worst.
+    reports: Reports,
+    /// The CAs that have issued what is served.
+    issuers: BTreeSet<Arc<str>>,
+    /// By their serial numbers: when the roots expire.
+    roots: BTreeMap<String, SystemTime>,
+    clients: Vec<Clients>,
+    /// Of a node.
+    groups: Groups,
+    /// Of a node: when the trust bundle expires that does so first.
+    roots_not_after: Option<SystemTime>,
     is_ready: bool,
+    now: SystemTime,
+}
+
+/// The clients of all secrets of one name.
+#[derive(Debug)]
+struct Clients {
+    name: String,
+    streams: usize,
+    counts: Counts,
 }
 
 impl Secrets {
     pub(super) fn new(cache: &Cache, now: SystemTime) -> Self {
-        let reports = |(workload, name)| (name, cache.components(workload).reports());
-        Self {
-            snapshots: cache.snapshot(),
-            reports: cache.workloads().into_iter().map(reports).collect(),
-            is_ready: cache.health(now).is_ready(),
+        let (snapshots, workloads) = (cache.snapshot(), cache.workloads());
+        let is_ready = cache.health(now).is_ready();
+        let is_node = workloads.iter().all(|(_, name)| !name.is_empty());
+        let mut secrets = Self {
+            reports: Reports::default(),
+            issuers: BTreeSet::new(),
+            roots: roots(&snapshots),
+            clients: if is_node {
+                of_a_node(&snapshots, cache.removed_totals())
+            } else {
+                of_each(&snapshots)
+            },
+            groups: Groups::default(),
+            roots_not_after: None,
+            is_ready,
+            now,
+            snapshots: Vec::new(),
+        };
+        let key_pairs = snapshots.iter().filter(|one| one.key.name == SecretName::Workload);
+        let key_pairs: HashMap<_, _> = key_pairs.map(|one| (one.key.workload, one)).collect();
+        for (workload, name) in workloads {
+            let reports = cache.components(workload).reports();
+            let key_pair = key_pairs.get(&workload).copied();
+            if is_node {
+                secrets.groups.add(&name, cache.identity_of(workload), key_pair, &reports, now);
+            }
+            let good = key_pair.and_then(|one| one.entry.good.as_ref());
+            if good.is_some_and(|good| good.origin == Origin::CA) {
+                secrets.issuers.extend(reports.renewal.issuer.clone());
+            }
+            secrets.add(reports);
+        }
+        if is_node {
+            secrets.groups.bound();
+            let bundles = snapshots.iter().filter(|one| one.key.name == SecretName::Roots);
+            secrets.roots_not_after = bundles.filter_map(|one| one.entry.not_after()).min();
+        } else {
+            secrets.snapshots = snapshots;
+        }
+        secrets
+    }
+
+    /// Adds the reports of a workload: what fails for one fails, and what expires first counts.
+    fn add(&mut self, reports: Reports) {
+        fn worse(one: ComponentHealth, other: ComponentHealth) -> ComponentHealth {
+            match (one, other) {
+                (Some(Err(error)), _) | (_, Some(Err(error))) => Some(Err(error)),
+                (one, other) => one.or(other),
+            }
+        }
+        let all = &mut self.reports;
+        all.state = worse(all.state.take(), reports.state);
+        all.crls = worse(all.crls.take(), reports.crls);
+        if let Some(output) = reports.output {
+            let OutputHealth { directories, hook_failure, .. } = all.output.get_or_insert_default();
+            directories.extend(output.directories);
+            *hook_failure = hook_failure.take().or(output.hook_failure);
+        }
+        all.command = all.command.take().or(reports.command);
+        all.renewal.failed_rounds = all.renewal.failed_rounds.max(reports.renewal.failed_rounds);
+        for ca in reports.renewal.cas {
+            let Some(known) = all.renewal.cas.iter_mut().find(|known| known.name == ca.name) else {
+                all.renewal.cas.push(ca);
+                continue;
+            };
+            known.issued = known.issued.max(ca.issued);
+            let failures = known.failure.take().into_iter().chain(ca.failure);
+            known.failure = failures.min_by_key(|failure| failure.since);
         }
     }
+}
+
+/// The clients of each secret.
+fn of_each(snapshots: &[Snapshot]) -> Vec<Clients> {
+    let of = |one: &Snapshot| {
+        let verdicts = one.observed.verdicts();
+        let counts = Counts { pushes: verdicts.pushes, acks: verdicts.acks, nacks: verdicts.nacks };
+        Clients { name: one.key.name.as_str().to_owned(), streams: one.observed.streams, counts }
+    };
+    snapshots.iter().map(of).collect()
+}
+
+/// The clients of all key pairs, and of all trust bundles, with those of workloads that were `removed`.
+fn of_a_node(snapshots: &[Snapshot], removed: Totals) -> Vec<Clients> {
+    let (mut totals, mut streams) = (removed, HashMap::<_, usize>::new());
+    for one in snapshots {
+        totals.add(&one.key.name, one.observed.verdicts());
+        *streams.entry(&one.key.name).or_default() += one.observed.streams;
+    }
+    let own = [(SecretName::Workload, totals.key_pairs), (SecretName::Roots, totals.trust_bundles)];
+    let of = |(name, counts): (SecretName, Counts)| Clients {
+        name: name.as_str().to_owned(),
+        streams: streams.get(&name).copied().unwrap_or_default(),
+        counts,
+    };
+    own.into_iter().map(of).collect()
+}
+
+/// When each root expires. Roots of two CAs may have one serial number, and two samples may not.
+fn roots(snapshots: &[Snapshot]) -> BTreeMap<String, SystemTime> {
+    let mut expiry = BTreeMap::new();
+    for root in snapshots.iter().filter_map(trust_bundle).flat_map(TrustBundle::facts) {
+        let at = expiry.entry(root.serial.clone()).or_insert(root.not_after);
+        *at = root.not_after.min(*at);
+    }
+    expiry
 }
 
 impl Collector for Secrets {
@@ -56,15 +178,25 @@ impl Collector for Secrets {
         self.gauges(&mut encoder, "secret_rejected", "1 while a client rejects the newest secret", |one| {
             Some(i64::from(one.observed.verdicts().rejection.is_some()))
         })?;
-        self.gauges(&mut encoder, "streams", "Streams subscribed to the secret", |one| {
-            Some(whole(one.observed.streams))
+        self.gauges(
+            &mut encoder,
+            "secret_expired",
+            "1 while the secret that is served has expired",
+            |one| Some(i64::from(one.entry.not_after()? <= self.now)),
+        )?;
+        let help = "1 while the renewal is late by more than a twentieth of the lifetime";
+        self.gauges(&mut encoder, "secret_overdue", help, |one| {
+            let good = one.entry.good.as_ref()?;
+            good.renews.map(|_| i64::from(good.is_overdue(self.now)))
         })?;
+        self.streams(&mut encoder)?;
         self.counters(&mut encoder, "pushes", "Secrets sent on streams", |it| it.pushes)?;
         self.counters(&mut encoder, "acks", "Secrets that a client acknowledged", |it| it.acks)?;
         self.counters(&mut encoder, "nacks", "Secrets that a client rejected", |it| it.nacks)?;
         self.all_reports(&mut encoder)?;
         self.cas(&mut encoder)?;
         command::encode(&mut encoder, &self.reports)?;
+        self.groups.encode(&mut encoder)?;
         let help = "1 while every required secret and file is there and valid";
         describe(&mut encoder, "ready", help, None, &ConstGauge::new(i64::from(self.is_ready)))
     }
@@ -90,8 +222,8 @@ fn first_to_expire(one: &Snapshot) -> Option<&Crl> {
 }
 
 /// The labels of a secret.
-fn labels(one: &Snapshot) -> (Of<'_>, [(&'static str, &str); 1]) {
-    (Of(&one.workload), [("name", one.key.name.as_str())])
+fn labels(one: &Snapshot) -> [(&'static str, &str); 1] {
+    [("name", one.key.name.as_str())]
 }
 
 impl Secrets {
@@ -122,7 +254,7 @@ impl Secrets {
                 Secret::TrustBundle(_) => None,
             },
         )?;
-        self.timestamps(encoder, "secret_not_after", "Expiry of the secret that is served", |one| {
+        self.timestamps(encoder, NOT_AFTER, "Expiry of the secret that is served", |one| {
             one.entry.not_after()
         })?;
         self.timestamps(encoder, "secret_received", "When the secret that is served was received", |one| {
@@ -149,12 +281,16 @@ impl Secrets {
         help: &str,
         moment: impl Fn(&Snapshot) -> Option<SystemTime>,
     ) -> Result<(), std::fmt::Error> {
-        let name = format!("{name}_timestamp");
-        let mut family = encoder.encode_descriptor(&name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
+        let shown = format!("{name}_timestamp");
+        let mut family = encoder.encode_descriptor(&shown, help, Some(&Unit::Seconds), MetricType::Gauge)?;
         for one in &self.snapshots {
             if let Some(moment) = moment(one) {
                 ConstGauge::new(seconds(moment)).encode(family.encode_family(&labels(one))?)?;
             }
+        }
+        if let Some(moment) = self.roots_not_after.filter(|_| name == NOT_AFTER) {
+            let labels = [("name", SecretName::Roots.as_str())];
+            ConstGauge::new(seconds(moment)).encode(family.encode_family(&labels)?)?;
         }
         Ok(())
     }
@@ -163,18 +299,9 @@ impl Secrets {
     fn roots(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let (name, help) = ("trust_root_not_after_timestamp", "Expiry of a root of the trust bundle");
         let mut family = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
-        // Roots of two CAs may have one serial number, and two samples may not.
-        let mut expiry = BTreeMap::new();
-        let bundles = self.snapshots.iter().filter_map(|one| Some((&*one.workload, trust_bundle(one)?)));
-        for (workload, root) in
-            bundles.flat_map(|(workload, it)| it.facts().iter().map(move |root| (workload, root)))
-        {
-            let at = expiry.entry((workload, root.serial.as_str())).or_insert(root.not_after);
-            *at = root.not_after.min(*at);
-        }
-        for ((workload, serial), at) in expiry {
-            let labels = (Of(workload), [("serial", serial)]);
-            ConstGauge::new(seconds(at)).encode(family.encode_family(&labels)?)?;
+        for (serial, at) in &self.roots {
+            let labels = [("serial", serial.as_str())];
+            ConstGauge::new(seconds(*at)).encode(family.encode_family(&labels)?)?;
         }
         Ok(())
     }
@@ -195,17 +322,26 @@ impl Secrets {
         Ok(())
     }
 
+    fn streams(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let help = "Streams subscribed to the secret";
+        let mut family = encoder.encode_descriptor("streams", help, None, MetricType::Gauge)?;
+        for Clients { name, streams, .. } in &self.clients {
+            ConstGauge::new(whole(*streams)).encode(family.encode_family(&[("name", name.as_str())])?)?;
+        }
+        Ok(())
+    }
+
     /// A sample for each secret, from zero on: Prometheus sees no increase in a counter that first appears at 1.
     fn counters(
         &self,
         encoder: &mut DescriptorEncoder<'_>,
         name: &str,
         help: &str,
-        value: impl Fn(&Verdicts) -> u64,
+        value: impl Fn(&Counts) -> u64,
     ) -> Result<(), std::fmt::Error> {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for one in &self.snapshots {
-            ConstCounter::new(value(one.observed.verdicts())).encode(family.encode_family(&labels(one))?)?;
+        for Clients { name, counts, .. } in &self.clients {
+            ConstCounter::new(value(counts)).encode(family.encode_family(&[("name", name.as_str())])?)?;
         }
         Ok(())
     }
@@ -239,42 +375,33 @@ impl Secrets {
         let help = "1 while this one of several output directories can't be written";
         let name = "output_directory_failing";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (workload, reports) in &self.reports {
-            let Some(output) = reports.output.as_ref().filter(|it| it.directories.len() > 1) else {
-                continue;
-            };
-            for directory in &output.directories {
-                let is_failing = directory.failure.is_some() || directory.is_hanging;
-                let path = directory.path.display().to_string();
-                let labels = (Of(workload), [("directory", path.as_str())]);
-                ConstGauge::new(i64::from(is_failing)).encode(family.encode_family(&labels)?)?;
-            }
+        // A node has as many as its workloads have.
+        let of_a_sidecar = self.reports.output.as_ref().filter(|_| !self.snapshots.is_empty());
+        let several = of_a_sidecar.filter(|output| output.directories.len() > 1);
+        for directory in several.iter().flat_map(|output| &output.directories) {
+            let is_failing = directory.failure.is_some() || directory.is_hanging;
+            let path = directory.path.display().to_string();
+            let labels = [("directory", path.as_str())];
+            ConstGauge::new(i64::from(is_failing)).encode(family.encode_family(&labels)?)?;
         }
         Ok(())
     }
 
     /// Samples for each address of a CA. There are as many as the options name, and no more than the limit.
     fn cas(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let issues = |one: &Snapshot| {
-            let good = one.entry.good.as_ref();
-            one.key.name == SecretName::Workload && good.is_some_and(|good| good.origin == Origin::CA)
-        };
-        let served: BTreeSet<_> =
-            self.snapshots.iter().filter(|one| issues(one)).map(|one| &one.workload).collect();
         let help = "1 for the CA that issued the certificate that is served";
-        self.each_ca(encoder, "ca_serving", help, None, |workload, renewal, ca| {
-            let is_issuer = renewal.issuer.as_ref() == Some(&ca.name);
-            Some(i64::from(is_issuer && served.contains(workload)))
+        self.each_ca(encoder, "ca_serving", help, None, |ca| {
+            Some(i64::from(self.issuers.contains(&ca.name)))
         })?;
         let help = "1 while the CA's last call was without a certificate";
-        self.each_ca(encoder, "ca_failing", help, None, |_, _, ca| Some(i64::from(ca.failure.is_some())))?;
+        self.each_ca(encoder, "ca_failing", help, None, |ca| Some(i64::from(ca.failure.is_some())))?;
         let (seconds_of, unit) = (|at: Option<SystemTime>| at.map(seconds), Some(&Unit::Seconds));
         let help = "When the first of these calls failed";
-        self.each_ca(encoder, "ca_failing_since_timestamp", help, unit, |_, _, ca| {
+        self.each_ca(encoder, "ca_failing_since_timestamp", help, unit, |ca| {
             seconds_of(ca.failure.as_ref().map(|failure| failure.since))
         })?;
         let help = "When the CA last issued a certificate";
-        self.each_ca(encoder, "ca_last_issued_timestamp", help, unit, |_, _, ca| seconds_of(ca.issued))
+        self.each_ca(encoder, "ca_last_issued_timestamp", help, unit, |ca| seconds_of(ca.issued))
     }
 
     /// A sample for each CA that has a value.
@@ -284,22 +411,19 @@ impl Secrets {
         name: &str,
         help: &str,
         unit: Option<&Unit>,
-        value: impl Fn(&Arc<str>, &RenewalHealth, &CaHealth) -> Option<N>,
+        value: impl Fn(&CaHealth) -> Option<N>,
     ) -> Result<(), std::fmt::Error> {
         let mut family = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
-        for (workload, reports) in &self.reports {
-            for ca in reports.renewal.cas.iter().take(limits::CAS_MEASURED) {
-                if let Some(value) = value(workload, &reports.renewal, ca) {
-                    let labels = (Of(workload), [("ca", &*ca.name)]);
-                    ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
-                }
+        for ca in self.reports.renewal.cas.iter().take(limits::CAS_MEASURED) {
+            if let Some(value) = value(ca) {
+                ConstGauge::new(value).encode(family.encode_family(&[("ca", &*ca.name)])?)?;
             }
         }
         Ok(())
     }
 
-    /// A sample for each workload that has a value.
-    fn reports<N: EncodeGaugeValue>(
+    /// A sample, if there is a value.
+    fn reports<N: EncodeGaugeValue + Copy>(
         &self,
         encoder: &mut DescriptorEncoder<'_>,
         name: &str,
@@ -307,16 +431,6 @@ impl Secrets {
         unit: Option<&Unit>,
         value: impl Fn(&Reports) -> Option<N>,
     ) -> Result<(), std::fmt::Error> {
-        let mut family = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
-        let mut without_label = None;
-        for (workload, reports) in &self.reports {
-            let Some(value) = value(reports).map(ConstGauge::new) else { continue };
-            if workload.is_empty() {
-                without_label = Some(value);
-            } else {
-                value.encode(family.encode_family(&Of(workload))?)?;
-            }
-        }
-        without_label.map_or(Ok(()), |value| value.encode(family))
+        describe(encoder, name, help, unit, &Known(value(&self.reports)))
     }
 }

@@ -101,14 +101,14 @@ fn logged_name(name: &str) -> Option<&str> {
 }
 
 /// The workload that a client names.
-fn workload(request: &Request<Incoming>) -> Option<String> {
+pub(super) fn workload<B>(request: &Request<B>) -> Option<String> {
     let name = parameter(request, "workload");
     let name = percent_decode_str(name).decode_utf8_lossy();
     (!name.is_empty()).then(|| name.into_owned())
 }
 
 /// A parameter of the query, unescaped: log levels need no escapes.
-fn parameter<'a>(request: &'a Request<Incoming>, name: &str) -> &'a str {
+fn parameter<'a, B>(request: &'a Request<B>, name: &str) -> &'a str {
     let pairs = request.uri().query().unwrap_or_default().split('&');
     let mut found = pairs.filter_map(|pair| pair.split_once('=')).filter(|(key, _)| *key == name);
     found.next().map_or("", |(_, value)| value)

@@ -2,8 +2,8 @@
 //!
 //! | request | response |
 //! |---|---|
-//! | `GET /` | the page, which loads `/page.css` and `/page.js` |
-//! | `GET /v1/status` | the report (`docs/status.md`), as on the admin socket |
+//! | `GET /` | the page, which loads `/page.css`, `/shared.js` and `/page.js`; of an agent with many workloads `/node.css` and `/node.js` |
+//! | `GET /v1/status` | the report (`docs/status.md`), as on the admin socket; of one of many workloads with `?workload=NAME` |
 
 use http::{HeaderValue, Method, Request, StatusCode, header};
 use hyper::body::Incoming;
@@ -12,12 +12,18 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::net::http1::{self, Answer, CONNECTION_TIME, Place, text};
+use crate::ops::admin;
 use crate::ops::host;
 use crate::ops::report::Subject;
 
 const HTML: &str = include_str!("page/page.html");
 const CSS: &str = include_str!("page/page.css");
 const JS: &str = include_str!("page/page.js");
+/// What the pages of all agents share.
+const SHARED_JS: &str = include_str!("page/shared.js");
+const NODE_HTML: &str = include_str!("page/node.html");
+const NODE_CSS: &str = include_str!("page/node.css");
+const NODE_JS: &str = include_str!("page/node.js");
 
 /// The browser may run the page's script, which calls this agent, and nothing else.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
@@ -52,13 +58,16 @@ impl Page {
         answer
     }
 
-    /// The state, less what a hook printed: other users may read the page, and only the agent's user its log.
-    fn report(&self) -> Value {
-        let mut report = self.subject.report();
+    /// The state of all workloads or one of many, less what a hook printed: other users may read the page, and only the agent's user its log.
+    fn report(&self, workload: &str) -> Result<Value, String> {
+        let mut report = match workload {
+            "" => self.subject.report(),
+            name => self.subject.of(name)?.report(),
+        };
         if let Some(output) = report.get_mut("output").and_then(Value::as_object_mut) {
             output.remove("hook_last_lines");
         }
-        report
+        Ok(report)
     }
 
     fn call<B>(&self, request: &Request<B>) -> Answer {
@@ -72,10 +81,22 @@ impl Page {
         }
         let found = |content_type, body: &str| http1::answer(StatusCode::OK, content_type, body.to_owned());
         match request.uri().path() {
-            "/" => found("text/html; charset=utf-8", HTML),
+            "/" => found(
+                "text/html; charset=utf-8",
+                match self.subject {
+                    Subject::One(_) => HTML,
+                    Subject::Node(_) => NODE_HTML,
+                },
+            ),
             "/page.css" => found("text/css; charset=utf-8", CSS),
             "/page.js" => found("text/javascript; charset=utf-8", JS),
-            "/v1/status" => http1::json(StatusCode::OK, &self.report()),
+            "/shared.js" => found("text/javascript; charset=utf-8", SHARED_JS),
+            "/node.css" => found("text/css; charset=utf-8", NODE_CSS),
+            "/node.js" => found("text/javascript; charset=utf-8", NODE_JS),
+            "/v1/status" => match self.report(&admin::workload(request).unwrap_or_default()) {
+                Ok(report) => http1::json(StatusCode::OK, &report),
+                Err(reason) => text(StatusCode::NOT_FOUND, &format!("{reason}\n")),
+            },
             _ => text(StatusCode::NOT_FOUND, "not found; the paths are / and /v1/status\n"),
         }
     }
@@ -153,14 +174,17 @@ mod tests {
 
     #[test]
     fn the_page_is_small_and_loads_nothing_from_elsewhere() {
-        assert!(HTML.len() + CSS.len() + JS.len() < 16_000);
-        for part in [HTML, CSS, JS] {
+        let sidecar = [HTML, CSS, SHARED_JS, JS];
+        let node = [NODE_HTML, CSS, NODE_CSS, SHARED_JS, NODE_JS];
+        let size = |parts: &[&str]| parts.iter().map(|part| part.len()).sum::<usize>();
+        assert!(size(&sidecar) < 16_000 && size(&node) < 16_000, "{} {}", size(&sidecar), size(&node));
+        for part in sidecar.into_iter().chain(node) {
             let elsewhere = part.replace("http://www.w3.org/2000/svg", "");
             assert!(!elsewhere.contains("://"), "a part is not from this agent");
         }
         // Names and reasons are untrusted.
         for unsafe_call in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
-            assert!(!JS.contains(unsafe_call), "{unsafe_call}");
+            assert!([SHARED_JS, JS, NODE_JS].iter().all(|js| !js.contains(unsafe_call)), "{unsafe_call}");
         }
     }
 }

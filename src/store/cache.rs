@@ -15,8 +15,9 @@ use super::renewal::RenewalDesk;
 use super::room::{Connection, Room};
 use super::subscription::{Observed, Subscribers};
 use super::values::{Value, Values};
-use super::workload::Workload;
+use super::workload::{Totals, Workload};
 use crate::base::limits;
+use crate::base::spiffe_id::SpiffeId;
 use crate::secret::Revocation;
 
 /// All entries of all workloads. Clones are the same cache.
@@ -40,6 +41,8 @@ pub(super) struct Slots {
     pub(super) by_key: HashSet<Filed>,
     workloads: BTreeMap<Workload, Member>,
     next_workload: u32,
+    /// Of the workloads that were removed.
+    removed: Totals,
     /// Room for entries that exist because a stream asked for them.
     pub(super) room: Room,
     pub(super) values: Values,
@@ -51,6 +54,8 @@ pub(super) struct Slots {
 struct Member {
     name: Arc<str>,
     health: Components,
+    /// The one that is requested, where that is known.
+    identity: Option<SpiffeId>,
 }
 
 /// A slot that is found by its key.
@@ -134,7 +139,7 @@ impl Cache {
         let workload = Workload(slots.next_workload);
         slots.next_workload += 1;
         let health = Components::new(self.0.changes.clone());
-        slots.workloads.insert(workload, Member { name: name.into(), health });
+        slots.workloads.insert(workload, Member { name: name.into(), health, identity: None });
         drop(slots);
         self.0.changes.send_replace(());
         workload
@@ -152,6 +157,8 @@ impl Cache {
             if slot.key.name.is_on_demand() {
                 slots.forget_value(&slot);
                 slots.room.give_back(slot.owner);
+            } else {
+                slots.removed.add(&slot.key.name, lock(&slot.observed).verdicts());
             }
         }
         drop(slots);
@@ -162,6 +169,23 @@ impl Cache {
     pub fn workloads(&self) -> Vec<(Workload, Arc<str>)> {
         let slots = self.lock();
         slots.workloads.iter().map(|(workload, member)| (*workload, Arc::clone(&member.name))).collect()
+    }
+
+    /// The identity that is requested for `workload`, which is known before its first certificate.
+    pub fn set_identity(&self, workload: Workload, identity: SpiffeId) {
+        if let Some(member) = self.lock().workloads.get_mut(&workload) {
+            member.identity = Some(identity);
+        }
+    }
+
+    /// The identity that is requested for `workload`, where that is known.
+    pub fn identity_of(&self, workload: Workload) -> Option<SpiffeId> {
+        self.lock().workloads.get(&workload)?.identity.clone()
+    }
+
+    /// What the clients of workloads that were removed have been sent.
+    pub fn removed_totals(&self) -> Totals {
+        self.lock().removed
     }
 
     /// Whether `workload` has been added and not removed.

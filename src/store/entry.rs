@@ -119,6 +119,15 @@ pub struct Good {
     pub renews: Option<SystemTime>,
 }
 
+impl Good {
+    /// Whether it is a key pair whose renewal is late by more than a twentieth of its lifetime.
+    pub fn is_overdue(&self, now: SystemTime) -> bool {
+        let (Secret::KeyPair(pair), Some(renews)) = (&self.secret, self.renews) else { return false };
+        let lifetime = self.secret.not_after().duration_since(pair.leaf().not_before).unwrap_or_default();
+        now.duration_since(renews).is_ok_and(|late| late > lifetime / 20)
+    }
+}
+
 /// Why a source can't deliver a value.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {

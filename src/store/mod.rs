@@ -25,4 +25,4 @@ pub use self::publisher::{LINGER, Published, Publisher};
 pub use self::renewal::{NotRenewed, Renewals};
 pub use self::room::{Connection, Unserved, Waiting};
 pub use self::subscription::{Observed, Rejection, Subscriber, Subscription, Verdicts};
-pub use self::workload::Workload;
+pub use self::workload::{Counts, Totals, Workload};

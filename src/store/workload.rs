@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use super::subscription::Verdicts;
+use crate::secret::SecretName;
+
 /// The agent's own handle on one workload. [`Cache::add_workload`](super::Cache::add_workload) gives it out and never
 /// gives the same one out twice. The SPIFFE ID is part of the workload's secrets, since it may be unknown until a
 /// credential appears.
@@ -11,6 +14,35 @@ pub struct Workload(pub(super) u32);
 impl fmt::Debug for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Workload({})", self.0)
+    }
+}
+
+/// What the clients of several workloads were sent: of their key pairs, and of their trust bundles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub key_pairs: Counts,
+    pub trust_bundles: Counts,
+}
+
+/// What clients were sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub pushes: u64,
+    pub acks: u64,
+    pub nacks: u64,
+}
+
+impl Totals {
+    /// Adds what was sent of the secret `name`. Names on demand do not count.
+    pub fn add(&mut self, name: &SecretName, verdicts: &Verdicts) {
+        let counts = match name {
+            SecretName::Workload => &mut self.key_pairs,
+            SecretName::Roots => &mut self.trust_bundles,
+            _ => return,
+        };
+        counts.pushes += verdicts.pushes;
+        counts.acks += verdicts.acks;
+        counts.nacks += verdicts.nacks;
     }
 }
 

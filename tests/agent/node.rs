@@ -203,3 +203,65 @@ async fn a_restart_serves_all_workloads_from_their_state_while_the_ca_is_down() 
         assert_eq!(served_serial(&node.socket("web")).await, serial);
     }
 }
+
+#[tokio::test]
+async fn a_check_reports_the_mistakes_of_all_files_with_their_lines_and_what_each_workload_lacks() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    for name in ["workloads", "state", "kubelet/pods", "kubelet/plugins"] {
+        std::fs::create_dir_all(path(name)).unwrap();
+    }
+    let socket = |name: &str| format!("socket = \"{}\"\n", path(name).display());
+    let id = "spiffe-id = \"spiffe://cluster.local/ns/default/sa/web\"\n";
+    let files = [
+        ("web", socket("web.sock") + id),
+        ("twin", socket("web.sock") + id),
+        ("typo", socket("typo.sock") + id + "keytype = \"rsa-2048\"\ncert-ttl = \"soon\"\n"),
+        ("lost", socket("nowhere/lost.sock") + id),
+        ("token", socket("token.sock") + &format!("token-file = \"{}\"\n", path("absent").display())),
+    ];
+    for (name, text) in files {
+        std::fs::write(path(&format!("workloads/{name}.toml")), text).unwrap();
+    }
+    let shown = |name: &str| path(name).display().to_string();
+    let options = flags([
+        ("--ca", "embedded".to_owned()),
+        ("--ca-dir", shown("ca")),
+        ("--workloads", shown("workloads")),
+        ("--state-dir", shown("state")),
+        ("--admin-socket", shown("admin.sock")),
+        ("--status-address", "127.0.0.1:0".to_owned()),
+        ("--kubelet-dir", shown("kubelet")),
+        ("--csi-socket", shown("kubelet/plugins/csi.sock")),
+    ]);
+    let check = [&["check", "node", "--output", "json"], &strs(&options)[..]].concat();
+    let checked = output(&check).await;
+    assert_eq!(checked.status.code(), Some(1), "{}", String::from_utf8_lossy(&checked.stderr));
+    let findings: Value = serde_json::from_slice(&checked.stdout).unwrap();
+    let of = |state: &str, about: &str, words: &[&str]| {
+        findings.as_array().unwrap().iter().any(|one| {
+            let text = one["text"].as_str().unwrap();
+            one["state"] == state && one["about"] == about && words.iter().all(|word| text.contains(word))
+        })
+    };
+    let expected: [(&str, &str, &[&str]); 9] = [
+        ("error", "workload", &["typo: ", "keytype (line 3 of", "did you mean key-type?"]),
+        ("error", "workload", &["typo: ", "cert-ttl (line 4 of"]),
+        ("error", "workload", &["web: ", "twin.toml does already"]),
+        ("error", "socket", &["lost.sock", "create or mount it"]),
+        ("ok", "socket", &["web.sock: free"]),
+        ("error", "registration", &["plugins_registry", "--csi-registration-dir"]),
+        ("ok", "kubelet", &["pods is writable"]),
+        ("ok", "CSI driver", &["csi.attache.dev", "tokenRequests"]),
+        ("ok", "workloads", &["3 in "]),
+    ];
+    for (state, about, words) in expected {
+        assert!(of(state, about, words), "{state} {about} {words:?}: {findings:#}");
+    }
+    assert!(!path("admin.sock").exists() && !path("state/web").exists() && !path("web.sock").exists());
+
+    // The agent's own options are judged first.
+    let (code, error) = failure(&["check", "node", "--ca", "embedded", "--crl", "/crls"]).await;
+    assert!(code == 2 && error.contains("--crl is not for attache node"), "{error}");
+    assert!(error.contains("there are no workloads"), "{error}");
+}

@@ -114,3 +114,41 @@ async fn what_can_never_work_is_refused_at_once_and_leaves_nothing() {
         assert!(!volume.target.exists());
     }
 }
+
+#[tokio::test]
+async fn metrics_count_the_workloads_of_a_service_account_and_the_kubelets_calls_and_name_no_pod() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca = Ca::start(directory.path()).await;
+    let kubelet = Kubelet::new(directory.path());
+    let mut node = start(&ca, &kubelet, directory.path()).await;
+    let volumes: Vec<_> = (1..4).map(|number| kubelet.volume(number, "web", &[])).collect();
+    for volume in &volumes {
+        kubelet.publish(volume).await.unwrap();
+        assert_eq!(identity(&volume.socket()).await, spiffe("web"));
+    }
+    let refused = kubelet.volume(4, "web", &[("cert-ttl", "soon")]);
+    kubelet.publish(&refused).await.unwrap_err();
+    kubelet.unpublish(&volumes[0]).await.unwrap();
+    let text = node.metrics().await;
+    let web = "{namespace=\"default\",service_account=\"web\"}";
+    let expected = [
+        format!("attache_workloads{web} 2"),
+        format!("attache_workloads_without_certificate{web} 0"),
+        format!("attache_workloads_expired{web} 0"),
+        format!("attache_workloads_overdue{web} 0"),
+        "attache_workload_groups_left_out 0".to_owned(),
+        // Those of the volume that is gone count, too.
+        "attache_pushes_total{name=\"default\"} 3".to_owned(),
+        "attache_csi_publishes_total{outcome=\"ok\"} 3".to_owned(),
+        "attache_csi_publishes_total{outcome=\"invalid_argument\"} 1".to_owned(),
+        "attache_csi_unpublishes_total{outcome=\"ok\"} 1".to_owned(),
+        "attache_csi_publish_wait_seconds_count 3".to_owned(),
+        "attache_csi_volumes 2".to_owned(),
+        "attache_csi_registered 0".to_owned(),
+    ];
+    for line in expected {
+        assert!(text.lines().any(|one| one == line), "{line}\n{text}");
+    }
+    assert!(text.contains(&format!("attache_workloads_not_after_timestamp_seconds{web} ")), "{text}");
+    assert!(!text.contains("web-7f") && !text.contains("attache_secret_overdue{"), "{text}");
+}

@@ -13,6 +13,7 @@ use crate::support::chromium::Chromium;
 use crate::support::envoy::http_get;
 use crate::support::fake_ca::{FakeCa, Mood};
 use crate::support::files::spiffe;
+use crate::support::node::Node;
 use crate::support::process::{Agent, failure, output, strs};
 use crate::support::sds::{Stream, on_connection};
 
@@ -255,4 +256,63 @@ async fn without_the_option_nothing_listens() {
     // One is the listener of the status address.
     assert_eq!(listeners("without", &[]).await, 1);
     assert_eq!(listeners("none", &["--admin-address", "none"]).await, 1);
+}
+
+#[tokio::test]
+async fn of_many_workloads_the_page_shows_troubles_first_finds_any_and_opens_one_in_full() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let ca = dir.join("ca").display().to_string();
+    let mut node =
+        Node::start(dir, &["--ca", "embedded", "--ca-dir", &ca, "--admin-address", "127.0.0.1:0"]).await;
+    for number in 0..260 {
+        let name = format!("web-{number:03}");
+        node.describe(&name, &name, "");
+    }
+    let elsewhere = "socket = \"/nowhere/x.sock\"\nspiffe-id = \"spiffe://cluster.local/<b>odd\"\n";
+    std::fs::write(node.file("zz-odd"), elsewhere).unwrap();
+    let (_, line) = node.process.wait_log("attache serves the workloads").await;
+    let (_, address) = line.split_once("page=http://").unwrap();
+    let home = format!("http://{}/", address.split('/').next().unwrap());
+    std::fs::write(node.file("zz-unbound"), elsewhere.replace("<b>", "")).unwrap();
+    let mut browser = Chromium::open(dir, &home).await;
+    browser.wait("document.querySelector('#summary')?.innerText.includes('260 ok')").await;
+    let text = browser.evaluate("document.body.innerText").await;
+    let text = text.as_str().unwrap();
+    // A mistake in a file is no markup either.
+    for part in ["NOT READY", "261 in all", "the first 250 of 261", "zz-odd: ", "<b>odd", "embedded"] {
+        assert!(text.contains(part), "{part}:\n{text}");
+    }
+    // The one without a socket comes first, with the reason.
+    browser.wait("document.querySelector('tbody tr').innerText.includes('zz-unbound')").await;
+    browser.wait("document.querySelector('tbody tr').innerText.includes('/nowhere')").await;
+    let filter = |text: &str| format!("filter.value = '{text}'; filter.oninput()");
+    browser.evaluate(&filter("sa/web-25")).await;
+    browser.wait("document.querySelector('#found').innerText === '10 of 261'").await;
+    browser.evaluate("document.querySelector('tbody button').click()").await;
+    browser.wait("document.querySelectorAll('article').length === 2").await;
+    let opened = browser.evaluate("document.querySelector('tbody').innerText").await;
+    assert!(opened.as_str().unwrap().contains("ECDSA P-256"), "{opened}");
+    assert!(opened.as_str().unwrap().contains("web-250.sock"), "{opened}");
+    browser.evaluate("document.querySelector('tbody button').click()").await;
+    browser.wait("document.querySelectorAll('article').length === 0").await;
+    let button =
+        "[...document.querySelectorAll('#summary button')].find(one => one.innerText.includes('260 ok'))";
+    browser.evaluate(&format!("{button}.click()")).await;
+    browser
+        .wait("document.querySelector('#found').innerText === 'the first 250 of 260: filter for the others'")
+        .await;
+    // A workload that goes disappears.
+    std::fs::remove_file(node.file("web-000")).unwrap();
+    browser.wait("document.querySelector('#summary').innerText.includes('259 ok')").await;
+    for (name, width) in [("node", 1000), ("node-narrow", 390)] {
+        browser.resize(width).await;
+        browser.picture(&Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("page-{name}.png"))).await;
+        let widest = browser.evaluate("document.documentElement.scrollWidth").await;
+        assert!(widest.as_u64().unwrap() <= u64::from(width), "{name}: {widest}");
+    }
+    assert_eq!(browser.complaints(), [&Value::Null; 0]);
+    for url in browser.requests() {
+        assert!(url.starts_with(&home), "{url}");
+    }
 }

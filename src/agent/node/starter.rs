@@ -11,6 +11,7 @@ use crate::ca::provider::ClientError;
 use crate::ca::providers;
 use crate::config::{Config, ConfigErrors, Description, WorkloadTemplate};
 use crate::serve::peer::Peers;
+use crate::source::issuer::IdentitySource;
 
 /// Starts workloads. Clones start them alike.
 #[derive(Clone, Debug)]
@@ -42,6 +43,9 @@ impl Starter {
         let cas = self.cas(description, &config)?;
         let running = workloads.add(name);
         let Shared { cache, metrics, calls, .. } = &self.shared;
+        if let IdentitySource::Fixed(identity) = &config.workload.identity {
+            cache.set_identity(running.workload, identity.clone());
+        }
         let peers = Peers::new(config.allowed, metrics.clone(), cache.components(running.workload));
         let server = Server { calls: calls.clone(), stop: running.ended.clone() };
         let service = workloads.service(&running);

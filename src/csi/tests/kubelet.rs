@@ -15,6 +15,7 @@ use tonic::Status;
 use super::runner::FakeRunner;
 use crate::csi::{Driver, DriverSettings, TokenSource};
 use crate::fs::disk::Disk;
+use crate::metrics::Metrics;
 use crate::net::http2;
 use crate::proto::csi::v1 as csi;
 use crate::proto::csi::v1::node_client::NodeClient;
@@ -228,7 +229,7 @@ impl Running {
     }
 
     pub(super) async fn start_with(settings: DriverSettings, runner: &Arc<FakeRunner>, disk: Disk) -> Self {
-        let driver = Arc::new(Driver::new(settings, Arc::clone(runner) as _, disk));
+        let driver = Arc::new(Driver::new(settings, Arc::clone(runner) as _, disk, &Metrics::default()));
         driver.restore().await;
         let sockets = driver.open().await.unwrap();
         let stop = CancellationToken::new();

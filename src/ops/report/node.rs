@@ -166,6 +166,7 @@ impl NodeReporter {
             "identity": identity,
             "not_after": good.map(|good| moment(good.secret.not_after())),
             "renews": good.and_then(|good| good.renews).map(moment),
+            "overdue": good.is_some_and(|good| good.is_overdue(now)),
             "streams": own.iter().map(|one| one.observed.streams).sum::<usize>(),
             "error": error,
             "failing_since": failing_since.map(|since| moment(now - since.elapsed())),

@@ -117,8 +117,8 @@ impl Issuer {
             if !is_pending {
                 self.cas.failed(&ca.name, error.retry_after(), Instant::now(), fastrand::f64());
             }
-            let (reason, now) = (error.to_string(), self.clock.now());
-            self.report_renewal(|renewal| renewal.call_failed(&ca.name, reason, now));
+            let (reason, outcome, now) = (error.to_string(), error.label(), self.clock.now());
+            self.report_renewal(|renewal| renewal.call_failed(&ca.name, reason, outcome, now));
             failed.push(Failed { ca: ca.clone(), error });
             if is_pending {
                 return None;

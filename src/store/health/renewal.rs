@@ -32,6 +32,8 @@ pub struct CaHealth {
 pub struct CaFailure {
     /// Of the last call, for people.
     pub reason: String,
+    /// Of the last call, in one word.
+    pub outcome: &'static str,
     /// When the first of these calls failed.
     pub since: SystemTime,
     /// When the last of these calls failed.
@@ -54,10 +56,10 @@ impl RenewalHealth {
     }
 
     /// A call to the CA `name` failed at `at`.
-    pub fn call_failed(&mut self, name: &str, reason: String, at: SystemTime) {
+    pub fn call_failed(&mut self, name: &str, reason: String, outcome: &'static str, at: SystemTime) {
         if let Some(ca) = self.ca(name) {
             let since = ca.failure.as_ref().map_or(at, |failure| failure.since);
-            ca.failure = Some(CaFailure { reason, since, last_call: at });
+            ca.failure = Some(CaFailure { reason, outcome, since, last_call: at });
         }
     }
 
@@ -86,12 +88,13 @@ mod tests {
         let [a, b] = ["a", "b"].map(Arc::<str>::from);
         let mut health = RenewalHealth::new([&a, &b].into_iter().map(Arc::clone));
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        health.call_failed(&a, "down".to_owned(), at(1));
+        health.call_failed(&a, "down".to_owned(), "unreachable", at(1));
         health.round_failed(1, at(2));
-        health.call_failed(&a, "refused".to_owned(), at(2));
+        health.call_failed(&a, "refused".to_owned(), "refused", at(2));
         health.issued(&b, at(3));
         assert_eq!((health.failed_rounds, health.next_try, health.issuer.as_ref()), (0, None, Some(&b)));
-        let failure = CaFailure { reason: "refused".to_owned(), since: at(1), last_call: at(2) };
+        let (reason, outcome) = ("refused".to_owned(), "refused");
+        let failure = CaFailure { reason, outcome, since: at(1), last_call: at(2) };
         assert_eq!((&health.cas[0].failure, health.cas[0].issued), (&Some(failure), None));
         assert_eq!((&health.cas[1].failure, health.cas[1].issued), (&None, Some(at(3))));
         health.issued(&a, at(4));

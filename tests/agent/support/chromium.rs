@@ -135,13 +135,19 @@ impl Chromium {
 
     /// Sets the screen to `width`, and the preferred colour scheme to dark or light.
     pub async fn screen(&mut self, width: u32, scheme: &str) {
-        let metrics = json!({ "width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500 });
-        self.call("Emulation.setDeviceMetricsOverride", metrics).await;
+        self.resize(width).await;
         let scheme = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
         self.call("Emulation.setEmulatedMedia", scheme).await;
         // The script redraws after it has received the new width.
         self.wait(&format!("innerWidth === {width} && document.querySelector('svg').clientWidth < {width}"))
             .await;
+    }
+
+    /// Sets the screen to `width`.
+    pub async fn resize(&mut self, width: u32) {
+        let metrics = json!({ "width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500 });
+        self.call("Emulation.setDeviceMetricsOverride", metrics).await;
+        self.wait(&format!("innerWidth === {width}")).await;
     }
 
     /// Saves a screenshot of the whole page.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use super::envoy::http_get;
 use super::process::{Process, attache, output, strs};
 use super::sds::{Stream, on_connection, parsed};
 use super::wait::wait_until;
@@ -74,6 +75,16 @@ impl Node {
         let admin = self.directory.join("admin.sock").display().to_string();
         let status = output(&["status", "--output", "json", "--admin-socket", &admin]).await;
         serde_json::from_slice(&status.stdout).unwrap()
+    }
+
+    /// The text of its metrics.
+    pub async fn metrics(&mut self) -> String {
+        let (_, line) = self.process.wait_log("attache serves the workloads of this node").await;
+        let (_, address) = line.split_once("status=").unwrap();
+        let address = address.split_whitespace().next().unwrap().parse().unwrap();
+        let (status, _, text) = http_get(address, "/metrics").await.unwrap();
+        assert_eq!(status, 200, "{text}");
+        text
     }
 
     /// What it reports of the workload `name`.
