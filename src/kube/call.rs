@@ -10,7 +10,7 @@ use http::{Method, Request, Response, StatusCode, Uri};
 use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
-use super::buffer::{Buffer, wipe};
+use crate::net::buffer::{Buffer, wipe};
 use super::connection::Lease;
 use super::pool::Connections;
 use super::{ClusterConfig, Credential, KubeError};

@@ -10,7 +10,7 @@ use memchr::memchr;
 use serde_json::Value;
 use tokio_stream::Stream;
 
-use super::buffer::{Buffer, wipe};
+use crate::net::buffer::{Buffer, wipe};
 use super::call::{Answer, Caller};
 use super::connection::Lease;
 use super::object::{self, RawEvent};

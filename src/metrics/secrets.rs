@@ -17,7 +17,7 @@ use crate::base::limits;
 use crate::pki::crl::Crl;
 use crate::secret::{Secret, SecretName, TrustBundle};
 use crate::store::health::{CaHealth, ComponentHealth, RenewalHealth, Reports};
-use crate::store::{Cache, Origin, Snapshot, Verdicts};
+use crate::store::{Cache, Snapshot, Verdicts};
 
 /// What the store holds at one moment.
 #[derive(Debug)]
@@ -257,7 +257,7 @@ impl Secrets {
     fn cas(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let issues = |one: &Snapshot| {
             let good = one.entry.good.as_ref();
-            one.key.name == SecretName::Workload && good.is_some_and(|good| good.origin == Origin::CA)
+            one.key.name == SecretName::Workload && good.is_some_and(|good| good.origin.is_issued())
         };
         let served: BTreeSet<_> =
             self.snapshots.iter().filter(|one| issues(one)).map(|one| &one.workload).collect();

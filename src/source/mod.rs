@@ -5,3 +5,4 @@ pub mod files;
 pub mod issuer;
 pub mod kubernetes;
 pub mod mint;
+pub mod spiffe;

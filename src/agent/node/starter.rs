@@ -47,6 +47,7 @@ impl Starter {
         let service = workloads.service(&running);
         let serving = async move { server.sds(listener.await, peers, service).await };
         let plan = Plan {
+            spiffe: None,
             kubernetes: None,
             files: config.files,
             crl: config.crl,

@@ -25,6 +25,7 @@ fn plan(account: &str, ca: &Path) -> Plan {
     let identity = format!("spiffe://cluster.local/ns/default/sa/{account}").parse().unwrap();
     let debounce = Duration::from_millis(100);
     Plan {
+        spiffe: None,
         kubernetes: None,
         files: files::FileSettings {
             mounted: Vec::new(),

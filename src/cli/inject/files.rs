@@ -127,10 +127,13 @@ impl<'a> Files<'a> {
         let run = self.run;
         match &run.cert_dir {
             Some(dir) => self.check_directory("--cert-dir", Path::new(dir)),
-            None if self.config.providers.is_empty() && self.config.kubernetes.is_none() => {
+            None if self.config.files.is_alone && self.config.kubernetes.is_none() => {
                 self.check_default_cert_dir()
             }
             None => {}
+        }
+        if let Some(spiffe) = &self.config.spiffe {
+            self.check_file("--spiffe-endpoint", &spiffe.socket);
         }
         run.crl.iter().for_each(|file| self.check_file("--crl", Path::new(file)));
         run.file_prefix.iter().for_each(|dir| self.check_directory("--file-prefix", Path::new(dir)));
