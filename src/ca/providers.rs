@@ -78,7 +78,10 @@ pub fn parse_choice(text: &str) -> Result<Choice, String> {
 /// The names for `--ca`, with what they stand for.
 pub fn choices() -> String {
     let choices = KINDS.iter().map(|kind| format!("{} ({})", kind.name, kind.summary));
-    let without = ["spiffe (no CA: identity and key come from SPIRE's agent or another Workload API)", "none (mounted files alone)"];
+    let without = [
+        "spiffe (no CA: identity and key come from SPIRE's agent or another Workload API)",
+        "none (mounted files alone)",
+    ];
     choices.chain(without.map(str::to_owned)).collect::<Vec<_>>().join(", ")
 }
 

@@ -182,8 +182,7 @@ impl Config {
         let (workload, providers) =
             workload_and_providers(r, args, options, &selection, state, has_kubernetes_secrets, subject);
 
-        let sockets: Vec<_> =
-            std::iter::once(&socket).chain(&other_sockets).map(PathBuf::as_path).collect();
+        let sockets: Vec<_> = std::iter::once(&socket).chain(&other_sockets).map(PathBuf::as_path).collect();
         let spiffe =
             spiffe::spiffe(r, args, &selection, &workload, &sockets, has_kubernetes_secrets, subject);
         let is_alone = providers.is_empty() && spiffe.is_none();

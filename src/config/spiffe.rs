@@ -70,9 +70,7 @@ pub(super) fn spiffe(
     }
     refuse_options_of_cas(r, args, selection, ca, has_kubernetes_secrets);
     if endpoint.is_missing() {
-        r.mistake(format!(
-            "{ca} needs the endpoint: --spiffe-endpoint unix:///PATH ({VARIABLE} works, too)"
-        ));
+        r.mistake(format!("{ca} needs the endpoint: --spiffe-endpoint unix:///PATH ({VARIABLE} works, too)"));
     }
     check_own(r, &endpoint, sockets);
     Some(Box::new(SpiffeSettings {
@@ -97,7 +95,8 @@ fn refuse_options_of_cas(
         if has_kubernetes_secrets && matches!(option, "namespace" | "service-account" | "state-dir") {
             continue;
         }
-        let set: Setting<Vec<String>> = r.list(option, &typed, &[], ',', |text| Ok::<_, String>(text.to_owned()));
+        let set: Setting<Vec<String>> =
+            r.list(option, &typed, &[], ',', |text| Ok::<_, String>(text.to_owned()));
         if !set.is_own() || !selection.judges(set.level) {
             continue;
         }

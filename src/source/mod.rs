@@ -1,4 +1,4 @@
-//! Sources of secrets: the issuer (through a CA), mounted files, CRL files, Kubernetes.
+//! Sources of secrets: the issuer (through a CA), a SPIFFE Workload API, mounted files, CRL files, Kubernetes.
 
 pub mod crl;
 pub mod files;

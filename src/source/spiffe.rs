@@ -398,7 +398,11 @@ impl SpiffeSource {
             Err(reason) => {
                 if self.bad_crls.is_new(&reason) {
                     let endpoint = &*self.endpoint.name;
-                    tracing::warn!(reason, endpoint, "CRLs of the SPIFFE endpoint not used; the previous ones stay");
+                    tracing::warn!(
+                        reason,
+                        endpoint,
+                        "CRLs of the SPIFFE endpoint not used; the previous ones stay"
+                    );
                 }
             }
         }

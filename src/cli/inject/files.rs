@@ -330,6 +330,7 @@ mod tests {
         &["--ca=vault", "--ca-address=http://a:1", "--vault-role=r", "--spiffe-id=spiffe://td/a"];
     const CFSSL: &[&str] = &["--ca=cfssl", "--ca-address=http://a:1", "--spiffe-id=spiffe://td/a"];
     const KUBERNETES: &[&str] = &["--ca=kubernetes", "--kubernetes-signer=example.com/a"];
+    const SPIFFE: &[&str] = &["--ca=spiffe"];
     const EXEC: &[&str] = &["--ca=exec", "--spiffe-id=spiffe://td/a"];
     const STS: &[&str] = &[
         "--ca-address=a:1",
@@ -338,7 +339,8 @@ mod tests {
     ];
 
     /// Options that name what the agent reads in its container, with the other options that they need.
-    const READ: [(&str, &str, &[&[&str]]); 16] = [
+    const READ: [(&str, &str, &[&[&str]]); 17] = [
+        ("spiffe-endpoint", "unix:///needed/agent.sock", &[SPIFFE]),
         ("cert-dir", "/needed", &[&["--ca=none"]]),
         ("crl", "/needed/crl", &[ISTIOD]),
         ("file-prefix", "/needed", &[ISTIOD]),
@@ -370,6 +372,7 @@ mod tests {
             arg.get_action().takes_values()
                 && names
                     .iter()
+                    .map(|name| name.strip_prefix("unix:///").unwrap_or(name))
                     .any(|name| ["FILE", "DIR", "PATH", "COMMAND"].iter().any(|kind| name.starts_with(kind)))
         };
         let mut found: Vec<_> =

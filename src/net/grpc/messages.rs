@@ -62,11 +62,7 @@ impl Channel {
     }
 
     /// Makes a call, and returns once the head of its answer has arrived. No message may have more than `limit` bytes.
-    pub async fn call(
-        self,
-        request: http::Request<Body>,
-        limit: usize,
-    ) -> Result<Messages, TransportError> {
+    pub async fn call(self, request: http::Request<Body>, limit: usize) -> Result<Messages, TransportError> {
         let mut calls = self.service();
         let answered = async {
             std::future::poll_fn(|cx| calls.poll_ready(cx)).await?;

@@ -1,6 +1,6 @@
 //! The source with a fake endpoint, in virtual time.
 
-mod fake;
+pub(super) mod fake;
 
 use std::collections::HashMap;
 
@@ -60,7 +60,9 @@ async fn a_root_that_the_endpoint_no_longer_names_stays_for_one_lifetime() {
     // Announced.
     first.bundle = [old.root(), new.root()].concat().into();
     call.send(&answer([first]));
-    world.wait(SecretName::Roots, |entry| entry.good.as_ref().unwrap().secret.to_string().contains("2 root")).await;
+    world
+        .wait(SecretName::Roots, |entry| entry.good.as_ref().unwrap().secret.to_string().contains("2 root"))
+        .await;
     let at = start() + HOUR / 2;
     world.clock.sleep_until(at).await;
     let next = new.svid(ID, at);
@@ -72,7 +74,9 @@ async fn a_root_that_the_endpoint_no_longer_names_stays_for_one_lifetime() {
     world.mood.send_replace(Mood::Down);
     world.clock.sleep_until(at + HOUR - Duration::from_secs(1)).await;
     assert_eq!(world.roots().len(), 2, "while the endpoint is away, too");
-    world.wait(SecretName::Roots, |entry| entry.good.as_ref().unwrap().secret.to_string().contains("1 root")).await;
+    world
+        .wait(SecretName::Roots, |entry| entry.good.as_ref().unwrap().secret.to_string().contains("1 root"))
+        .await;
     assert_eq!(world.clock.now(), at + HOUR);
     let dialled = *world.dial.dialled.lock().unwrap();
     assert!((120..=400).contains(&dialled), "{dialled} attempts in an hour");
@@ -136,11 +140,17 @@ async fn a_bad_answer_takes_no_good_value_away() {
         (vec![0xff; 30], "it is not an X509SVIDResponse"),
         (Vec::new(), "it holds no SVID"),
         (changed(&|it| it.spiffe_id = "web".into()), "\"web\" is not a SPIFFE ID"),
-        (changed(&|it| it.spiffe_id = "spiffe://td/db".into()), "has a certificate that names spiffe://td/web"),
+        (
+            changed(&|it| it.spiffe_id = "spiffe://td/db".into()),
+            "has a certificate that names spiffe://td/web",
+        ),
         (changed(&|it| it.x509_svid = vec![1, 2, 3].into()), "has a certificate that can't be read"),
         (changed(&|it| it.x509_svid = Bytes::new()), "has a certificate that can't be read: there is none"),
         (changed(&|it| it.x509_svid_key = vec![1, 2, 3].into()), "has a key that can't be used"),
-        (changed(&|it| it.x509_svid_key = strangers.x509_svid_key.clone()), "does not belong to its certificate"),
+        (
+            changed(&|it| it.x509_svid_key = strangers.x509_svid_key.clone()),
+            "does not belong to its certificate",
+        ),
         (changed(&|it| it.bundle = Bytes::new()), "comes without a bundle"),
         (changed(&|it| it.bundle = vec![48].into()), "has a bundle that can't be read"),
         (changed(&|it| it.bundle = other.root().into()), "the SVID of spiffe://td/web: the certificate"),
@@ -264,7 +274,10 @@ async fn a_certificate_that_is_not_renewed_is_asked_for_and_reported() {
     world.wait_failure("it has not renewed the certificate").await;
     // Its own health, before anything expires.
     let health = world.cache.health(world.clock.now());
-    assert!(health.is_ready() && health.failing.iter().any(|problem| problem.name == "default"), "{health:?}");
+    assert!(
+        health.is_ready() && health.failing.iter().any(|problem| problem.name == "default"),
+        "{health:?}"
+    );
     let next = ca.svid(ID, world.clock.now());
     world.call().await.send(&answer([next.clone()]));
     world.wait(SecretName::Workload, |entry| entry.failure().is_none()).await;
@@ -287,5 +300,8 @@ async fn crls_of_an_answer_are_in_the_bundle_until_they_are_out_of_date() {
     call.send(&with_crl);
     world.wait(SecretName::Roots, |entry| entry.good.is_some() && crls(entry) == 0).await;
     let left = (start() + HOUR / 4).duration_since(world.clock.now()).unwrap();
-    assert!(left > Duration::ZERO && left < Duration::from_secs(3), "Envoy must not meet it afterwards: {left:?}");
+    assert!(
+        left > Duration::ZERO && left < Duration::from_secs(3),
+        "Envoy must not meet it afterwards: {left:?}"
+    );
 }

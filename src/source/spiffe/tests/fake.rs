@@ -27,10 +27,10 @@ use crate::proto::X509svid;
 use crate::source::spiffe::call::Dial;
 use crate::source::spiffe::error::Cause;
 
-pub(super) struct Ca(CertifiedIssuer<'static, SigningKey>);
+pub(in crate::source::spiffe) struct Ca(CertifiedIssuer<'static, SigningKey>);
 
 impl Ca {
-    pub(super) fn new(name: &str) -> Self {
+    pub(in crate::source::spiffe) fn new(name: &str) -> Self {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -43,7 +43,7 @@ impl Ca {
     }
 
     /// An SVID that is valid from `from` on for `HOUR`.
-    pub(super) fn svid(&self, id: &str, from: SystemTime) -> X509svid {
+    pub(in crate::source::spiffe) fn svid(&self, id: &str, from: SystemTime) -> X509svid {
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
         let mut params = CertificateParams::default();
         params.subject_alt_names = vec![SanType::URI(id.try_into().unwrap())];
@@ -61,7 +61,7 @@ impl Ca {
         }
     }
 
-    pub(super) fn crl(&self, from: SystemTime, until: SystemTime) -> Bytes {
+    pub(in crate::source::spiffe) fn crl(&self, from: SystemTime, until: SystemTime) -> Bytes {
         let params = CertificateRevocationListParams {
             this_update: from.into(),
             next_update: until.into(),
@@ -74,7 +74,7 @@ impl Ca {
     }
 }
 
-pub(super) fn answer(svids: impl Into<Vec<X509svid>>) -> X509svidResponse {
+pub(in crate::source::spiffe) fn answer(svids: impl Into<Vec<X509svid>>) -> X509svidResponse {
     X509svidResponse { svids: svids.into(), crl: Vec::new(), federated_bundles: HashMap::new() }
 }
 
@@ -208,8 +208,7 @@ impl World {
         };
         let endpoint =
             Endpoint { name: settings.name().into(), dial: Arc::clone(&dial) as Arc<dyn Dial>, timeout };
-        let source =
-            SpiffeSource::of(endpoint, settings, &cache, workload, clock.clone(), metrics.clone());
+        let source = SpiffeSource::of(endpoint, settings, &cache, workload, clock.clone(), metrics.clone());
         let running = tokio::spawn(async { match source.run().await {} });
         let _running = tokio_util::task::AbortOnDropHandle::new(running);
         Self { cache, workload, clock, metrics, mood, dial, calls, _running }
