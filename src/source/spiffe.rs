@@ -8,8 +8,6 @@ mod call;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-#[cfg(test)]
-mod tests;
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -46,7 +44,7 @@ pub const PROVIDER: &str = "spiffe";
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// A stream that was open for this long was a good one: the next pause is a short one again.
 const STEADY: Duration = Duration::from_secs(30);
-/// An endpoint that has not renewed a certificate of which this share of its life is left is asked anew.
+/// An endpoint that has not renewed a certificate of which this share of its life is left is asked again.
 const OVERDUE_SHARE: u32 = 8;
 
 /// Where the identity comes from, and which one it is.
@@ -139,8 +137,8 @@ pub struct SpiffeSource {
     components: Components,
 }
 
-/// Why a stream is left: the endpoint is asked anew.
-struct AskAnew;
+/// Why a stream is left: the endpoint is asked again.
+struct AskAgain;
 
 impl SpiffeSource {
     /// A source that publishes `workload`'s secrets to `cache`.
@@ -198,7 +196,7 @@ impl SpiffeSource {
             let began = Instant::now();
             self.has_answered = false;
             let error = match self.follow().await {
-                Ok(AskAnew) => {
+                Ok(AskAgain) => {
                     failures = 0;
                     continue;
                 }
@@ -219,8 +217,8 @@ impl SpiffeSource {
         }
     }
 
-    /// Makes a call, and publishes what comes on it until it ends, or the endpoint is to be asked anew.
-    async fn follow(&mut self) -> Result<AskAnew, SpiffeError> {
+    /// Makes a call, and publishes what comes on it until it ends, or the endpoint is to be asked again.
+    async fn follow(&mut self) -> Result<AskAgain, SpiffeError> {
         let started = Instant::now();
         let opened = self.endpoint.open().await;
         let label = opened.as_ref().map_or_else(SpiffeError::label, |_| "ok");
@@ -231,9 +229,9 @@ impl SpiffeSource {
         loop {
             tokio::select! {
                 biased;
-                () = self.renewals.wanted() => return Ok(AskAnew),
+                () = self.renewals.wanted() => return Ok(AskAgain),
                 message = self.endpoint.next(&mut messages) => self.take(message?).await?,
-                () = self.clock.sleep_until_any(self.due) => return Ok(AskAnew),
+                () = self.clock.sleep_until_any(self.due) => return Ok(AskAgain),
                 () = self.clock.sleep_until_any(self.next_change()) => self.change(),
             }
         }
@@ -423,3 +421,6 @@ impl SpiffeSource {
         self.components.report_crls(health);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -102,7 +102,8 @@ fn options_of_cas_contradict_an_endpoint_of_their_level() {
     assert_eq!(mistakes(ENDPOINT, &lower), [""; 0]);
     let same = [("CA_PROVIDER", "spiffe"), ("SPIFFE_ENDPOINT_SOCKET", "unix:///a"), ("SECRET_TTL", "1h")];
     assert_eq!(mistakes("", &same), [""; 0], "Istio's variables are in each of its Pods");
-    let with_secrets = format!("{ENDPOINT} --kubernetes-secrets --namespace shop --state-dir /s");
+    let with_secrets =
+        format!("{ENDPOINT} --kubernetes-secrets --kubeconfig /k --namespace shop --state-dir /s");
     let config = config(&with_secrets, &[]).unwrap();
     assert!(config.spiffe.is_some() && config.workload.state.is_some());
     let mint = only_mistake(&format!("{ENDPOINT} --mint-suffix example.com"), &[]);

@@ -19,7 +19,8 @@ pub fn answer(bytes: &[u8]) -> bool {
             b'M' => message = section.to_vec().into(),
             b'T' => now = moment(section),
             b'I' => wanted.id = text.parse().ok(),
-            _ => wanted.trust_domain = Some(text.into_owned()),
+            // Options are checked where they are read.
+            _ => wanted.trust_domain = Some(text.escape_debug().to_string()),
         }
     }
     let answer = match read(message, &wanted, KeyFormat::Pkcs8, now) {

@@ -241,7 +241,7 @@ async fn an_endpoint_that_stands_still_is_noticed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_requested_renewal_asks_anew() {
+async fn a_requested_renewal_makes_another_call() {
     let (mut world, ca) = (World::new(any(), Mood::Serves), Ca::new("ca"));
     let call = world.call().await;
     let svid = ca.svid(ID, start());
