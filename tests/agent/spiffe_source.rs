@@ -117,7 +117,8 @@ async fn an_identity_that_is_not_the_configured_one_is_not_served() {
         assert!(status == 503 && body.contains(words), "{body}");
     }
     let id = spiffe("web");
-    let options = [&strs(&behind(&source.socket))[..], &["--spiffe-id", &id]].concat();
+    let behind = behind(&source.socket);
+    let options = [&strs(&behind)[..], &["--spiffe-id", &id]].concat();
     drop(Agent::ready(directory.path(), "web", &options).await);
 }
 
