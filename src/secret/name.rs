@@ -1,6 +1,7 @@
 //! Resource names as Envoy requests them.
 
 mod kubernetes;
+mod spiffe;
 
 use std::fmt;
 use std::path::Path;
@@ -8,6 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 pub use self::kubernetes::{KubernetesName, Scheme};
+pub use self::spiffe::SpiffeName;
 use crate::base::limits;
 use crate::pki::csr::DnsName;
 
@@ -58,7 +60,7 @@ pub struct MintName(Arc<str>);
 pub enum BadName {
     #[error(
         "unknown resource name {0:?}: this agent serves \"default\" (key pair), \"ROOTCA\" (trust bundle), \
-         file-cert:CHAIN~KEY, file-root:PATH, file-root:system, with --kubernetes-secrets \
+         file-cert:CHAIN~KEY, file-root:PATH, file-root:system, its own spiffe://ID and spiffe://TRUST-DOMAIN, ALL, with --kubernetes-secrets \
          kubernetes://[NAMESPACE/]NAME, and with --mint-suffix mint://HOST"
     )]
     Unknown(String),
