@@ -14,7 +14,8 @@ use std::time::SystemTime;
 
 pub use self::key_pair::{KeyPair, NotAKeyPair};
 pub use self::name::{
-    BadName, KubernetesName, MintName, NameKind, PairName, RootsName, Scheme, SecretName, SpiffeName,
+    BadName, FederatedName, KubernetesName, MintName, NameKind, PairName, RootsName, Scheme, SecretName,
+    SpiffeName,
 };
 pub use self::revocation::{Gap, Revocation, Uncovered};
 pub use self::svid::{NotAnSvid, Svid};

@@ -1,6 +1,34 @@
 //! Names of SPIFFE: those that SPIRE's agent serves to Envoy beside `default` and `ROOTCA`.
 
-use crate::base::spiffe_id::SpiffeId;
+use std::sync::Arc;
+
+use crate::base::spiffe_id::{NotASpiffeId, SpiffeId};
+
+const SCHEME: &str = "spiffe://";
+
+/// `spiffe://DOMAIN` of another trust domain: the name of its trust bundle in the store.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FederatedName(Arc<str>);
+
+impl FederatedName {
+    /// `domain` is the name of a trust domain, with or without `spiffe://`.
+    pub fn new(domain: &str) -> Result<Self, NotASpiffeId> {
+        let domain = domain.strip_prefix(SCHEME).unwrap_or(domain);
+        let id: SpiffeId = format!("{SCHEME}{domain}").parse()?;
+        match id.trust_domain() == domain {
+            true => Ok(Self(id.as_str().into())),
+            false => Err(NotASpiffeId::path(domain)),
+        }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub fn domain(&self) -> &str {
+        self.0.strip_prefix(SCHEME).unwrap_or_default()
+    }
+}
 
 /// A name that means a part of the workload's own identity. Which one is known once there is a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +48,7 @@ impl SpiffeName {
             return Some(Self::AllBundles);
         }
         let id: SpiffeId = text.parse().ok()?;
-        let has_path = text.len() > "spiffe://".len() + id.trust_domain().len();
+        let has_path = text.len() > SCHEME.len() + id.trust_domain().len();
         Some(if has_path { Self::Identity(id) } else { Self::Bundle(id) })
     }
 }
@@ -28,6 +56,17 @@ impl SpiffeName {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_federated_name_is_that_of_a_trust_domain() {
+        for text in ["two.example", "spiffe://two.example"] {
+            let name = FederatedName::new(text).unwrap();
+            assert_eq!((name.as_str(), name.domain()), ("spiffe://two.example", "two.example"));
+        }
+        for text in ["", "TWO", "two.example/", "spiffe://two.example/web", "https://two"] {
+            assert!(FederatedName::new(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn identities_and_trust_domains_are_distinguished() {
