@@ -121,7 +121,7 @@ impl Reporter {
         let snapshots = self.cache.snapshot_of(self.workload);
         let of = |one: &Snapshot| {
             // The issuer renews both of the workload's own.
-            let next_try = next_try.filter(|_| !one.key.name.is_on_demand());
+            let next_try = next_try.filter(|_| one.key.name.is_own());
             secret(one, now, next_try)
         };
         snapshots.iter().map(of).collect()
