@@ -140,6 +140,7 @@ const SELDOM: &[&str] = &[
     "attache::serve::workload_api",
     "attache::source::kubernetes",
     "attache::source::mint",
+    "attache::source::spiffe",
     "clap_builder::output",
     "clap_complete",
     "clap_mangen",

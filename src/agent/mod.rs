@@ -50,6 +50,7 @@ use crate::os::systemd::Started;
 use crate::serve::listener::{Listener, SocketFile};
 use crate::serve::peer::{AdminPeers, Peers};
 use crate::source::kubernetes::kept::Keeper;
+use crate::source::spiffe;
 use crate::store::Cache;
 use crate::store::health::{self, Health, HealthWatcher};
 
@@ -231,12 +232,17 @@ async fn start_workload(
     });
     let cas =
         providers::clients(&config.providers, &shared.clock, &shared.disk.within(config.workload.timeout))?;
+    // What the secrets come from: the endpoint has no client.
+    let (provider, names) = match &config.spiffe {
+        Some(spiffe) => (spiffe::PROVIDER, vec![spiffe.name()]),
+        None => (cas.provider(), cas.in_order().map(|ca| ca.name.to_string()).collect()),
+    };
     let kubernetes = start_kubernetes(workloads, shared, running, &config).await?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         socket = %text::listed(sds.iter().map(|socket| socket.path().display()), ", "),
         config = config.options_file.as_ref().map(|file| tracing::field::display(file.path().display())),
-        ca = cas.provider(),
+        ca = provider,
         because = config.provider_reason,
         cert_dir,
         output_dir,
@@ -254,8 +260,8 @@ async fn start_workload(
         socket,
         socket_file,
         other_sockets: sds.others.iter().map(named).collect(),
-        provider: cas.provider(),
-        cas: cas.in_order().map(|ca| ca.name.to_string()).collect(),
+        provider,
+        cas: names,
     };
     let plan = Plan {
         kubernetes,
@@ -263,6 +269,7 @@ async fn start_workload(
         crl: config.crl,
         cas,
         issuer: config.workload,
+        spiffe: config.spiffe,
         mint: config.mint,
         output: config.output,
     };

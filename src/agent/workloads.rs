@@ -31,6 +31,7 @@ use crate::source::files::{self, FileSource};
 use crate::source::issuer::{IssuanceQueue, Issuer, IssuerContext, IssuerSettings};
 use crate::source::kubernetes::{Clusters, KubernetesSource};
 use crate::source::mint::{MintSettings, MintSource};
+use crate::source::spiffe::{SpiffeSettings, SpiffeSource};
 use crate::store::history::History;
 use crate::store::{Cache, Scope, Workload};
 
@@ -86,6 +87,8 @@ pub struct Plan {
     /// The CAs that sign; empty where mounted files are the only source.
     pub cas: Failover,
     pub issuer: IssuerSettings,
+    /// The Workload API that delivers the identity instead.
+    pub spiffe: Option<Box<SpiffeSettings>>,
     /// Certificates for hosts.
     pub mint: Option<MintSettings>,
     pub kubernetes: Option<KubernetesPlan>,
@@ -93,9 +96,9 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// An agent without either serves only what streams name.
+    /// An agent without any of them serves only what streams name.
     fn has_own(&self) -> bool {
-        !self.files.mounted.is_empty() || !self.cas.is_empty()
+        !self.files.mounted.is_empty() || !self.cas.is_empty() || self.spiffe.is_some()
     }
 }
 
@@ -146,6 +149,11 @@ impl Tasks {
             let mut issuer = Issuer::new(plan.cas, plan.issuer, &cache, *workload, context);
             issuer.restore().await;
             own.push(Box::pin(issuer.run()));
+        }
+        if let Some(settings) = plan.spiffe {
+            let (clock, metrics) = (clock.clone(), metrics.clone());
+            let source = SpiffeSource::new(*settings, &cache, *workload, &disk, clock, metrics);
+            own.push(Box::pin(async { match source.run().await {} }));
         }
         if let Some(settings) = plan.output {
             // After the sources, whose entries it follows.

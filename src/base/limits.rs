@@ -54,6 +54,8 @@ pub const STUCK_THREADS: usize = 16;
 pub const OLD_ROOTS: usize = 32;
 /// Bytes of a CA's response.
 pub const ANSWER_BYTES: usize = 1 << 20;
+/// Bytes of a message of a SPIFFE Workload API: as many as gRPC clients take where nothing else is set.
+pub const SPIFFE_ANSWER_BYTES: usize = 4 << 20;
 /// Bytes of an object of Kubernetes' API, alone or in an event: etcd's limit is half of it.
 pub const KUBE_OBJECT_BYTES: usize = 3 << 20;
 /// Bytes of a page of a list of Kubernetes' API.

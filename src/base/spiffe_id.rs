@@ -15,6 +15,13 @@ pub struct NotASpiffeId {
     reason: &'static str,
 }
 
+impl NotASpiffeId {
+    /// A path stands where only a trust domain may.
+    pub fn path(text: &str) -> Self {
+        Self { text: text.chars().take(100).collect(), reason: "a trust domain has no path" }
+    }
+}
+
 impl SpiffeId {
     const LONGEST: usize = 2048;
 

@@ -125,6 +125,8 @@ pub enum NameUse {
 pub enum Choice {
     /// Mounted files alone: `--ca none`.
     Files,
+    /// A SPIFFE Workload API, with their keys: `--ca spiffe`.
+    WorkloadApi,
     Ca(&'static ProviderKind),
 }
 
@@ -145,7 +147,7 @@ impl Selection {
     /// The selected CA.
     pub fn ca(&self) -> Option<&'static ProviderKind> {
         match self.choice? {
-            Choice::Files => None,
+            Choice::Files | Choice::WorkloadApi => None,
             Choice::Ca(kind) => Some(kind),
         }
     }

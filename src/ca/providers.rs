@@ -70,6 +70,7 @@ pub fn parse_choice(text: &str) -> Result<Choice, String> {
     match KINDS.iter().find(is_named) {
         Some(kind) => Ok(Choice::Ca(kind)),
         None if name == "none" => Ok(Choice::Files),
+        None if name == "spiffe" => Ok(Choice::WorkloadApi),
         None => Err(format!("{text:?} is not a CA of this agent; choose one of {}", choices())),
     }
 }
@@ -77,8 +78,11 @@ pub fn parse_choice(text: &str) -> Result<Choice, String> {
 /// The names for `--ca`, with what they stand for.
 pub fn choices() -> String {
     let choices = KINDS.iter().map(|kind| format!("{} ({})", kind.name, kind.summary));
-    let none = "none (mounted files alone)".to_owned();
-    choices.chain([none]).collect::<Vec<_>>().join(", ")
+    let without = [
+        "spiffe (no CA: identity and key come from SPIRE's agent or another Workload API)",
+        "none (mounted files alone)",
+    ];
+    choices.chain(without.map(str::to_owned)).collect::<Vec<_>>().join(", ")
 }
 
 /// The names of the providers of which `is_meant` is true.

@@ -6,13 +6,15 @@ use super::{Findings, Severity, check_writable};
 use crate::auth::token::{self, TokenSource};
 use crate::auth::token_file::Token;
 use crate::base::limits;
+use crate::base::text;
 use crate::ca::{self, ClientAuth, providers};
 use crate::config::{Config, Provider};
 use crate::fs::file;
 use crate::metrics::Metrics;
 use crate::pki::pem;
-use crate::secret::SecretName;
+use crate::secret::{Secret, SecretName};
 use crate::source::issuer::{IssuanceQueue, Issuer, IssuerContext};
+use crate::source::spiffe::Received;
 use crate::store::{Cache, Key};
 
 impl Findings {
@@ -145,6 +147,29 @@ impl Findings {
                 "identity",
                 "neither the options nor a credential name it: the CA decides. --spiffe-id sets it",
             ),
+        }
+    }
+
+    /// Whether the Workload API has an identity for this process. The agent may be another one to it: the user counts.
+    pub(super) async fn spiffe(&mut self, config: &Config) {
+        let Some(settings) = &config.spiffe else { return };
+        match settings.ask(&self.clock, &self.disk).await {
+            Ok(Received { pair, bundle, others }) => {
+                let until = self.until(pair.not_after());
+                let text = format!(
+                    "{}: {}, {}, {until}",
+                    settings.name(),
+                    pair.leaf().names(),
+                    Secret::TrustBundle(bundle)
+                );
+                self.note(Severity::Ok, "SPIFFE endpoint", text);
+                if !others.is_empty() {
+                    let others = text::listed(&others, ", ");
+                    let text = format!("it has further identities, which are not served: {others}");
+                    self.note(Severity::Ok, "SPIFFE endpoint", text);
+                }
+            }
+            Err(error) => self.note(Severity::Error, "SPIFFE endpoint", error.to_string()),
         }
     }
 

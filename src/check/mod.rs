@@ -118,6 +118,7 @@ pub async fn check(config: Config, scope: Scope) -> Vec<Finding> {
     if !config.providers.is_empty() {
         f.identity(&config).await;
     }
+    f.spiffe(&config).await;
     f.kubernetes(&config).await;
     if scope.issues {
         f.issuance(config).await;
@@ -137,6 +138,7 @@ impl Findings {
     fn options(&mut self, config: &Config) {
         let cas: Vec<_> = config.providers.iter().map(|provider| provider.name()).collect();
         let cas = match cas.is_empty() {
+            true if config.spiffe.is_some() => "no CA: a SPIFFE Workload API".to_owned(),
             true if config.files.mounted.is_empty() => "no CA: Secrets of Kubernetes alone".to_owned(),
             true => "no CA: mounted files alone".to_owned(),
             false => cas.join(", "),
@@ -240,7 +242,8 @@ impl Findings {
         if cache.snapshot().iter().all(|one| one.entry.good.is_none() && one.entry.failure().is_none()) {
             let mut homes: Vec<_> = homes.map(|home| home.display().to_string()).collect();
             homes.dedup();
-            let text = format!("none in {}: all secrets come from the CA", homes.join(", "));
+            let source = if config.spiffe.is_some() { "SPIFFE endpoint" } else { "CA" };
+            let text = format!("none in {}: all secrets come from the {source}", homes.join(", "));
             self.note(Severity::Ok, "mounted files", text);
         }
     }

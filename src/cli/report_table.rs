@@ -218,8 +218,12 @@ fn write_secret(out: &mut String, secret: &Value, has_crl_file: bool, now: Syste
     if let Some(at) = moment(secret, "not_after") {
         row("valid", &left(at, now));
     }
-    if let Some(at) = moment(secret, "renews") {
-        row("renewal", &ahead(at, now));
+    match moment(secret, "renews") {
+        Some(at) => row("renewal", &ahead(at, now)),
+        None if text(secret, "origin") == "spiffe" => {
+            row("renewal", "when the SPIFFE endpoint pushes a newer one")
+        }
+        None => {}
     }
     if !text(secret, "version").is_empty() {
         row("version", text(secret, "version"));

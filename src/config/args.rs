@@ -111,6 +111,15 @@ pub struct RunArgs {
     #[command(flatten)]
     pub providers: AllProviderArgs,
 
+    /// With --ca spiffe: the endpoint of the Workload API that delivers identity, key and roots, of SPIRE's agent say
+    /// [SPIFFE_ENDPOINT_SOCKET]
+    #[arg(long, value_name = "unix:///PATH", help_heading = "SPIFFE Workload API")]
+    pub spiffe_endpoint: Option<String>,
+    /// With --ca spiffe: the identity with this hint, if the endpoint has several; so does --spiffe-id [default: the first
+    /// one]
+    #[arg(long, value_name = "HINT", help_heading = "SPIFFE Workload API")]
+    pub spiffe_hint: Option<String>,
+
     /// The whole identity, like spiffe://cluster.local/ns/default/sa/web, instead of the three below
     #[arg(long, value_name = "ID", help_heading = "Identity")]
     pub spiffe_id: Option<String>,
@@ -305,7 +314,7 @@ pub struct RunArgs {
 }
 
 fn short_ca_help() -> String {
-    format!("The CA: {} or none", providers::names(|_| true))
+    format!("The CA: {}, spiffe or none", providers::names(|_| true))
 }
 
 fn ca_help() -> String {

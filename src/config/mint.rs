@@ -22,6 +22,9 @@ pub(super) fn mint(
         Some(Choice::Files) => r.mistake(format!(
             "{from}: without a CA there are no certificates for hosts; choose one with --ca, or drop it"
         )),
+        Some(Choice::WorkloadApi) => r.mistake(format!(
+            "{from}: a SPIFFE endpoint issues no certificates for hosts; choose a CA with --ca, or drop it"
+        )),
         Some(Choice::Ca(kind)) => match kind.names {
             NameUse::Requested => {}
             NameUse::WithIdentity if *identity == IdentitySource::Unknown => r.mistake(format!(

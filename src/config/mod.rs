@@ -20,6 +20,7 @@ mod options_file;
 mod output;
 mod selection;
 mod shared;
+mod spiffe;
 mod token;
 
 use std::net::SocketAddr;
@@ -50,6 +51,7 @@ use crate::source::crl::CrlFile;
 use crate::source::files as mounted;
 use crate::source::issuer::{self, StateDir};
 use crate::source::mint::MintSettings;
+use crate::source::spiffe::SpiffeSettings;
 
 /// Where Istio's proxies look for the socket of another agent than their own.
 pub const DEFAULT_SOCKET: &str = "/var/run/secrets/workload-spiffe-uds/socket";
@@ -80,6 +82,8 @@ pub struct Config {
     /// The option that selected them, for logs.
     pub provider_reason: String,
     pub workload: issuer::IssuerSettings,
+    /// The Workload API that delivers the identity instead of a CA.
+    pub spiffe: Option<Box<SpiffeSettings>>,
     /// Certificates for hosts.
     pub mint: Option<MintSettings>,
     /// Where Secrets of Kubernetes are served from.
@@ -180,6 +184,10 @@ impl Config {
         let (workload, providers) =
             workload_and_providers(r, args, options, &selection, state, has_kubernetes_secrets, subject);
 
+        let sockets: Vec<_> = std::iter::once(&socket).chain(&other_sockets).map(PathBuf::as_path).collect();
+        let spiffe =
+            spiffe::spiffe(r, args, &selection, &workload, &sockets, has_kubernetes_secrets, subject);
+        let is_alone = providers.is_empty() && spiffe.is_none();
         let mint = mint::mint(r, args, &selection, &workload.identity);
         let kubernetes = kubernetes::kubernetes(r, args, &workload.identity, has_kubernetes_secrets);
         let admin_socket = match subject {
@@ -201,10 +209,11 @@ impl Config {
             other_sockets,
             socket_mode,
             allowed,
-            files: files.into_settings(mounted, own, absolute(private), providers.is_empty(), subject),
+            files: files.into_settings(mounted, own, absolute(private), is_alone, subject),
             providers,
             provider_reason: selection.reason,
             workload,
+            spiffe,
             mint,
             kubernetes,
             crl,

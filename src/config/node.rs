@@ -49,6 +49,7 @@ const NOT_OF_A_NODE: &[(&str, &str)] = {
     const ITS_OWN: &str = "each workload has its own: set it in the workload's file";
     const FILES: &str = "a node's agent serves no mounted files, which would be the node's own";
     const NO_COMMAND: &str = "a node's agent runs beside no program";
+    const SPIFFE: &str = "a Workload API gives the identity of the process that calls it, so every workload would get the agent's own";
     const SECRETS: &str = "a node's agent serves no Secrets of Kubernetes";
     &[
         ("socket", ITS_OWN),
@@ -65,6 +66,8 @@ const NOT_OF_A_NODE: &[(&str, &str)] = {
         ("output-hook", "no command is run for a workload"),
         ("output-hook-timeout", "no command is run for a workload"),
         ("mint-suffix", "a node's agent issues no certificates for hosts"),
+        ("spiffe-endpoint", SPIFFE),
+        ("spiffe-hint", SPIFFE),
         ("cert-dir", FILES),
         ("cert-file", FILES),
         ("key-file", FILES),

@@ -29,7 +29,7 @@ impl ProviderOptions {
         let kind = match ca.value {
             None => Some(ISTIO),
             Some(Choice::Ca(kind)) => Some(kind),
-            Some(Choice::Files) => None,
+            Some(Choice::Files | Choice::WorkloadApi) => None,
         };
         Self {
             addresses: addresses(r, args, kind),

@@ -1,5 +1,6 @@
 mod options_file;
 mod sockets;
+mod spiffe;
 mod tokens;
 
 use clap::Parser;

@@ -36,7 +36,7 @@ use crate::metrics::{ByResult, Metrics};
 use crate::pki::pem;
 use crate::secret::{Secret, SecretName, Version};
 use crate::store::health::{Components, Failing, HookFailing};
-use crate::store::{Cache, Entry, Good, Key, Origin, Workload};
+use crate::store::{Cache, Entry, Good, Key, Workload};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputSettings {
@@ -102,10 +102,9 @@ impl Set {
     /// meanwhile are none that the old certificate chains to. Files may pair the roots of one CA with a certificate of
     /// another.
     fn is_one_generation(&self) -> bool {
-        let is_issued = |good: &Good| good.origin == Origin::CA;
         match (&self.pair.secret, &self.roots.secret) {
             (Secret::KeyPair(pair), Secret::TrustBundle(roots))
-                if is_issued(&self.pair) && is_issued(&self.roots) =>
+                if self.pair.origin.is_issued() && self.pair.origin == self.roots.origin =>
             {
                 // The moment at which it was valid: whether it still is does not matter here.
                 roots.verify(pair, self.pair.received).is_ok()

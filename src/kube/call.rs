@@ -10,7 +10,6 @@ use http::{Method, Request, Response, StatusCode, Uri};
 use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
-use super::buffer::{Buffer, wipe};
 use super::connection::Lease;
 use super::pool::Connections;
 use super::{ClusterConfig, Credential, KubeError};
@@ -19,6 +18,7 @@ use crate::base::clock::Clock;
 use crate::base::limits;
 use crate::base::text;
 use crate::fs::disk::Disk;
+use crate::net::buffer::{Buffer, wipe};
 use crate::net::error::{TransportError, retry_after};
 
 /// Of a call whose caller has no deadline.

@@ -2,7 +2,6 @@
 //!
 //! [`Api`] is what the rest of the agent sees of a cluster; `Cluster` speaks it over HTTP/2.
 
-mod buffer;
 mod call;
 pub mod cluster;
 pub mod config;

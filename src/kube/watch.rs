@@ -10,13 +10,13 @@ use memchr::memchr;
 use serde_json::Value;
 use tokio_stream::Stream;
 
-use super::buffer::{Buffer, wipe};
 use super::call::{Answer, Caller};
 use super::connection::Lease;
 use super::object::{self, RawEvent};
 use super::{Event, KubeError, Selection, Version};
 use crate::base::limits;
 use crate::base::text;
+use crate::net::buffer::{Buffer, wipe};
 use crate::net::error::TransportError;
 
 /// The events in the answer to a watch.

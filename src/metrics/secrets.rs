@@ -18,7 +18,7 @@ use crate::base::limits;
 use crate::pki::crl::Crl;
 use crate::secret::{Secret, SecretName, TrustBundle};
 use crate::store::health::{CaHealth, ComponentHealth, OutputHealth, Reports};
-use crate::store::{Cache, Counts, Origin, Snapshot, Totals};
+use crate::store::{Cache, Counts, Snapshot, Totals};
 
 /// The metric of expiries.
 const NOT_AFTER: &str = "secret_not_after";
@@ -80,7 +80,7 @@ impl Secrets {
                 secrets.groups.add(&name, cache.identity_of(workload), key_pair, &reports, now);
             }
             let good = key_pair.and_then(|one| one.entry.good.as_ref());
-            if good.is_some_and(|good| good.origin == Origin::CA) {
+            if good.is_some_and(|good| good.origin.is_issued()) {
                 secrets.issuers.extend(reports.renewal.issuer.clone());
             }
             secrets.add(reports);

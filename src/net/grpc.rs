@@ -2,6 +2,7 @@
 
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+pub mod messages;
 
 use std::error::Error;
 use std::future::Future;

@@ -129,9 +129,21 @@ impl Kept {
     where
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
+        Self::open_pinging(io, patience, patience).await
+    }
+
+    /// The same where the server gets its ping after another time, `interval`.
+    pub async fn open_pinging<IO>(
+        io: IO,
+        interval: Duration,
+        patience: Duration,
+    ) -> Result<Self, hyper::Error>
+    where
+        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
         let opened = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
-            .keep_alive_interval(patience)
+            .keep_alive_interval(interval)
             .keep_alive_timeout(patience)
             .handshake(TokioIo::new(io));
         let (sender, connection) = opened.await?;

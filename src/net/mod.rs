@@ -2,6 +2,7 @@
 //! callers add the remedies.
 
 pub mod address;
+pub(crate) mod buffer;
 pub mod error;
 pub mod tls;
 pub mod endpoint;

@@ -20,7 +20,7 @@ use crate::store::health::{
     CaHealth, ComponentHealth, DirectoryHealth, Failing, OutputHealth, RenewalHealth,
 };
 use crate::store::history::{Change, Event, History};
-use crate::store::{Cache, Good, Key, Origin, Snapshot, Workload};
+use crate::store::{Cache, Good, Key, Snapshot, Workload};
 
 /// Version of this shape.
 const SCHEMA: u32 = 1;
@@ -121,7 +121,7 @@ impl Reporter {
         let snapshots = self.cache.snapshot_of(self.workload);
         let of = |one: &Snapshot| {
             // The issuer renews both of the workload's own.
-            let next_try = next_try.filter(|_| !one.key.name.is_on_demand());
+            let next_try = next_try.filter(|_| one.key.name.is_own());
             secret(one, now, next_try)
         };
         snapshots.iter().map(of).collect()
@@ -130,7 +130,7 @@ impl Reporter {
     fn ca(&self, renewal: &RenewalHealth) -> Value {
         let key = Key { workload: self.workload, name: SecretName::Workload };
         let served = self.cache.watch(&key).and_then(|entry| entry.borrow().good.clone());
-        let signed_by = renewal.issuer.as_ref().filter(|_| served.is_some_and(|it| it.origin == Origin::CA));
+        let signed_by = renewal.issuer.as_ref().filter(|_| served.is_some_and(|it| it.origin.is_issued()));
         json!({
             "provider": self.about.provider,
             "addresses": self.about.cas,

@@ -140,6 +140,22 @@ fn decode<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, NotACe
     }
 }
 
+/// The certificates that stand one after the other in `bytes`; an error if they are more than `limit`.
+pub fn split(mut bytes: &[u8], limit: usize) -> Result<Vec<CertificateDer<'static>>, NotACertificate> {
+    let mut found = Vec::new();
+    while !bytes.is_empty() {
+        if found.len() == limit {
+            return Err(NotACertificate(format!("there are more than {limit} of them")));
+        }
+        let (rest, _) =
+            X509Certificate::from_der(bytes).map_err(|error| NotACertificate(error.to_string()))?;
+        let (first, _) = bytes.split_at(bytes.len() - rest.len());
+        found.push(first.to_vec().into());
+        bytes = rest;
+    }
+    Ok(found)
+}
+
 /// Whether a certificate is its own issuer, like a root. An intermediate may have the same name as its root, or both may
 /// have none: if the signature can be checked, it decides. Checking it takes up to a millisecond.
 pub fn is_self_issued(der: &CertificateDer<'_>) -> Result<bool, NotACertificate> {

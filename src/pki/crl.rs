@@ -83,6 +83,11 @@ pub fn to_pem<'a>(crls: impl IntoIterator<Item = &'a Crl>) -> Vec<u8> {
 }
 
 impl Crl {
+    /// The CRL that `der` holds.
+    pub fn from_der(der: &[u8]) -> Result<Self, String> {
+        Self::parse(der.to_vec().into())
+    }
+
     /// Strict, because Envoy rejects the whole trust bundle if it can't read one CRL.
     fn parse(der: CertificateRevocationListDer<'static>) -> Result<Self, String> {
         let (rest, parsed) = CertificateRevocationList::from_der(&der).map_err(|error| error.to_string())?;

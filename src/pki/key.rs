@@ -165,6 +165,13 @@ impl PrivateKey {
         }
     }
 
+    /// A key in PKCS#8, if it is one that can be used.
+    pub fn from_pkcs8(der: &[u8]) -> Result<Self, NotAKey> {
+        let key = Self(PrivateKeyDer::Pkcs8(der.to_vec().into()));
+        key.public_key()?;
+        Ok(key)
+    }
+
     /// A PEM block in the format in which the key was read or generated.
     pub fn to_pem(&self) -> Zeroizing<Vec<u8>> {
         match &self.0 {

@@ -168,7 +168,7 @@ pub fn name(bytes: &[u8]) -> bool {
         SecretName::FileKeyPair(pair) => check_pair(pair, &text, is_path),
         SecretName::FileRoots(roots) => check_roots(roots, &text, is_path),
         SecretName::Minted(host) => assert_eq!(format!("mint://{}", host.host()), text),
-        SecretName::Workload | SecretName::Roots | SecretName::SystemRoots => {}
+        SecretName::Workload | SecretName::Roots | SecretName::Federated(_) | SecretName::SystemRoots => {}
         SecretName::Kubernetes(name) => {
             let namespace = name.namespace().map(|namespace| format!("{namespace}/")).unwrap_or_default();
             assert!(text.ends_with(&format!("://{namespace}{}", name.name())), "{text}");

@@ -13,7 +13,10 @@ use std::fmt;
 use std::time::SystemTime;
 
 pub use self::key_pair::{KeyPair, NotAKeyPair};
-pub use self::name::{BadName, KubernetesName, MintName, NameKind, PairName, RootsName, Scheme, SecretName};
+pub use self::name::{
+    BadName, FederatedName, KubernetesName, MintName, NameKind, PairName, RootsName, Scheme, SecretName,
+    SpiffeName,
+};
 pub use self::revocation::{Gap, Revocation, Uncovered};
 pub use self::svid::{NotAnSvid, Svid};
 pub use self::trust_bundle::{NotATrustBundle, TrustBundle, Unchained};

@@ -1,6 +1,7 @@
 //! Resource names as Envoy requests them.
 
 mod kubernetes;
+mod spiffe;
 
 use std::fmt;
 use std::path::Path;
@@ -8,6 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 pub use self::kubernetes::{KubernetesName, Scheme};
+pub use self::spiffe::{FederatedName, SpiffeName};
 use crate::base::limits;
 use crate::pki::csr::DnsName;
 
@@ -18,6 +20,8 @@ pub enum SecretName {
     Workload,
     /// `ROOTCA`: the workload's trust bundle.
     Roots,
+    /// `spiffe://DOMAIN`: the trust bundle of another trust domain.
+    Federated(FederatedName),
     /// `file-cert:CHAIN~KEY`: a key pair from two files.
     FileKeyPair(PairName),
     /// `file-root:PATH`: a trust bundle from a file.
@@ -58,8 +62,9 @@ pub struct MintName(Arc<str>);
 pub enum BadName {
     #[error(
         "unknown resource name {0:?}: this agent serves \"default\" (key pair), \"ROOTCA\" (trust bundle), \
-         file-cert:CHAIN~KEY, file-root:PATH, file-root:system, with --kubernetes-secrets \
-         kubernetes://[NAMESPACE/]NAME, and with --mint-suffix mint://HOST"
+         file-cert:CHAIN~KEY, file-root:PATH, file-root:system, spiffe://ID (its own), spiffe://TRUST-DOMAIN (its own \
+         and federated ones), ALL, with --kubernetes-secrets kubernetes://[NAMESPACE/]NAME, and with --mint-suffix \
+         mint://HOST"
     )]
     Unknown(String),
     #[error("resource name {name:?}: {reason}")]
@@ -112,6 +117,7 @@ impl SecretName {
         match self {
             Self::Workload => "default",
             Self::Roots => "ROOTCA",
+            Self::Federated(name) => name.as_str(),
             Self::FileKeyPair(name) => &name.0,
             Self::FileRoots(name) => &name.0,
             Self::SystemRoots => SYSTEM,
@@ -120,10 +126,10 @@ impl SecretName {
         }
     }
 
-    /// The kind of a name on demand; none for the workload's own names, whose sources need no demand.
+    /// The kind of a name on demand; none for the workload's own names and federated bundles, whose sources need no demand.
     pub fn kind(&self) -> Option<NameKind> {
         match self {
-            Self::Workload | Self::Roots => None,
+            Self::Workload | Self::Roots | Self::Federated(_) => None,
             Self::FileKeyPair(_) | Self::FileRoots(_) | Self::SystemRoots => Some(NameKind::File),
             Self::Kubernetes(_) => Some(NameKind::Kubernetes),
             Self::Minted(_) => Some(NameKind::Mint),
@@ -133,6 +139,11 @@ impl SecretName {
     /// Whether it is that of a Secret, without a scheme.
     pub fn is_bare(&self) -> bool {
         matches!(self, Self::Kubernetes(name) if name.scheme() == Scheme::Bare)
+    }
+
+    /// Whether it is part of the workload's identity, on which readiness depends.
+    pub fn is_own(&self) -> bool {
+        matches!(self, Self::Workload | Self::Roots)
     }
 
     /// Whether a source serves it only once a stream asks for it: such names can't be listed beforehand.

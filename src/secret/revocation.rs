@@ -23,7 +23,10 @@ const MARGIN: Duration = Duration::from_secs(2);
 /// CRLs, and the known issuers other than a bundle's roots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revocation {
+    /// Those of a file.
     crls: Vec<Arc<Crl>>,
+    /// Those that came with the roots.
+    brought: Vec<Arc<Crl>>,
     /// The workload's own chain above the leaf, because peers have similar chains. `None` until there is a chain.
     above: Option<Vec<CertificateDer<'static>>>,
 }
@@ -73,6 +76,15 @@ impl Revocation {
         self.crls = crls.to_vec();
     }
 
+    /// Sets the CRLs that came with the roots, which those of a file stand beside.
+    pub fn set_brought(&mut self, crls: Vec<Arc<Crl>>) {
+        self.brought = crls;
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<Crl>> {
+        self.crls.iter().chain(&self.brought)
+    }
+
     /// Takes the intermediates from this pair's chain. True if they differ from those before.
     pub fn set_chain(&mut self, pair: &KeyPair) -> bool {
         let above = Some(pair.chain().iter().skip(1).cloned().collect());
@@ -88,7 +100,7 @@ impl Revocation {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.crls.is_empty()
+        self.crls.is_empty() && self.brought.is_empty()
     }
 
     /// The CRLs for `bundle` at `now`: the newest of every issuer in use, and of every other issuer that has one,
@@ -107,7 +119,7 @@ impl Revocation {
         for one in roots().map(|(root, _)| root).chain(&intermediates) {
             by_name.entry(folded(&one.subject)).or_default().known.push(one);
         }
-        for crl in &self.crls {
+        for crl in self.all() {
             by_name.entry(folded(&crl.issuer)).or_default().crls.push(crl);
         }
         let mut coverage = Coverage { now, chosen: Vec::new(), gaps: Vec::new() };
@@ -135,7 +147,7 @@ impl Revocation {
         if self.is_empty() {
             return None;
         }
-        let moments = self.crls.iter().flat_map(|crl| [Some(crl.this_update), end_of_use(crl)]).flatten();
+        let moments = self.all().flat_map(|crl| [Some(crl.this_update), end_of_use(crl)]).flatten();
         let ends = bundle.facts().iter().map(|root| root.not_after);
         moments.chain(ends).filter(|moment| *moment > now).min()
     }

@@ -39,6 +39,7 @@ impl Svid {
             x509_svid: pair.chain().iter().map(CertificateDer::as_ref).collect::<Vec<_>>().concat().into(),
             x509_svid_key: Bytes::from_owner(key),
             bundle: Bytes::new(),
+            hint: String::new(),
         };
         // Allocated once at its full size, so no part of the key is left behind.
         let bytes = Bytes::from_owner(Zeroizing::new(message.encode_to_vec()));

@@ -8,10 +8,16 @@ use bytes::Bytes;
 use prost::Message as _;
 use zeroize::Zeroizing;
 
-use super::{Secret, SecretName};
+use super::{Secret, SecretName, TrustBundle};
 use crate::pki::{crl, pem};
-use crate::proto::envoy::config::core::v3::{DataSource, data_source::Specifier};
+use crate::proto::envoy::config::core::v3::{DataSource, TypedExtensionConfig, data_source::Specifier};
 use crate::proto::envoy::extensions::transport_sockets::tls::v3 as tls;
+use crate::proto::google::protobuf::Any;
+
+/// Envoy's name of the validator that knows several trust domains, and the type of its configuration.
+const SPIFFE_VALIDATOR: &str = "envoy.tls.cert_validator.spiffe";
+const SPIFFE_VALIDATOR_TYPE_URL: &str =
+    "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.SPIFFECertValidatorConfig";
 
 /// A hash of a secret's content: equal content has an equal version, even after a restart.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -82,8 +88,27 @@ impl Payload {
         }
     }
 
+    /// A payload with which Envoy checks each peer against the roots of the peer's own trust domain: `bundle` for those of
+    /// `domain`, and none for others.
+    pub fn of_validator(domain: &str, bundle: &TrustBundle) -> Self {
+        let roots = tls::spiffe_cert_validator_config::TrustDomain {
+            name: domain.to_owned(),
+            trust_bundle: inline(pem::of_certificates(bundle.roots()).into()),
+        };
+        let config = tls::SpiffeCertValidatorConfig { trust_domains: vec![roots] };
+        let config =
+            Any { type_url: SPIFFE_VALIDATOR_TYPE_URL.to_owned(), value: config.encode_to_vec().into() };
+        Self::of_content(tls::secret::Type::ValidationContext(tls::CertificateValidationContext {
+            trusted_ca: None,
+            crl: crls(bundle),
+            custom_validator_config: Some(TypedExtensionConfig {
+                name: SPIFFE_VALIDATOR.to_owned(),
+                typed_config: Some(config),
+            }),
+        }))
+    }
+
     fn encode(secret: &Secret) -> Self {
-        let inline = |pem: Bytes| Some(DataSource { specifier: Some(Specifier::InlineBytes(pem)) });
         let content = match secret {
             Secret::KeyPair(pair) => tls::secret::Type::TlsCertificate(tls::TlsCertificate {
                 certificate_chain: inline(pem::of_certificates(pair.chain()).into()),
@@ -93,15 +118,15 @@ impl Payload {
             Secret::TrustBundle(bundle) => {
                 tls::secret::Type::ValidationContext(tls::CertificateValidationContext {
                     trusted_ca: inline(pem::of_certificates(bundle.roots()).into()),
-                    // With an empty CRL list, Envoy would reject every peer.
-                    crl: match bundle.crls() {
-                        [] => None,
-                        crls => inline(crl::to_pem(crls.iter().map(AsRef::as_ref)).into()),
-                    },
+                    crl: crls(bundle),
                     custom_validator_config: None,
                 })
             }
         };
+        Self::of_content(content)
+    }
+
+    fn of_content(content: tls::secret::Type) -> Self {
         let message = tls::Secret { name: String::new(), r#type: Some(content) };
         Self(Bytes::from_owner(Zeroizing::new(message.encode_to_vec())))
     }
@@ -113,6 +138,18 @@ impl Payload {
 
     pub fn bytes(&self) -> &Bytes {
         &self.0
+    }
+}
+
+fn inline(pem: Bytes) -> Option<DataSource> {
+    Some(DataSource { specifier: Some(Specifier::InlineBytes(pem)) })
+}
+
+/// None if there is no CRL: with an empty list, Envoy would reject every peer.
+fn crls(bundle: &TrustBundle) -> Option<DataSource> {
+    match bundle.crls() {
+        [] => None,
+        crls => inline(crl::to_pem(crls.iter().map(AsRef::as_ref)).into()),
     }
 }
 

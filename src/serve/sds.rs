@@ -3,6 +3,7 @@
 pub mod call;
 pub mod dialect;
 mod fetch;
+mod followed;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod message;

@@ -12,7 +12,7 @@
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod identity;
-mod publish;
+pub(super) mod publish;
 mod queue;
 mod report;
 mod restore;
@@ -21,7 +21,7 @@ mod round;
 mod schedule;
 mod state;
 mod state_writer;
-mod trust;
+pub(super) mod trust;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

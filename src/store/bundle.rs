@@ -26,6 +26,14 @@ impl Cache {
             true
         })
     }
+
+    /// The same for `crls` that came with the roots, which stand beside those.
+    pub fn bring_crls(&self, key: &Key, crls: &[Arc<Crl>], now: SystemTime) -> Option<CrlCoverage> {
+        self.slot_of(key).set_revocation(&key.name, now, |revocation| {
+            revocation.set_brought(crls.to_vec());
+            true
+        })
+    }
 }
 
 impl Slot {

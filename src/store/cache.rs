@@ -18,7 +18,7 @@ use super::values::{Value, Values};
 use super::workload::{Totals, Workload};
 use crate::base::limits;
 use crate::base::spiffe_id::SpiffeId;
-use crate::secret::Revocation;
+use crate::secret::{Revocation, SecretName};
 
 /// All entries of all workloads. Clones are the same cache.
 #[derive(Clone, Debug, Default)]
@@ -47,6 +47,8 @@ pub(super) struct Slots {
     pub(super) room: Room,
     pub(super) values: Values,
     pub(super) routes: Routes,
+    /// Those of trust bundles of other trust domains.
+    pub(super) federated: Vec<Arc<Slot>>,
 }
 
 /// What the cache knows of a workload beside its entries.
@@ -84,7 +86,7 @@ impl Hash for Filed {
 
 #[derive(Debug)]
 pub(super) struct Slot {
-    key: Key,
+    pub(super) key: Key,
     entry: Mutex<Entry>,
     pub(super) subscribers: Mutex<Subscribers>,
     pub(super) observed: Mutex<Observed>,
@@ -151,6 +153,7 @@ impl Cache {
         let mut slots = self.lock();
         slots.workloads.remove(&workload);
         slots.routes.forget(workload);
+        slots.federated.retain(|slot| slot.key.workload != workload);
         let removed: Vec<_> = slots.by_key.extract_if(|filed| filed.0.key.workload == workload).collect();
         for Filed(slot) in removed {
             slot.remove();
@@ -255,7 +258,7 @@ impl Cache {
 
     /// The entries of `workload` as they are now.
     pub fn snapshot_of(&self, workload: Workload) -> Vec<Snapshot> {
-        self.snapshot_if(|key| key.workload == workload)
+        self.snapshot_if(|key| key.workload == workload || key.workload == Workload::EVERY)
     }
 
     /// The entries that `wanted` selects, as they are now.
@@ -286,7 +289,7 @@ impl Cache {
     /// The slot of `key`, made if there is none. For a workload that was removed, a slot that takes no value.
     pub(super) fn slot_of(&self, key: &Key) -> Arc<Slot> {
         let mut slots = self.lock();
-        if !slots.workloads.contains_key(&key.workload) {
+        if !slots.workloads.contains_key(&key.workload) && key.workload != Workload::EVERY {
             let slot = Slot::new(key.clone());
             slot.remove();
             return Arc::new(slot);
@@ -303,6 +306,9 @@ impl Cache {
         }
         let slot = Arc::new(slot);
         slots.by_key.insert(Filed(Arc::clone(&slot)));
+        if matches!(key.name, SecretName::Federated(_)) {
+            slots.federated.push(Arc::clone(&slot));
+        }
         slot
     }
 

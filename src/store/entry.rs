@@ -27,6 +27,7 @@ pub struct Origin(Source);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Source {
     Ca,
+    WorkloadApi,
     Files,
     Kubernetes,
 }
@@ -34,16 +35,24 @@ enum Source {
 impl Origin {
     /// Signed by a CA for a key made here.
     pub const CA: Self = Self(Source::Ca);
+    /// Received from a SPIFFE Workload API, with its key.
+    pub const WORKLOAD_API: Self = Self(Source::WorkloadApi);
     /// Read from mounted files.
     pub const FILES: Self = Self(Source::Files);
     /// Read from Kubernetes' Secrets and ConfigMaps.
     pub const KUBERNETES: Self = Self(Source::Kubernetes);
+
+    /// Whether the roots that belong to a certificate come before it, from the same source.
+    pub fn is_issued(self) -> bool {
+        matches!(self.0, Source::Ca | Source::WorkloadApi)
+    }
 }
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             Source::Ca => "ca",
+            Source::WorkloadApi => "spiffe",
             Source::Files => "files",
             Source::Kubernetes => "kubernetes",
         })

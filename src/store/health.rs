@@ -319,13 +319,13 @@ impl Health {
 impl Cache {
     /// Health of every workload at `now`.
     pub fn health(&self, now: SystemTime) -> Health {
-        let snapshots = self.snapshot_if(|key| !key.name.is_on_demand());
+        let snapshots = self.snapshot_if(|key| key.name.is_own());
         self.health_from(&snapshots, self.workloads(), now).0
     }
 
     /// Health of `workload` at `now`.
     pub fn health_of(&self, workload: Workload, now: SystemTime) -> Health {
-        let snapshots = self.snapshot_if(|key| key.workload == workload && !key.name.is_on_demand());
+        let snapshots = self.snapshot_if(|key| key.workload == workload && key.name.is_own());
         self.health_from(&snapshots, vec![(workload, self.name_of(workload))], now).0
     }
 
@@ -375,7 +375,7 @@ impl HealthWatcher {
             // Marked before the look: a change in between is not missed.
             self.changes.mark_unchanged();
             let now = self.clock.now();
-            let snapshots = self.cache.snapshot_if(|key| !key.name.is_on_demand());
+            let snapshots = self.cache.snapshot_if(|key| key.name.is_own());
             let (health, expires) = self.cache.health_from(&snapshots, self.cache.workloads(), now);
             if self.last.as_ref() != Some(&health) {
                 self.last = Some(health.clone());

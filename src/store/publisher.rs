@@ -94,6 +94,9 @@ impl Publisher {
             entry.is_withdrawn = false;
             !same || taken_over || recovered
         });
+        if outcome == Published::Changed {
+            self.report_federated();
+        }
         outcome
     }
 
@@ -114,6 +117,14 @@ impl Publisher {
         });
         if self.key.name.is_on_demand() {
             self.cache.lock().forget_value(&self.slot);
+        }
+        self.report_federated();
+    }
+
+    /// Those who serve all trust bundles together follow the workload's own.
+    fn report_federated(&self) {
+        if matches!(self.key.name, SecretName::Federated(_)) {
+            self.cache.federation_changed(self.key.workload);
         }
     }
 

@@ -11,6 +11,11 @@ use crate::secret::SecretName;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Workload(pub(super) u32);
 
+impl Workload {
+    /// Stands for every workload, as the owner of trust bundles of other trust domains that all of them share.
+    pub const EVERY: Self = Self(u32::MAX);
+}
+
 impl fmt::Debug for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Workload({})", self.0)

@@ -75,6 +75,7 @@ mod scale;
 mod several_sockets;
 mod signals;
 mod soak;
+mod spiffe_source;
 mod start_stop;
 mod status_port;
 mod state;

@@ -62,6 +62,8 @@ struct Side {
     agent: Agent,
     options: Vec<String>,
     envoy: Envoy,
+    /// The agent whose Workload API is the other one's source.
+    _upstream: Option<Agent>,
 }
 
 impl Side {
@@ -98,6 +100,14 @@ impl Side {
     }
 }
 
+/// How the certificates of a CA reach an Envoy's agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Direct,
+    /// Through the Workload API of another agent.
+    WorkloadApi,
+}
+
 /// `web` calls `api`, with a handshake for each request.
 struct Mesh {
     web: Side,
@@ -107,12 +117,25 @@ struct Mesh {
 
 impl Mesh {
     async fn start(directory: &Path, root: &Root, delta: bool) -> Self {
+        Self::start_by(directory, root, delta, Way::Direct).await
+    }
+
+    async fn start_by(directory: &Path, root: &Root, delta: bool, way: Way) -> Self {
         let dialect: &[&str] = if delta { &["--delta"] } else { &[] };
         let side = async |account: &str, listeners: &[&str]| {
             let (ca, options) = ca_of(directory, account, root).await;
-            let agent = Agent::ready(directory, account, &strs(&options)).await;
+            let (agent, upstream) = match way {
+                Way::Direct => (Agent::ready(directory, account, &strs(&options)).await, None),
+                Way::WorkloadApi => {
+                    let upstream = Agent::ready(directory, &format!("{account}-up"), &strs(&options)).await;
+                    let endpoint = format!("unix://{}", upstream.socket.display());
+                    let options = ["--ca", "spiffe", "--spiffe-endpoint", &endpoint];
+                    (Agent::ready(directory, account, &options).await, Some(upstream))
+                }
+            };
             let envoy = bootstrap(&agent.socket, &[listeners, dialect].concat()).await;
-            Side { ca, agent, options, envoy: Envoy::start(envoy, directory, account).await }
+            let envoy = Envoy::start(envoy, directory, account).await;
+            Side { ca, agent, options, envoy, _upstream: upstream }
         };
         let api = side("api", &["--allow", &spiffe("web")]).await;
         let peer = api.envoy.listener_address("inbound").await.to_string();
@@ -143,10 +166,10 @@ impl Mesh {
     }
 }
 
-async fn nothing_fails_when_the_new_root_is_announced(delta: bool) {
+async fn nothing_fails_when_the_new_root_is_announced(delta: bool, way: Way) {
     let directory = tempfile::tempdir().unwrap();
     let [old, new] = roots(directory.path());
-    let mut mesh = Mesh::start(directory.path(), &old, delta).await;
+    let mut mesh = Mesh::start_by(directory.path(), &old, delta, way).await;
     let traffic = Traffic::start(mesh.outbound);
     // The new root is announced, the old one signs.
     for side in mesh.sides() {
@@ -176,7 +199,8 @@ async fn nothing_fails_when_the_new_root_is_announced(delta: bool) {
         assert_eq!(side.agent.metric("attache_pushes_total{name=\"ROOTCA\"}").await, 3.0);
         let log = side.agent.process.log();
         assert_eq!(side.agent.process.count("trust roots changed"), 2, "{log}");
-        assert_eq!(side.agent.process.count("WARN"), PLAIN_TEXT, "{log}");
+        let warnings = if way == Way::Direct { PLAIN_TEXT } else { 0 };
+        assert_eq!(side.agent.process.count("WARN"), warnings, "{log}");
         let (_, metrics) = side.agent.status("/metrics").await;
         let roots: Vec<_> =
             metrics.lines().filter(|line| line.starts_with("attache_trust_root_not")).collect();
@@ -188,12 +212,17 @@ async fn nothing_fails_when_the_new_root_is_announced(delta: bool) {
 
 #[tokio::test]
 async fn nothing_fails_in_state_of_the_world_when_the_new_root_is_announced() {
-    nothing_fails_when_the_new_root_is_announced(false).await;
+    nothing_fails_when_the_new_root_is_announced(false, Way::Direct).await;
 }
 
 #[tokio::test]
 async fn nothing_fails_in_delta_when_the_new_root_is_announced() {
-    nothing_fails_when_the_new_root_is_announced(true).await;
+    nothing_fails_when_the_new_root_is_announced(true, Way::Direct).await;
+}
+
+#[tokio::test]
+async fn nothing_fails_behind_another_agents_workload_api_when_the_new_root_is_announced() {
+    nothing_fails_when_the_new_root_is_announced(false, Way::WorkloadApi).await;
 }
 
 /// The side that switches first presents a certificate that the other can't verify yet.

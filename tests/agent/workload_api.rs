@@ -136,7 +136,7 @@ async fn follow(socket: &Path, identity: &str, end: impl FnOnce()) {
 async fn the_messages_are_those_of_the_workload_api() {
     const WRITE: &str = r#"
 from spiffe._proto import workload_pb2 as api
-one = api.X509SVID(spiffe_id="a", x509_svid=b"b", x509_svid_key=b"c", bundle=b"d")
+one = api.X509SVID(spiffe_id="a", x509_svid=b"b", x509_svid_key=b"c", bundle=b"d", hint="h")
 svids = api.X509SVIDResponse(svids=[one], crl=[b"e"], federated_bundles={"f": b"g"})
 bundles = api.X509BundlesResponse(crl=[b"e"], bundles={"f": b"g"})
 jwt = api.JWTBundlesResponse(bundles={"f": b"g"})
@@ -153,6 +153,7 @@ for message in [one, svids, bundles, jwt]:
         x509_svid: bytes("b"),
         x509_svid_key: bytes("c"),
         bundle: bytes("d"),
+        hint: "h".to_owned(),
     };
     let ours = [
         svid.encode_to_vec(),

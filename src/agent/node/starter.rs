@@ -56,6 +56,7 @@ impl Starter {
             server.sds(&socket, &peers, &service).await;
         };
         let plan = Plan {
+            spiffe: None,
             kubernetes: None,
             files: config.files,
             crl: config.crl,

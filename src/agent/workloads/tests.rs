@@ -36,6 +36,7 @@ fn plan_with(account: &str, cas: Failover) -> Plan {
     let identity = format!("spiffe://cluster.local/ns/default/sa/{account}").parse().unwrap();
     let debounce = Duration::from_millis(100);
     Plan {
+        spiffe: None,
         kubernetes: None,
         files: files::FileSettings {
             mounted: Vec::new(),

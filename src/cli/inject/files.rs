@@ -127,10 +127,13 @@ impl<'a> Files<'a> {
         let run = self.run;
         match &run.cert_dir {
             Some(dir) => self.check_directory("--cert-dir", Path::new(dir)),
-            None if self.config.providers.is_empty() && self.config.kubernetes.is_none() => {
+            None if self.config.files.is_alone && self.config.kubernetes.is_none() => {
                 self.check_default_cert_dir()
             }
             None => {}
+        }
+        if let Some(spiffe) = &self.config.spiffe {
+            self.check_file("--spiffe-endpoint", &spiffe.socket);
         }
         run.crl.iter().for_each(|file| self.check_file("--crl", Path::new(file)));
         run.file_prefix.iter().for_each(|dir| self.check_directory("--file-prefix", Path::new(dir)));
@@ -327,6 +330,7 @@ mod tests {
         &["--ca=vault", "--ca-address=http://a:1", "--vault-role=r", "--spiffe-id=spiffe://td/a"];
     const CFSSL: &[&str] = &["--ca=cfssl", "--ca-address=http://a:1", "--spiffe-id=spiffe://td/a"];
     const KUBERNETES: &[&str] = &["--ca=kubernetes", "--kubernetes-signer=example.com/a"];
+    const SPIFFE: &[&str] = &["--ca=spiffe"];
     const EXEC: &[&str] = &["--ca=exec", "--spiffe-id=spiffe://td/a"];
     const STS: &[&str] = &[
         "--ca-address=a:1",
@@ -335,7 +339,8 @@ mod tests {
     ];
 
     /// Options that name what the agent reads in its container, with the other options that they need.
-    const READ: [(&str, &str, &[&[&str]]); 16] = [
+    const READ: [(&str, &str, &[&[&str]]); 17] = [
+        ("spiffe-endpoint", "unix:///needed/agent.sock", &[SPIFFE]),
         ("cert-dir", "/needed", &[&["--ca=none"]]),
         ("crl", "/needed/crl", &[ISTIOD]),
         ("file-prefix", "/needed", &[ISTIOD]),
@@ -367,6 +372,7 @@ mod tests {
             arg.get_action().takes_values()
                 && names
                     .iter()
+                    .map(|name| name.strip_prefix("unix:///").unwrap_or(name))
                     .any(|name| ["FILE", "DIR", "PATH", "COMMAND"].iter().any(|kind| name.starts_with(kind)))
         };
         let mut found: Vec<_> =

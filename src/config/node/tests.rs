@@ -117,3 +117,14 @@ fn each_option_that_is_refused_exists() {
     let unknown: Vec<_> = named.filter(|name| !exists(name)).collect();
     assert_eq!(unknown, Vec::<&str>::new());
 }
+
+#[test]
+fn no_node_has_its_identities_from_a_workload_api() {
+    let found = mistakes(node("--ca spiffe --workloads /w", &[("SPIFFE_ENDPOINT_SOCKET", "unix:///a")]));
+    assert!(
+        found.contains("--ca spiffe is not for attache node: a Workload API gives the identity of"),
+        "{found}"
+    );
+    let found = mistakes(node("--ca embedded --spiffe-endpoint unix:///a --workloads /w", &[]));
+    assert!(found.contains("--spiffe-endpoint is not for attache node"), "{found}");
+}

@@ -5,7 +5,7 @@ use tracing_subscriber::filter::Targets;
 use crate::base::text;
 
 /// The parts of the agent that log, by module.
-const PARTS: [&str; 41] = [
+const PARTS: [&str; 42] = [
     "agent",
     "agent::command",
     "agent::kubernetes",
@@ -47,6 +47,7 @@ const PARTS: [&str; 41] = [
     "source::issuer",
     "source::kubernetes",
     "source::mint",
+    "source::spiffe",
 ];
 const OWN: &str = "attache";
 /// Libraries that log through the agent.

@@ -10,6 +10,7 @@ use tonic::Status;
 
 use super::Peer;
 use super::dialect::{self, Refusal};
+use super::followed::{Followed, Look, Node, NotFollowed};
 use super::message::Message;
 use super::session::{NameId, PushItem};
 use super::turns::{AT_ONCE, Turn};
@@ -18,7 +19,7 @@ use crate::base::limits;
 use crate::base::text;
 use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
 use crate::secret::Resource;
-use crate::store::{NotServed, Subscriber, Subscription};
+use crate::store::{NotServed, Subscriber};
 
 /// How long `FetchSecrets` waits for secrets that are not available yet, if the client sets no deadline.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -52,8 +53,8 @@ pub(super) async fn fetch(
     let bytes = request.resource_names.iter().map(String::len).sum::<usize>();
     let _charge = peer.charge(count * limits::NAME_MEMORY + bytes)?;
 
-    let cluster = peer.service.naming().cluster(request.node.as_ref().map(|node| &*node.metadata));
-    let mut fetch = Fetch { peer, subscriber: Subscriber::new(peer.connection), cluster, names: Vec::new() };
+    let node = Node::of(peer.service.naming(), request.node.as_ref().map(|node| &*node.metadata));
+    let mut fetch = Fetch { peer, subscriber: Subscriber::new(peer.connection), node, names: Vec::new() };
     fetch.subscribe(request.resource_names).await;
     // An available secret does not wait for a name that fails. If none is available, a CA may still respond, but a file is
     // unlikely to be repaired meanwhile.
@@ -69,7 +70,7 @@ pub(super) async fn fetch(
 struct Fetch<'a> {
     peer: &'a Peer,
     subscriber: Subscriber,
-    cluster: Option<Arc<str>>,
+    node: Node,
     /// Sorted, each once.
     names: Vec<Requested>,
 }
@@ -81,7 +82,7 @@ struct Requested {
     /// It can't be served now, but it may be later: there is no room for it.
     lacks_room: bool,
     /// None where the name is not served.
-    subscription: Option<Subscription>,
+    followed: Option<Followed>,
     outcome: Outcome,
 }
 
@@ -113,22 +114,26 @@ impl Fetch<'_> {
     fn requested(&self, text: Arc<str>) -> Requested {
         let service = &self.peer.service;
         let number = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
-        let (label, reason, lacks_room) = match service.key(&text, self.cluster.as_ref()) {
-            Ok(key) => {
-                let is_on_demand = key.name.is_on_demand();
-                match service.cache.subscribe_as(&key, &self.subscriber, number) {
-                    Ok(subscription) => {
-                        let (subscription, outcome) = (Some(subscription), Outcome::Open);
-                        return Requested { text, is_on_demand, lacks_room: false, subscription, outcome };
-                    }
-                    Err(error) => (error.label(), error.to_string(), error == NotServed::TooMany),
+        let (label, reason, lacks_room) =
+            match Followed::new(service, &text, &self.node, &self.subscriber, number) {
+                Ok(followed) => {
+                    let (is_on_demand, outcome) = (followed.is_on_demand(), Outcome::Open);
+                    return Requested {
+                        text,
+                        is_on_demand,
+                        lacks_room: false,
+                        followed: Some(followed),
+                        outcome,
+                    };
                 }
-            }
-            Err(unknown) => ("unknown_name", unknown.to_string(), false),
-        };
+                Err(NotFollowed::NotServed(_, error)) => {
+                    (error.label(), error.to_string(), error == NotServed::TooMany)
+                }
+                Err(NotFollowed::Unknown(unknown)) => ("unknown_name", unknown.to_string(), false),
+            };
         service.refuse(label, &reason);
         let outcome = Outcome::Failed(reason);
-        Requested { text, is_on_demand: false, lacks_room, subscription: None, outcome }
+        Requested { text, is_on_demand: false, lacks_room, followed: None, outcome }
     }
 
     async fn look(&mut self, changed: impl ExactSizeIterator<Item = usize>) {
@@ -146,15 +151,20 @@ impl Fetch<'_> {
 
     fn look_at(&mut self, index: usize) {
         let Some(requested) = self.names.get_mut(index) else { return };
-        let Some(subscription) = &requested.subscription else { return };
+        let Some(followed) = &mut requested.followed else { return };
         if matches!(requested.outcome, Outcome::Found(_)) {
             return;
         }
-        requested.outcome = subscription.entry(|entry| match self.peer.service.sendable(entry) {
-            Ok(resource) => Outcome::Found(resource.clone()),
-            Err(reason) if entry.good.is_some() || entry.failure().is_some() => Outcome::Failed(reason),
-            Err(_) => Outcome::Open,
-        });
+        requested.outcome = match followed.look(&self.peer.service) {
+            Look::Found(resource) => Outcome::Found(resource),
+            Look::Missing { reason: Some(reason), .. } => Outcome::Failed(reason),
+            Look::Missing { reason: None, .. } => Outcome::Open,
+            Look::Unknown(reason) => {
+                requested.followed = None;
+                self.peer.service.refuse("unknown_name", &reason);
+                Outcome::Failed(reason.to_string())
+            }
+        };
     }
 
     fn is_undecided(&self) -> bool {
@@ -163,7 +173,7 @@ impl Fetch<'_> {
 
     /// Whether a name that has failed may still be served.
     fn may_come(&self) -> bool {
-        self.names.iter().any(|name| name.subscription.is_some() && !name.is_on_demand)
+        self.names.iter().any(|name| name.followed.is_some() && !name.is_on_demand)
     }
 
     fn found(&self) -> impl Iterator<Item = PushItem> {
@@ -183,8 +193,8 @@ impl Fetch<'_> {
             return Err(self.nothing_found());
         }
         for item in &found {
-            let subscription = self.names.get(item.id.index()).and_then(|name| name.subscription.as_ref());
-            subscription.inspect(|subscription| subscription.pushed());
+            let followed = self.names.get(item.id.index()).and_then(|name| name.followed.as_ref());
+            followed.inspect(|followed| followed.pushed());
         }
         let version: Combined = found.iter().map(|item| (&*item.name, &item.resource.version)).collect();
         Ok(dialect::response(&version.to_string(), "", &found))
@@ -209,7 +219,7 @@ impl Fetch<'_> {
             reported if self.names.iter().any(|name| name.lacks_room) => {
                 Status::resource_exhausted(reported.join("; "))
             }
-            reported if self.names.iter().all(|name| name.subscription.is_none()) => {
+            reported if self.names.iter().all(|name| name.followed.is_none()) => {
                 Status::not_found(reported.join("; "))
             }
             reported => Status::unavailable(reported.join("; ")),

@@ -8,6 +8,9 @@ use crate::base::limits;
 use crate::proto::google::protobuf::{Struct, value::Kind};
 use crate::secret::{BadName, KubernetesName, SecretName};
 
+/// The node metadata that turns the SPIFFE validator off.
+const DISABLE_SPIFFE_VALIDATOR: &str = "disable_spiffe_cert_validation";
+
 /// Which names clients may use beside those that every agent serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Naming {
@@ -29,6 +32,16 @@ impl Naming {
             }
             (name, _) => name,
         })
+    }
+
+    /// Whether a node's encoded metadata asks for trust bundles in their plain form, as SPIRE's agent reads it.
+    pub(super) fn is_spiffe_validator_disabled(metadata: Option<&[u8]>) -> bool {
+        let Some(Ok(metadata)) = metadata.map(Struct::decode) else { return false };
+        match metadata.fields.get(DISABLE_SPIFFE_VALIDATOR).and_then(|value| value.kind.as_ref()) {
+            Some(Kind::BoolValue(is_disabled)) => *is_disabled,
+            Some(Kind::StringValue(text)) => text == "true",
+            _ => false,
+        }
     }
 
     /// The cluster that a node says it runs in, in its encoded metadata.
@@ -66,6 +79,19 @@ mod tests {
         }
         assert!(Naming::default().name(&"www.example.com".into(), None).is_err());
         assert!(all.name(&"*.example.com".into(), None).is_err());
+    }
+
+    #[test]
+    fn a_node_turns_the_spiffe_validator_off_with_a_boolean_or_a_text() {
+        let is_disabled = |kind| {
+            let value = Value { kind: Some(kind) };
+            let fields = [(DISABLE_SPIFFE_VALIDATOR.to_owned(), value)].into();
+            Naming::is_spiffe_validator_disabled(Some(&Struct { fields }.encode_to_vec()))
+        };
+        assert!(is_disabled(Kind::BoolValue(true)) && is_disabled(Kind::StringValue("true".to_owned())));
+        assert!(!is_disabled(Kind::BoolValue(false)) && !is_disabled(Kind::StringValue("no".to_owned())));
+        assert!(!Naming::is_spiffe_validator_disabled(None));
+        assert!(!Naming::is_spiffe_validator_disabled(Some(b"junk")));
     }
 
     #[test]

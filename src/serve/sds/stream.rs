@@ -14,13 +14,14 @@ use tonic::Status;
 
 use super::Peer;
 use super::dialect::{Dialect, Received, Refusal, Verdict};
+use super::followed::{Followed, Look, Node, NotFollowed};
 use super::message::Message;
 use super::session::{NameId, Session};
 use super::turns::{AT_ONCE, Turn};
 use crate::base::budget::Charge;
 use crate::base::limits;
 use crate::base::text;
-use crate::store::{NotServed, Subscriber, Subscription, Unserved, Waiting};
+use crate::store::{NotServed, Subscriber, Unserved, Waiting};
 
 /// The responses of one stream.
 pub struct SecretStream<D: Dialect, I> {
@@ -29,8 +30,8 @@ pub struct SecretStream<D: Dialect, I> {
     dialect: D,
     session: Session,
     subscriber: Subscriber,
-    /// Where the client says it runs, if that matters.
-    cluster: Option<Arc<str>>,
+    /// What the client says of itself, where that matters.
+    node: Node,
     /// By [`NameId`]; none where nothing is served.
     names: Vec<Option<Subscribed>>,
     /// A request with many names and its memory, until it is this stream's turn.
@@ -54,7 +55,7 @@ const REFUSALS_LOGGED: usize = 3;
 
 /// A name on its way to the client.
 enum Subscribed {
-    To(Subscription),
+    To(Followed),
     /// Boxed: few names wait.
     Waits(Box<Waiting>),
 }
@@ -81,7 +82,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
         Self {
             subscriber: Subscriber::new(peer.connection),
             turn: Turn::new(peer.service.turns.clone()),
-            cluster: None,
+            node: Node::default(),
             peer,
             requests,
             dialect: D::default(),
@@ -101,7 +102,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
         let before = self.memory_of_names();
         let is_first = self.dialect.node_id().is_empty();
         if is_first {
-            self.cluster = self.peer.service.naming().cluster(D::metadata(&request));
+            self.node = Node::of(self.peer.service.naming(), D::metadata(&request));
         }
         let received = self.dialect.receive(&mut self.session, request);
         let received = received.map_err(|refusal| self.refuse(refusal))?;
@@ -183,29 +184,30 @@ impl<D: Dialect, I> SecretStream<D, I> {
 
     fn subscribe(&mut self, id: NameId) {
         let Some(name) = self.session.name(id).cloned() else { return };
-        let (label, reason, is_final) = match self.peer.service.key(&name, self.cluster.as_ref()) {
-            Ok(key) => {
-                let (service, number) = (&self.peer.service, number(id));
-                match service.cache.subscribe_as(&key, &self.subscriber, number) {
-                    Ok(subscription) => {
-                        tracing::debug!(node = &*self.dialect.node_id(), name = &*name, "subscribed");
-                        return self.subscribed(id, Subscribed::To(subscription));
-                    }
-                    Err(error) => {
-                        let is_final = error != NotServed::TooMany;
-                        if !is_final {
-                            let waiting = service.cache.wait_for_room(key, &self.subscriber, number);
-                            self.subscribed(id, Subscribed::Waits(Box::new(waiting)));
-                        }
-                        (error.label(), format!("{}: {error}", text::sanitize_for_log(&name)), is_final)
-                    }
+        let (service, number) = (&self.peer.service, number(id));
+        let (label, reason, is_final) =
+            match Followed::new(service, &name, &self.node, &self.subscriber, number) {
+                Ok(followed) => {
+                    tracing::debug!(node = &*self.dialect.node_id(), name = &*name, "subscribed");
+                    return self.subscribed(id, Subscribed::To(followed));
                 }
-            }
-            Err(unknown) => ("unknown_name", unknown.to_string(), true),
-        };
+                Err(NotFollowed::NotServed(key, error)) => {
+                    let is_final = error != NotServed::TooMany;
+                    if !is_final {
+                        let waiting = service.cache.wait_for_room(key, &self.subscriber, number);
+                        self.subscribed(id, Subscribed::Waits(Box::new(waiting)));
+                    }
+                    (error.label(), format!("{}: {error}", text::sanitize_for_log(&name)), is_final)
+                }
+                Err(NotFollowed::Unknown(unknown)) => ("unknown_name", unknown.to_string(), true),
+            };
         if is_final {
             self.dialect.refuse(&mut self.session, id);
         }
+        self.refused(label, reason);
+    }
+
+    fn refused(&mut self, label: &'static str, reason: String) {
         self.peer.service.refuse(label, &reason);
         self.refusals.count += 1;
         if self.refusals.reasons.len() < REFUSALS_LOGGED {
@@ -230,9 +232,9 @@ impl<D: Dialect, I> SecretStream<D, I> {
     fn changed(&mut self, id: NameId) {
         match self.names.get_mut(id.index()).and_then(Option::take) {
             None => {}
-            Some(Subscribed::To(subscription)) => self.subscribed(id, Subscribed::To(subscription)),
+            Some(Subscribed::To(followed)) => self.subscribed(id, Subscribed::To(followed)),
             Some(Subscribed::Waits(waiting)) => match waiting.subscribe(&self.subscriber, number(id)) {
-                Ok(subscription) => self.subscribed(id, Subscribed::To(subscription)),
+                Ok(subscription) => self.subscribed(id, Subscribed::To(Followed::on_demand(subscription))),
                 Err(Unserved::Waits(waiting)) => {
                     self.subscribed(id, Subscribed::Waits(Box::new(waiting)));
                 }
@@ -242,21 +244,23 @@ impl<D: Dialect, I> SecretStream<D, I> {
     }
 
     fn offer(&mut self, id: NameId) {
-        if let Some(Some(Subscribed::To(subscription))) = self.names.get(id.index()) {
-            let service = &self.peer.service;
-            let (resource, is_withdrawn) =
-                subscription.entry(|entry| (service.sendable(entry).ok().cloned(), entry.is_withdrawn));
-            match resource {
-                Some(resource) => self.session.offer(id, resource),
-                None if is_withdrawn => self.dialect.withdraw(&mut self.session, id),
-                None => {}
+        let Some(place) = self.names.get_mut(id.index()) else { return };
+        let Some(Subscribed::To(followed)) = place else { return };
+        match followed.look(&self.peer.service) {
+            Look::Found(resource) => self.session.offer(id, resource),
+            Look::Missing { is_withdrawn: true, .. } => self.dialect.withdraw(&mut self.session, id),
+            Look::Missing { .. } => {}
+            Look::Unknown(reason) => {
+                *place = None;
+                self.dialect.refuse(&mut self.session, id);
+                self.refused("unknown_name", reason.to_string());
             }
         }
     }
 
-    fn subscription(&mut self, id: NameId) -> Option<&mut Subscription> {
+    fn followed(&mut self, id: NameId) -> Option<&mut Followed> {
         match self.names.get_mut(id.index())? {
-            Some(Subscribed::To(subscription)) => Some(subscription),
+            Some(Subscribed::To(followed)) => Some(followed),
             _ => None,
         }
     }
@@ -265,14 +269,14 @@ impl<D: Dialect, I> SecretStream<D, I> {
         for (name, version) in items {
             let Some(id) = self.session.id(&name) else { continue };
             let node = self.dialect.node_id();
-            let Some(subscription) = self.subscription(id) else { continue };
+            let Some(followed) = self.followed(id) else { continue };
             match &rejection {
                 None => {
                     tracing::debug!(name = &*name, %version, "accepted");
-                    subscription.accepted(version);
+                    followed.accepted(version);
                 }
                 Some(reason) => {
-                    if subscription.rejected(version.clone(), reason) {
+                    if followed.rejected(version.clone(), reason) {
                         tracing::warn!(
                             name = &*name,
                             %version,
@@ -291,14 +295,14 @@ impl<D: Dialect, I> SecretStream<D, I> {
         // What the client has held since an earlier stream counts like what it acknowledged.
         for (name, version) in self.session.take_confirmed() {
             let id = self.session.id(&name);
-            if let Some(subscription) = id.and_then(|id| self.subscription(id)) {
-                subscription.holds(version);
+            if let Some(followed) = id.and_then(|id| self.followed(id)) {
+                followed.holds(version);
             }
         }
         let (push, message) = response?;
         for item in &push.items {
-            if let Some(subscription) = self.subscription(item.id) {
-                subscription.pushed();
+            if let Some(followed) = self.followed(item.id) {
+                followed.pushed();
             }
             tracing::debug!(name = &*item.name, version = %item.resource.version, nonce = push.nonce, "sent");
         }

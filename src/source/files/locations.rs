@@ -95,7 +95,7 @@ impl Files {
             }
             SecretName::FileRoots(name) => Some(Self::Roots(normalized(name.path()))),
             SecretName::SystemRoots => Some(Self::SystemRoots),
-            SecretName::Workload | SecretName::Roots => None,
+            SecretName::Workload | SecretName::Roots | SecretName::Federated(_) => None,
             SecretName::Kubernetes(_) | SecretName::Minted(_) => None,
         }
     }

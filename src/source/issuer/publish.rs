@@ -5,12 +5,13 @@ use std::time::{Duration, SystemTime};
 use rustls::pki_types::CertificateDer;
 
 use super::state;
+use super::trust::Trust;
 use super::{Issued, Issuer, Validity};
 use crate::base::clock::{millis, rfc3339};
 use crate::base::text;
 use crate::pki::certificate::Certificate;
 use crate::secret::{Secret, TrustBundle};
-use crate::store::Published;
+use crate::store::{Published, Publisher};
 
 impl Issuer {
     pub(super) async fn publish(&mut self, issued: Issued) {
@@ -63,42 +64,14 @@ impl Issuer {
 
     /// Publishes the known roots. True if there are new ones among them.
     pub(super) fn publish_roots(&self, renews: Option<SystemTime>) -> bool {
-        let Some(publisher) = &self.roots else { return false };
-        let Ok(bundle) = TrustBundle::new(self.trust.roots()) else { return false };
-        let before = publisher.entry().good;
-        let before = match before.as_deref().map(|good| &good.secret) {
-            Some(Secret::TrustBundle(before)) => before.roots(),
-            _ => bundle.roots(),
-        };
-        let (added, removed) = (subjects(bundle.roots(), before), subjects(before, bundle.roots()));
-        let published = publisher.publish(Secret::TrustBundle(bundle), self.clock.now(), renews);
-        if published != Published::Changed || (added.is_empty() && removed.is_empty()) {
-            return false;
-        }
-        let old_until = self.trust.next_end().map(rfc3339);
-        tracing::info!(
-            added = (!added.is_empty()).then(|| text::listed(&added, "; ")),
-            removed = (!removed.is_empty()).then(|| text::listed(&removed, "; ")),
-            old_until = old_until.map(tracing::field::display),
-            "trust roots changed"
-        );
-        !added.is_empty()
+        let publisher = self.roots.as_ref();
+        publisher.is_some_and(|publisher| publish_roots(publisher, &self.trust, self.clock.now(), renews))
     }
 
     /// Lets the streams accept new roots before they are sent a leaf that chains to one of them.
     async fn wait_for_verdicts(&self) {
-        const LONGEST: Duration = Duration::from_secs(5);
-        // The served certificate can wait no longer than half of its remaining life.
         let (Validity::Left(left), Some(roots)) = (self.validity(), &self.roots) else { return };
-        let longest = LONGEST.min(left / 2);
-        if tokio::time::timeout(longest, roots.settled()).await.is_err() {
-            let streams = roots.observed().streams;
-            tracing::warn!(
-                streams,
-                waited_ms = millis(longest),
-                "new trust roots not accepted by every stream in time; the new certificate is served nevertheless"
-            );
-        }
+        wait_for_verdicts(roots, left).await;
     }
 
     /// Drops the roots whose time is over.
@@ -110,6 +83,49 @@ impl Issuer {
         self.trust.settle(now);
         let renews = self.key_pair.entry().good.and_then(|good| good.renews);
         self.publish_roots(renews);
+    }
+}
+
+/// Publishes the roots of `trust`. True if there are new ones among them.
+pub(in crate::source) fn publish_roots(
+    publisher: &Publisher,
+    trust: &Trust,
+    now: SystemTime,
+    renews: Option<SystemTime>,
+) -> bool {
+    let Ok(bundle) = TrustBundle::new(trust.roots()) else { return false };
+    let before = publisher.entry().good;
+    let before = match before.as_deref().map(|good| &good.secret) {
+        Some(Secret::TrustBundle(before)) => before.roots(),
+        _ => bundle.roots(),
+    };
+    let (added, removed) = (subjects(bundle.roots(), before), subjects(before, bundle.roots()));
+    let published = publisher.publish(Secret::TrustBundle(bundle), now, renews);
+    if published != Published::Changed || (added.is_empty() && removed.is_empty()) {
+        return false;
+    }
+    let old_until = trust.next_end().map(rfc3339);
+    tracing::info!(
+        added = (!added.is_empty()).then(|| text::listed(&added, "; ")),
+        removed = (!removed.is_empty()).then(|| text::listed(&removed, "; ")),
+        old_until = old_until.map(tracing::field::display),
+        "trust roots changed"
+    );
+    !added.is_empty()
+}
+
+/// Lets the streams accept new roots. The served certificate, which is valid for `left`, can wait no longer than half of
+/// that.
+pub(in crate::source) async fn wait_for_verdicts(roots: &Publisher, left: Duration) {
+    const LONGEST: Duration = Duration::from_secs(5);
+    let longest = LONGEST.min(left / 2);
+    if tokio::time::timeout(longest, roots.settled()).await.is_err() {
+        let streams = roots.observed().streams;
+        tracing::warn!(
+            streams,
+            waited_ms = millis(longest),
+            "new trust roots not accepted by every stream in time; the new certificate is served nevertheless"
+        );
     }
 }
 

@@ -11,7 +11,7 @@ use crate::pki::certificate::Certificate;
 
 /// Every root that a CA has named, as long as it counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Trust {
+pub(in crate::source) struct Trust {
     anchors: Vec<Anchor>,
     /// A root stays only until an answer does not name it.
     drops_old: bool,
@@ -39,7 +39,7 @@ impl Anchor {
 
 impl Trust {
     /// No roots yet. With `drops_old` the bundle is what the last answer names, and no more.
-    pub(super) fn new(drops_old: bool) -> Self {
+    pub(in crate::source) fn new(drops_old: bool) -> Self {
         Self { anchors: Vec::new(), drops_old }
     }
 
@@ -53,7 +53,7 @@ impl Trust {
     }
 
     /// Notes that `ca` has answered with a leaf of this `lifetime`, and names `roots` (all of them).
-    pub(super) fn answered(
+    pub(in crate::source) fn answered(
         &mut self,
         ca: &str,
         roots: &[CertificateDer<'static>],
@@ -84,7 +84,7 @@ impl Trust {
     }
 
     /// Sets the time of roots that no CA names, and drops those whose time is over.
-    pub(super) fn settle(&mut self, now: SystemTime) {
+    pub(in crate::source) fn settle(&mut self, now: SystemTime) {
         for anchor in &mut self.anchors {
             anchor.until = match (anchor.named_by.is_empty(), anchor.until) {
                 (false, _) => None,
@@ -104,11 +104,11 @@ impl Trust {
     }
 
     /// When the next root is dropped, if no CA names it meanwhile.
-    pub(super) fn next_end(&self) -> Option<SystemTime> {
+    pub(in crate::source) fn next_end(&self) -> Option<SystemTime> {
         self.anchors.iter().filter_map(Anchor::ends).min()
     }
 
-    pub(super) fn roots(&self) -> Vec<CertificateDer<'static>> {
+    pub(in crate::source) fn roots(&self) -> Vec<CertificateDer<'static>> {
         self.anchors.iter().map(|anchor| anchor.root.clone()).collect()
     }
 

@@ -4,14 +4,18 @@ use bytes::Bytes;
 
 /// Bytes that are wiped when dropped, and also when they move to a larger place.
 #[derive(Default)]
-pub(super) struct Buffer(Vec<u8>);
+pub(crate) struct Buffer(Vec<u8>);
 
 impl Buffer {
-    pub(super) fn with_capacity(capacity: usize) -> Self {
+    pub(crate) fn with_capacity(capacity: usize) -> Self {
         Self(Vec::with_capacity(capacity))
     }
 
-    pub(super) fn extend(&mut self, bytes: &[u8]) {
+    pub(crate) fn copy_of(bytes: &[u8]) -> Self {
+        Self(bytes.to_vec())
+    }
+
+    pub(crate) fn extend(&mut self, bytes: &[u8]) {
         let needed = self.0.len() + bytes.len();
         if needed > self.0.capacity() {
             // A second part mostly completes a line.
@@ -22,16 +26,22 @@ impl Buffer {
         self.0.extend_from_slice(bytes);
     }
 
-    pub(super) fn as_slice(&self) -> &[u8] {
+    pub(crate) fn as_slice(&self) -> &[u8] {
         &self.0
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
     }
 }
 
@@ -42,7 +52,7 @@ impl Drop for Buffer {
 }
 
 /// Wipes a part of an answer, unless its memory is shared with the next part, which the connection still reads.
-pub(super) fn wipe(bytes: Bytes) {
+pub(crate) fn wipe(bytes: Bytes) {
     if let Ok(mut bytes) = bytes.try_into_mut() {
         overwrite(&mut bytes);
     }
