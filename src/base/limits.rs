@@ -56,6 +56,8 @@ pub const OLD_ROOTS: usize = 32;
 pub const ANSWER_BYTES: usize = 1 << 20;
 /// Bytes of a message of a SPIFFE Workload API: as many as gRPC clients take where nothing else is set.
 pub const SPIFFE_ANSWER_BYTES: usize = 4 << 20;
+/// Other trust domains whose bundles one endpoint delivers.
+pub const FEDERATED_BUNDLES: usize = 1000;
 /// Bytes of an object of Kubernetes' API, alone or in an event: etcd's limit is half of it.
 pub const KUBE_OBJECT_BYTES: usize = 3 << 20;
 /// Bytes of a page of a list of Kubernetes' API.

@@ -6,6 +6,7 @@
 mod answer;
 mod call;
 mod error;
+mod federation;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 
@@ -20,6 +21,7 @@ use tokio::time::Instant;
 use self::answer::Answer;
 use self::call::{Endpoint, UnixSocket};
 pub use self::error::SpiffeError;
+use self::federation::Federation;
 use super::issuer::publish::{publish_roots, wait_for_verdicts};
 use super::issuer::trust::Trust;
 use super::issuer::{Validity, retry_delay};
@@ -118,6 +120,7 @@ pub struct SpiffeSource {
     key_pair: Publisher,
     roots: Publisher,
     trust: Trust,
+    federation: Federation,
     /// What came with the roots. Nothing as long as there never were any.
     crls: Option<Vec<Arc<Crl>>>,
     /// When one of them begins, or goes out of use.
@@ -171,6 +174,7 @@ impl SpiffeSource {
         Self {
             renewals: key_pair.renewals(),
             trust: Trust::new(settings.drops_old_roots),
+            federation: Federation::new(cache, workload),
             endpoint,
             settings,
             key_pair,
@@ -270,11 +274,12 @@ impl SpiffeSource {
     /// Publishes what a message holds: the roots first, then the certificate.
     async fn take(&mut self, message: Bytes) -> Result<(), SpiffeError> {
         let now = self.clock.now();
-        let Answer { pair, bundle, crls, others } =
+        let Answer { pair, bundle, crls, foreign, others } =
             read(&self.endpoint, &self.settings, message, now).await?;
         self.has_answered = true;
         self.note_others(others);
         self.take_crls(crls);
+        self.federation.take(foreign, now);
         let (not_before, not_after) = (pair.leaf().not_before, pair.not_after());
         let lifetime = not_after.duration_since(not_before).unwrap_or_default();
         self.trust.answered(&self.endpoint.name, bundle.roots(), lifetime, now);
@@ -354,6 +359,7 @@ impl SpiffeSource {
             renewal.call_failed(&self.endpoint.name, reason.clone(), outcome, now);
             renewal.round_failed(failures, now + delay);
         });
+        self.federation.fail(&reason);
         self.key_pair.fail(reason.clone());
         self.roots.fail(reason);
     }

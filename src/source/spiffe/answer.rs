@@ -7,6 +7,7 @@ use bytes::Bytes;
 use prost::Message as _;
 
 use super::Wanted;
+use super::federation::Foreign;
 use crate::base::limits;
 use crate::base::spiffe_id::SpiffeId;
 use crate::base::text;
@@ -26,6 +27,7 @@ pub(super) struct Answer {
     pub(super) bundle: TrustBundle,
     /// An error costs the CRLs alone.
     pub(super) crls: Result<Vec<Arc<Crl>>, String>,
+    pub(super) foreign: Foreign,
     /// The further identities, which are not served.
     pub(super) others: Vec<String>,
 }
@@ -88,7 +90,7 @@ pub(super) fn read(
     format: KeyFormat,
     now: SystemTime,
 ) -> Result<Answer, InvalidAnswer> {
-    let X509svidResponse { mut svids, crl, .. } =
+    let X509svidResponse { mut svids, crl, federated_bundles } =
         X509svidResponse::decode(message).map_err(|_| InvalidAnswer::NotAMessage)?;
     let index = chosen(&svids, wanted)?;
     let svid = svids.remove(index);
@@ -100,7 +102,8 @@ pub(super) fn read(
         return Err(InvalidAnswer::WrongTrustDomain { id, wanted });
     }
     let (pair, bundle) = checked(&svid, &id, format, now)?;
-    Ok(Answer { pair, bundle, crls: crls(&crl), others })
+    let foreign = Foreign::read(&federated_bundles, id.trust_domain());
+    Ok(Answer { pair, bundle, crls: crls(&crl), foreign, others })
 }
 
 /// The place of the SVID that is served: of several, the first, as the standard has it.

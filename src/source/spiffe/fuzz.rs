@@ -38,6 +38,7 @@ pub fn answer(bytes: &[u8]) -> bool {
     assert!(answer.bundle.verify(&answer.pair, now).is_ok(), "no root for {:?}", answer.pair);
     assert_eq!(answer.pair.key().public_key().as_ref(), Ok(&answer.pair.leaf().public_key));
     answer.others.iter().chain(answer.crls.as_ref().err()).for_each(|text| check_line(text));
+    answer.foreign.problems().for_each(|text| check_line(text));
     true
 }
 
@@ -57,6 +58,7 @@ mod tests {
         let time = 1_800_000_600_u64.to_be_bytes();
         let mut several = fake::answer([ca.svid("spiffe://td/web", now), ca.svid("spiffe://td/db", now)]);
         several.crl = vec![ca.crl(now, now + Duration::from_secs(3600))];
+        several.federated_bundles = [("spiffe://two".to_owned(), Ca::new("two").root().into())].into();
         let one = fake::answer([ca.svid("spiffe://td/db", now)]).encode_to_vec();
         let several = several.encode_to_vec();
         let time = (b'T', &time[..]);

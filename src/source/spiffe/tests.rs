@@ -305,3 +305,49 @@ async fn crls_of_an_answer_are_in_the_bundle_until_they_are_out_of_date() {
         "Envoy must not meet it afterwards: {left:?}"
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn bundles_of_other_trust_domains_are_served_as_long_as_the_endpoint_delivers_them() {
+    let (mut world, ca) = (World::new(any(), Mood::Serves), Ca::new("ca"));
+    let [two, other] = ["two", "other"].map(Ca::new);
+    let call = world.call().await;
+    let mut message = answer([ca.svid(ID, start())]);
+    let set = |message: &mut X509svidResponse, bundles: &[(&str, Vec<u8>)]| {
+        let bundles = bundles.iter().map(|(domain, der)| ((*domain).to_owned(), der.clone().into()));
+        message.federated_bundles = bundles.collect();
+    };
+    let served = |world: &World| {
+        let all = world.cache.federated(world.workload, world.clock.now());
+        let one = |one: &crate::store::Federated| {
+            (one.name.as_str().to_owned(), one.bundle().unwrap().roots()[0].to_vec())
+        };
+        all.iter().map(one).collect::<Vec<_>>()
+    };
+    let of = |name: &str| SecretName::Federated(crate::secret::FederatedName::new(name).unwrap());
+    // A bad name, and the own domain, cost themselves alone.
+    set(
+        &mut message,
+        &[("spiffe://two", two.root()), ("spiffe://td", other.root()), ("https://bad", other.root())],
+    );
+    call.send(&message);
+    world.wait(of("two"), |entry| entry.good.is_some()).await;
+    world.wait(SecretName::Workload, |entry| entry.good.is_some()).await;
+    assert_eq!(served(&world), [("spiffe://two".to_owned(), two.root())]);
+    assert_eq!(world.roots(), [ca.root()], "what is federated is not trusted as the own domain");
+
+    set(&mut message, &[("spiffe://two", vec![1, 2, 3]), ("spiffe://three", other.root())]);
+    call.send(&message);
+    world.wait(of("three"), |entry| entry.good.is_some()).await;
+    let failure = world.wait(of("two"), |entry| entry.failure().is_some()).await.failure().unwrap();
+    assert!(failure.contains("bundle can't be used"), "{failure}");
+    assert_eq!(served(&world).len(), 2, "the last good one stays");
+
+    set(&mut message, &[("spiffe://two", other.root())]);
+    call.send(&message);
+    world.wait(of("three"), |entry| entry.is_withdrawn).await;
+    assert_eq!(served(&world), [("spiffe://two".to_owned(), other.root())]);
+    assert_eq!(world.entry(of("two")).failure(), None);
+    world.mood.send_replace(Mood::Down);
+    world.wait(of("two"), |entry| entry.failure().is_some()).await;
+    assert_eq!(served(&world).len(), 1);
+}

@@ -38,7 +38,7 @@ impl Ca {
         Self(CertifiedIssuer::self_signed(params, SigningKey::generate(KeyType::EcdsaP256).unwrap()).unwrap())
     }
 
-    pub(super) fn root(&self) -> Vec<u8> {
+    pub(in crate::source::spiffe) fn root(&self) -> Vec<u8> {
         self.0.as_ref().der().to_vec()
     }
 
