@@ -11,6 +11,7 @@ use crate::ca::provider::ClientError;
 use crate::ca::providers;
 use crate::config::{Config, ConfigErrors, Description, WorkloadTemplate};
 use crate::serve::peer::Peers;
+use crate::serve::sds::Naming;
 
 /// Starts workloads. Clones start them alike.
 #[derive(Clone, Debug)]
@@ -45,6 +46,7 @@ impl Starter {
         let peers = Peers::new(config.allowed, metrics.clone(), cache.components(running.workload));
         let server = Server { calls: calls.clone(), stop: running.ended.clone() };
         let service = workloads.service(&running);
+        service.set_naming(Naming { validator: config.spiffe_validator, ..Naming::default() });
         let serving = async move { server.sds(listener.await, peers, service).await };
         let plan = Plan {
             kubernetes: None,

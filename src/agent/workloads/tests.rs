@@ -34,6 +34,7 @@ fn plan(account: &str, ca: &Path) -> Plan {
             private: Vec::new(),
             prefixes: files::FilePrefixes::Usual(Vec::new()),
             system_roots: None,
+            federated: Vec::new(),
         },
         crl: CrlFile { path: "/nowhere/crl.pem".into(), is_named: false },
         cas: Failover::new(vec![Member::new(
