@@ -49,6 +49,7 @@ use crate::os::supervise::CommandFailed;
 use crate::os::systemd::Started;
 use crate::serve::listener::{Listener, SocketFile};
 use crate::serve::peer::{AdminPeers, Peers};
+use crate::serve::sds::Naming;
 use crate::source::kubernetes::kept::Keeper;
 use crate::source::spiffe;
 use crate::store::Cache;
@@ -91,6 +92,7 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     let mut command = Command::of(&config, sds.first.path(), &mut workloads, &shared, &running, &log)?;
     let (allowed, options_file) = (config.allowed.clone(), config.options_file.clone());
     let naming = config.kubernetes.as_ref().map(|kubernetes| kubernetes.naming).unwrap_or_default();
+    let naming = Naming { validator: config.spiffe_validator, ..naming };
     let reporter = start_workload(&mut workloads, &shared, &running, config, &sds, addresses).await?;
     let subject = Subject::One(reporter);
     serve_page(&mut workloads, &shared, &server, page, &subject);

@@ -35,8 +35,8 @@ use crate::serve::listener::Listener;
 use crate::serve::peer::AdminPeers;
 use crate::source::files::named::NamedFiles;
 use crate::source::issuer::IssuanceQueue;
-use crate::store::Scope;
 use crate::store::health::{Components, Health, HealthWatcher};
+use crate::store::{Scope, Workload};
 
 /// Runs the agent until SIGTERM or SIGINT.
 pub async fn run(config: NodeConfig, log: Log, given: Started, requests: Requests) -> anyhow::Result<()> {
@@ -68,6 +68,8 @@ pub async fn run(config: NodeConfig, log: Log, given: Started, requests: Request
     workloads.spawn(&shared.stop, log.clone().summarize());
     shared.clock.watch_jumps();
     let Shared { cache, metrics, watcher, pending, clock, disk, .. } = shared.clone();
+    let federated = workloads.follow_federated(&shared.stop, Workload::EVERY, &config.shared.files).await;
+    federated.context("starting the thread for trust bundles failed")?;
     let names = config.shared.files.clone();
     let names = NamedFiles::start(
         names,

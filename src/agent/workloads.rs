@@ -27,7 +27,7 @@ use crate::metrics::Metrics;
 use crate::serve::sds::{Capacity, SecretDiscovery};
 use crate::source::crl::{CrlFile, CrlSource};
 use crate::source::files::named::NamedFiles;
-use crate::source::files::{self, FileSource};
+use crate::source::files::{self, FederatedFile, FileSettings, FileSource};
 use crate::source::issuer::{IssuanceQueue, Issuer, IssuerContext, IssuerSettings};
 use crate::source::kubernetes::{Clusters, KubernetesSource};
 use crate::source::mint::{MintSettings, MintSource};
@@ -198,6 +198,7 @@ impl Workloads {
         let Running { workload, ended, .. } = running;
         let Shared { cache, metrics, watcher, pending, clock, .. } = self.shared.clone();
         let debounce = plan.files.debounce;
+        self.follow_federated(ended, *workload, &plan.files).await?;
         let named = plan.files.clone();
         if plan.has_own() {
             let crls = CrlSource::new(
@@ -268,6 +269,38 @@ impl Workloads {
         self.spawn(&running.ended, all.instrument(span));
     }
 
+    /// The thread for mounted files, which starts with the first of them.
+    fn mounted(&mut self) -> io::Result<Handle> {
+        match &self.mounted {
+            Some(mounted) => Ok(mounted.clone()),
+            None => Ok(self.mounted.insert(mounted::start(self.shared.stop.clone())?).clone()),
+        }
+    }
+
+    /// Publishes the trust bundles of other trust domains for `workload`, and follows their files until `ended`. Returns after
+    /// the first look, unless a file system does not answer.
+    pub async fn follow_federated(
+        &mut self,
+        ended: &CancellationToken,
+        workload: Workload,
+        settings: &FileSettings,
+    ) -> io::Result<()> {
+        let Shared { cache, metrics, watcher, clock, .. } = &self.shared;
+        let all = FederatedFile::all(settings, cache, workload, watcher, clock, metrics);
+        for mut file in all {
+            let (looked, first_look) = oneshot::channel();
+            let follow = async move {
+                file.publish_once();
+                let _ = looked.send(());
+                file.run().await;
+            };
+            let mounted = self.mounted()?;
+            self.tasks.spawn_on(until(ended.clone(), Box::pin(follow)), &mounted);
+            let _ = tokio::time::timeout(FIRST_LOOK, first_look).await;
+        }
+        Ok(())
+    }
+
     /// Follows what is mounted, on its thread. Returns after the first look, unless a file system does not answer.
     async fn follow_mounted(
         &mut self,
@@ -275,10 +308,7 @@ impl Workloads {
         mut files: FileSource,
         mut crls: CrlSource,
     ) -> io::Result<()> {
-        let mounted = match &self.mounted {
-            Some(mounted) => mounted.clone(),
-            None => self.mounted.insert(mounted::start(self.shared.stop.clone())?).clone(),
-        };
+        let mounted = self.mounted()?;
         self.shared.clock.watch_jumps();
         let (looked, first_look) = oneshot::channel();
         let follow = async move {

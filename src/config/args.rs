@@ -182,6 +182,15 @@ pub struct RunArgs {
     /// [default: /var/run/secrets/istio/crl/ca-crl.pem, if it exists]
     #[arg(long, value_name = "FILE", help_heading = "Mounted files")]
     pub crl: Option<String>,
+    /// The trust bundle of another trust domain, a PEM file of its roots; repeatable (in the environment separated by ","). Served
+    /// as spiffe://DOMAIN, in ALL, and by the SPIFFE Workload API. Followed like mounted files
+    #[arg(long, value_name = "DOMAIN=FILE", help_heading = "SPIFFE")]
+    pub federated_bundle: Vec<String>,
+    /// Which trust bundles Envoy gets for its SPIFFE validator, which refuses certificates of one trust domain that the roots of
+    /// another one have signed: off, spiffe-names (spiffe://DOMAIN and ALL), or all (ROOTCA too, which is then the same as ALL)
+    /// [default: spiffe-names]
+    #[arg(long, value_name = "WHICH", help_heading = "SPIFFE")]
+    pub spiffe_validator: Option<String>,
     /// Use mounted files alone, never a CA [FILE_MOUNTED_CERTS]
     #[arg(long, help_heading = "Mounted files")]
     pub file_mounted_certs: bool,

@@ -8,8 +8,10 @@ use super::node::Subject;
 use crate::fs::disk;
 use crate::fs::generation::Place;
 use crate::options::{Reader, Setting};
+use crate::secret::FederatedName;
 use crate::source::crl::CrlFile;
-use crate::source::files::{self, FileNames};
+use crate::source::files::{self, FederatedBundle, FileNames};
+use crate::source::issuer::IdentitySource;
 
 /// The default of `--cert-dir`.
 const CERT_DIR: &str = "/etc/certs";
@@ -38,6 +40,7 @@ pub(super) struct FileOptions {
     prefixes: files::FilePrefixes,
     system_roots: Option<PathBuf>,
     debounce: Duration,
+    federated: Vec<FederatedBundle>,
 }
 
 /// A directory whose files are not served, and why.
@@ -58,6 +61,7 @@ impl FileOptions {
             cert_dir,
             system_roots: r.variable("SSL_CERT_FILE").map(PathBuf::from),
             debounce: debounce.or(Duration::from_millis(100)),
+            federated: federated(r, args),
         }
     }
 
@@ -96,9 +100,47 @@ impl FileOptions {
         is_alone: bool,
         subject: Subject<'_>,
     ) -> files::FileSettings {
-        let Self { prefixes, system_roots, debounce, .. } = self;
+        let Self { prefixes, system_roots, debounce, federated, .. } = self;
+        // Of all workloads of a node, its agent publishes them once.
+        let federated = if subject.description().is_some() { Vec::new() } else { federated };
         let prefixes = if subject.has_mounted_files() { prefixes } else { files::FilePrefixes::None };
-        files::FileSettings { mounted, own, private, is_alone, debounce, prefixes, system_roots }
+        files::FileSettings { mounted, own, private, is_alone, debounce, prefixes, system_roots, federated }
+    }
+}
+
+/// The trust bundles of other trust domains.
+fn federated(r: &mut Reader<'_>, args: &RunArgs) -> Vec<FederatedBundle> {
+    let bundle = |text: &str| -> Result<_, String> {
+        let (domain, path) = text.split_once('=').filter(|(_, path)| !path.is_empty()).ok_or_else(|| {
+            format!("{text:?} is not DOMAIN=FILE, like partner.example=/etc/federation/partner.pem")
+        })?;
+        let name = FederatedName::new(domain).map_err(|error| error.to_string())?;
+        Ok(FederatedBundle { name, path: path.into() })
+    };
+    let all = r.list("federated-bundle", &args.federated_bundle, &[], ',', bundle).value.unwrap_or_default();
+    for (index, one) in all.iter().enumerate() {
+        if all.iter().take(index).any(|other| other.name == one.name) {
+            r.mistake(format!(
+                "--federated-bundle names {} twice: put all of its roots into one file",
+                one.name.domain()
+            ));
+        }
+    }
+    all
+}
+
+/// Reports a bundle of the workload's own trust domain, if that is known: its roots come with its certificate.
+pub(super) fn check_federated(r: &mut Reader<'_>, files: &FileOptions, identity: &IdentitySource) {
+    let own = match identity {
+        IdentitySource::Fixed(id) => id.trust_domain(),
+        IdentitySource::Token { trust_domain, .. } => trust_domain,
+        IdentitySource::Unknown => return,
+    };
+    if files.federated.iter().any(|one| one.name.domain() == own) {
+        r.mistake(format!(
+            "--federated-bundle names {own}, which is the workload's own trust domain: its roots come from its CA or its \
+             mounted files; drop it"
+        ));
     }
 }
 

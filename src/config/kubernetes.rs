@@ -115,6 +115,7 @@ pub(super) fn kubernetes(
         has_bare_names: bare.value == Some(true),
         // With other modes a review in another cluster than the workload's would be another workload's right.
         trusts_clusters: remote.is_used() && authorize == Authorize::Own,
+        ..Naming::default()
     };
     Some(KubernetesConfig {
         api_server: api_server?,

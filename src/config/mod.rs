@@ -47,6 +47,7 @@ pub use crate::options::{ConfigErrors, Environment, parse_duration};
 use crate::options::{OptionsFile, Reader};
 use crate::os::supervise;
 use crate::serve::peer::Allowed;
+use crate::serve::sds::SpiffeValidator;
 use crate::source::crl::CrlFile;
 use crate::source::files as mounted;
 use crate::source::issuer::{self, StateDir};
@@ -89,6 +90,8 @@ pub struct Config {
     /// Where Secrets of Kubernetes are served from.
     pub kubernetes: Option<KubernetesConfig>,
     pub files: mounted::FileSettings,
+    /// Which trust bundles have the form of Envoy's SPIFFE validator.
+    pub spiffe_validator: SpiffeValidator,
     /// The CRLs for the trust bundle.
     pub crl: CrlFile,
     /// The files for other programs.
@@ -188,6 +191,9 @@ impl Config {
         let spiffe =
             spiffe::spiffe(r, args, &selection, &workload, &sockets, has_kubernetes_secrets, subject);
         let is_alone = providers.is_empty() && spiffe.is_none();
+        if matches!(subject, Subject::Sidecar) && !providers.is_empty() {
+            files::check_federated(r, &files, &workload.identity);
+        }
         let mint = mint::mint(r, args, &selection, &workload.identity);
         let kubernetes = kubernetes::kubernetes(r, args, &workload.identity, has_kubernetes_secrets);
         let admin_socket = match subject {
@@ -210,6 +216,9 @@ impl Config {
             socket_mode,
             allowed,
             files: files.into_settings(mounted, own, absolute(private), is_alone, subject),
+            spiffe_validator: r
+                .parsed("spiffe-validator", &args.spiffe_validator, &[], spiffe_validator)
+                .or(SpiffeValidator::default()),
             providers,
             provider_reason: selection.reason,
             workload,
@@ -371,6 +380,14 @@ fn shared_options(
 fn numbers(r: &mut Reader<'_>, flag: &str, typed: &[String]) -> Vec<u32> {
     let number = |text: &str| text.parse().map_err(|_| format!("{text:?} is not a number"));
     r.list(flag, typed, &[], ',', number).value.unwrap_or_default()
+}
+
+fn spiffe_validator(text: &str) -> Result<SpiffeValidator, String> {
+    let known = SpiffeValidator::NAMES.into_iter().find(|(name, _)| *name == text);
+    known.map(|(_, validator)| validator).ok_or_else(|| {
+        let names = SpiffeValidator::NAMES.map(|(name, _)| name);
+        format!("{text:?} is none of {}", names.join(", "))
+    })
 }
 
 fn parse_mode(text: &str) -> Result<u32, String> {

@@ -62,9 +62,8 @@ pub struct MintName(Arc<str>);
 pub enum BadName {
     #[error(
         "unknown resource name {0:?}: this agent serves \"default\" (key pair), \"ROOTCA\" (trust bundle), \
-         file-cert:CHAIN~KEY, file-root:PATH, file-root:system, spiffe://ID (its own), spiffe://TRUST-DOMAIN (its own \
-         and federated ones), ALL, with --kubernetes-secrets kubernetes://[NAMESPACE/]NAME, and with --mint-suffix \
-         mint://HOST"
+         file-cert:CHAIN~KEY, file-root:PATH, file-root:system, its spiffe://ID, spiffe://TRUST-DOMAIN, ALL, with \
+         --kubernetes-secrets kubernetes://[NAMESPACE/]NAME, and with --mint-suffix mint://HOST"
     )]
     Unknown(String),
     #[error("resource name {name:?}: {reason}")]

@@ -88,19 +88,25 @@ impl Payload {
         }
     }
 
-    /// A payload with which Envoy checks each peer against the roots of the peer's own trust domain: `bundle` for those of
-    /// `domain`, and none for others.
-    pub fn of_validator(domain: &str, bundle: &TrustBundle) -> Self {
-        let roots = tls::spiffe_cert_validator_config::TrustDomain {
-            name: domain.to_owned(),
-            trust_bundle: inline(pem::of_certificates(bundle.roots()).into()),
+    /// A payload with which Envoy checks each peer against the roots of the peer's own trust domain, which are those of the
+    /// bundle beside its name in `domains`. Peers of other trust domains are refused.
+    pub fn of_validator<'a>(domains: impl IntoIterator<Item = (&'a str, &'a TrustBundle)>) -> Self {
+        let domain = |(name, bundle): (&str, &TrustBundle)| {
+            let mut pem = pem::of_certificates(bundle.roots());
+            // This validator does not read the context's own CRLs, but those that stand among the roots of a trust domain.
+            pem.extend(crl::to_pem(bundle.crls().iter().map(AsRef::as_ref)));
+            tls::spiffe_cert_validator_config::TrustDomain {
+                name: name.to_owned(),
+                trust_bundle: inline(pem.into()),
+            }
         };
-        let config = tls::SpiffeCertValidatorConfig { trust_domains: vec![roots] };
+        let trust_domains = domains.into_iter().map(domain).collect();
+        let config = tls::SpiffeCertValidatorConfig { trust_domains };
         let config =
             Any { type_url: SPIFFE_VALIDATOR_TYPE_URL.to_owned(), value: config.encode_to_vec().into() };
         Self::of_content(tls::secret::Type::ValidationContext(tls::CertificateValidationContext {
             trusted_ca: None,
-            crl: crls(bundle),
+            crl: None,
             custom_validator_config: Some(TypedExtensionConfig {
                 name: SPIFFE_VALIDATOR.to_owned(),
                 typed_config: Some(config),
@@ -118,7 +124,11 @@ impl Payload {
             Secret::TrustBundle(bundle) => {
                 tls::secret::Type::ValidationContext(tls::CertificateValidationContext {
                     trusted_ca: inline(pem::of_certificates(bundle.roots()).into()),
-                    crl: crls(bundle),
+                    // With an empty CRL list, Envoy would reject every peer.
+                    crl: match bundle.crls() {
+                        [] => None,
+                        crls => inline(crl::to_pem(crls.iter().map(AsRef::as_ref)).into()),
+                    },
                     custom_validator_config: None,
                 })
             }
@@ -143,14 +153,6 @@ impl Payload {
 
 fn inline(pem: Bytes) -> Option<DataSource> {
     Some(DataSource { specifier: Some(Specifier::InlineBytes(pem)) })
-}
-
-/// None if there is no CRL: with an empty list, Envoy would reject every peer.
-fn crls(bundle: &TrustBundle) -> Option<DataSource> {
-    match bundle.crls() {
-        [] => None,
-        crls => inline(crl::to_pem(crls.iter().map(AsRef::as_ref)).into()),
-    }
 }
 
 /// The bytes can hold a private key.

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 pub use self::call::Calls;
-pub use self::naming::Naming;
+pub use self::naming::{Naming, SpiffeValidator};
 use self::turns::Turns;
 use crate::base::budget::{Budget, Charge, Full, Share};
 use crate::base::clock::Clock;

@@ -16,7 +16,7 @@ use crate::base::clock::Clock;
 use crate::fs::generation::{Place, Places};
 use crate::fs::watch::Watcher;
 use crate::metrics::Metrics;
-use crate::secret::SecretName;
+use crate::secret::{FederatedName, SecretName};
 use crate::store::{Cache, Key, Workload};
 
 /// Which files are served, and how.
@@ -35,6 +35,15 @@ pub struct FileSettings {
     pub prefixes: FilePrefixes,
     /// The file of the system's roots, instead of those that distributions have (`SSL_CERT_FILE`).
     pub system_roots: Option<PathBuf>,
+    /// The trust bundles of other trust domains.
+    pub federated: Vec<FederatedBundle>,
+}
+
+/// A trust bundle of another trust domain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FederatedBundle {
+    pub name: FederatedName,
+    pub path: PathBuf,
 }
 
 /// The directories in which files must lie that streams name.
@@ -77,7 +86,7 @@ impl FileSource {
         let places = Places { own: settings.own, ..Places::new(settings.mounted) };
         let publisher = |name| SecretPublisher::new(cache, Key { workload, name }, settings.is_alone);
         let (key_pair, roots) = (publisher(SecretName::Workload), publisher(SecretName::Roots));
-        Self { mounted: FileSet::new(places, key_pair, roots, context) }
+        Self { mounted: FileSet::new(places, Some(key_pair), roots, context) }
     }
 
     /// Publishes what is mounted now, so that no CA is called for what files provide.
@@ -88,6 +97,47 @@ impl FileSource {
     /// Follows every change of the mounted files since [`FileSource::publish_once`]. Does not return.
     pub async fn run(self) {
         match self.mounted.run().await {}
+    }
+}
+
+/// Serves one trust bundle of another trust domain.
+#[derive(Debug)]
+pub struct FederatedFile(FileSet);
+
+impl FederatedFile {
+    /// Sources that publish the bundles in `settings` for `workload`, each by itself.
+    pub fn all(
+        settings: &FileSettings,
+        cache: &Cache,
+        workload: Workload,
+        watcher: &Watcher,
+        clock: &Clock,
+        metrics: &Metrics,
+    ) -> Vec<Self> {
+        let source = |FederatedBundle { name, path }: &FederatedBundle| {
+            let place = Place { roots: Some(path.clone()), ..Place::default() };
+            let places = Places { own: settings.own.clone(), ..Places::new(vec![place]) };
+            let key = Key { workload, name: SecretName::Federated(name.clone()) };
+            let context = Context {
+                watcher: watcher.clone(),
+                debounce: settings.debounce,
+                clock: clock.clone(),
+                metrics: metrics.clone(),
+            };
+            // No other source has it: a missing file is a failure.
+            Self(FileSet::new(places, None, SecretPublisher::new(cache, key, true), context))
+        };
+        settings.federated.iter().map(source).collect()
+    }
+
+    /// Publishes what the file holds now.
+    pub fn publish_once(&mut self) {
+        self.0.publish_once();
+    }
+
+    /// Follows every change of the file. Does not return.
+    pub async fn run(self) {
+        match self.0.run().await {}
     }
 }
 

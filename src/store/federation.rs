@@ -1,7 +1,7 @@
 //! Trust bundles of other trust domains: those of a workload, and those that all workloads share.
 //!
 //! Each is an entry of its own, [`SecretName::Federated`], which any source may publish. Who serves all bundles together follows
-//! the workload's own: its readers are woken when a federated one changes, so that a workload without any pays nothing.
+//! the workload's own entries: their readers are woken when a federated bundle changes, so that a workload without any pays nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -58,21 +58,14 @@ impl Cache {
         of(workload).chain(of(Workload::EVERY)).cloned().collect()
     }
 
-    /// Wakes the readers of the trust bundles that are served together with a federated one of `owner`.
+    /// Wakes the readers of the identities with which a federated bundle of `owner` is served.
     pub(super) fn federation_changed(&self, owner: Workload) {
         let slots = self.lock();
-        let roots: Vec<_> = match owner {
-            Workload::EVERY => {
-                let all = slots.by_key.iter().map(|filed| &filed.0);
-                all.filter(|slot| slot.key.name == SecretName::Roots).cloned().collect()
-            }
-            workload => {
-                let key = Key { workload, name: SecretName::Roots };
-                slots.by_key.get(&key).map(|filed| Arc::clone(&filed.0)).into_iter().collect()
-            }
-        };
+        let all = slots.by_key.iter().map(|filed| &filed.0).filter(|slot| slot.key.name.is_own());
+        let is_its = |slot: &&Arc<Slot>| owner == Workload::EVERY || slot.key.workload == owner;
+        let own: Vec<_> = all.filter(is_its).cloned().collect();
         drop(slots);
-        for slot in roots {
+        for slot in own {
             lock(&slot.subscribers).notify();
         }
     }

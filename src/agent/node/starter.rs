@@ -11,6 +11,7 @@ use crate::ca::provider::ClientError;
 use crate::ca::providers;
 use crate::config::{Config, ConfigErrors, Description, WorkloadTemplate};
 use crate::serve::peer::Peers;
+use crate::serve::sds::Naming;
 use crate::source::issuer::IdentitySource;
 
 /// Starts workloads. Clones start them alike.
@@ -49,6 +50,7 @@ impl Starter {
         let peers = Peers::new(config.allowed, metrics.clone(), cache.components(running.workload));
         let server = Server { calls: calls.clone(), stop: running.ended.clone() };
         let service = workloads.service(&running);
+        service.set_naming(Naming { validator: config.spiffe_validator, ..Naming::default() });
         // Freed once the socket is bound.
         let listener = Box::pin(listener);
         let serving = async move {

@@ -46,6 +46,7 @@ fn plan_with(account: &str, cas: Failover) -> Plan {
             private: Vec::new(),
             prefixes: files::FilePrefixes::Usual(Vec::new()),
             system_roots: None,
+            federated: Vec::new(),
         },
         crl: CrlFile { path: "/nowhere/crl.pem".into(), is_named: false },
         cas,

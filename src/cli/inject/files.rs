@@ -136,6 +136,9 @@ impl<'a> Files<'a> {
             self.check_file("--spiffe-endpoint", &spiffe.socket);
         }
         run.crl.iter().for_each(|file| self.check_file("--crl", Path::new(file)));
+        for bundle in &self.config.files.federated {
+            self.check_file("--federated-bundle", &bundle.path);
+        }
         run.file_prefix.iter().for_each(|dir| self.check_directory("--file-prefix", Path::new(dir)));
     }
 
@@ -339,10 +342,11 @@ mod tests {
     ];
 
     /// Options that name what the agent reads in its container, with the other options that they need.
-    const READ: [(&str, &str, &[&[&str]]); 17] = [
+    const READ: [(&str, &str, &[&[&str]]); 18] = [
         ("spiffe-endpoint", "unix:///needed/agent.sock", &[SPIFFE]),
         ("cert-dir", "/needed", &[&["--ca=none"]]),
         ("crl", "/needed/crl", &[ISTIOD]),
+        ("federated-bundle", "two.example=/needed/roots.pem", &[ISTIOD]),
         ("file-prefix", "/needed", &[ISTIOD]),
         ("ca-root", "/needed/root.pem", &[ISTIOD]),
         ("ca-client-cert-dir", "/needed", &[ISTIOD, &["--ca-root=/etc/ssl/certs/ca.pem"]]),
@@ -370,10 +374,11 @@ mod tests {
         let is_path = |arg: &&clap::Arg| {
             let names = arg.get_value_names().unwrap_or_default();
             arg.get_action().takes_values()
-                && names
-                    .iter()
-                    .map(|name| name.strip_prefix("unix:///").unwrap_or(name))
-                    .any(|name| ["FILE", "DIR", "PATH", "COMMAND"].iter().any(|kind| name.starts_with(kind)))
+                && names.iter().map(|name| name.strip_prefix("unix:///").unwrap_or(name)).any(|name| {
+                    ["FILE", "DIR", "PATH", "COMMAND", "DOMAIN=FILE"]
+                        .iter()
+                        .any(|kind| name.starts_with(kind))
+                })
         };
         let mut found: Vec<_> =
             command.get_arguments().filter(is_path).filter_map(clap::Arg::get_long).collect();

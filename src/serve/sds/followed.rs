@@ -1,13 +1,14 @@
 //! What a name on a stream follows: an entry of the store, or entries that a name of SPIFFE means.
 //!
 //! A name of SPIFFE has no entry of its own: the workload's identity may be unknown until the first certificate. Its value is
-//! made of the workload's key pair and trust bundle, so verdicts on it count for these.
+//! made of the workload's key pair, its trust bundle and those of other trust domains. Verdicts count for one of these: that of
+//! the trust domain that is named, else the workload's own.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::Service;
-use super::naming::Naming;
+use super::naming::{Naming, SpiffeValidator};
 use crate::base::spiffe_id::SpiffeId;
 use crate::secret::{BadName, Payload, Resource, Secret, SecretName, SpiffeName, TrustBundle, Version};
 use crate::store::{Entry, Key, NotServed, Subscriber, Subscription};
@@ -20,15 +21,17 @@ const VERSIONS: usize = 64;
 pub(super) struct Node {
     /// Where it runs.
     cluster: Option<Arc<str>>,
-    /// It wants the bundles of SPIFFE's names in their plain form.
-    is_validator_disabled: bool,
+    validator: SpiffeValidator,
 }
 
 impl Node {
     /// Reads a node's encoded metadata.
     pub(super) fn of(naming: Naming, metadata: Option<&[u8]>) -> Self {
-        let is_validator_disabled = Naming::is_spiffe_validator_disabled(metadata);
-        Self { cluster: naming.cluster(metadata), is_validator_disabled }
+        let validator = match Naming::is_spiffe_validator_disabled(metadata) {
+            true => SpiffeValidator::Off,
+            false => naming.validator,
+        };
+        Self { cluster: naming.cluster(metadata), validator }
     }
 }
 
@@ -63,10 +66,13 @@ pub(super) enum Look {
 pub(super) struct FollowedSpiffe {
     text: Arc<str>,
     name: SpiffeName,
-    is_validator_disabled: bool,
+    has_validator: bool,
     key_pair: Subscription,
-    /// None where the name is that of a key pair.
+    /// The workload's own trust bundle; none where the name is that of a key pair. Readers of it learn of those of other trust
+    /// domains too.
     roots: Option<Subscription>,
+    /// The trust bundle of the other trust domain that is named.
+    foreign: Option<Subscription>,
     /// The newest versions of the name, each with that of the entry that it was made of.
     versions: VecDeque<(Version, Version)>,
 }
@@ -83,7 +89,10 @@ impl Followed {
             let subscription = service.cache.subscribe_as(&key, subscriber, number);
             subscription.map_err(|reason| NotFollowed::NotServed(key, reason))
         };
-        let Some(name) = SpiffeName::parse(text) else {
+        let has_validator = node.validator != SpiffeValidator::Off;
+        let is_renamed = node.validator == SpiffeValidator::All && **text == *SecretName::Roots.as_str();
+        let name = if is_renamed { Some(SpiffeName::AllBundles) } else { SpiffeName::parse(text) };
+        let Some(name) = name else {
             let key = service.key(text, node.cluster.as_ref()).map_err(NotFollowed::Unknown)?;
             let is_on_demand = key.name.is_on_demand();
             return Ok(Self::Entry { subscription: subscribe(key)?, is_on_demand });
@@ -91,18 +100,27 @@ impl Followed {
         let own = |name| Key { workload: service.workload, name };
         let roots = match name {
             // The plain form can't say which roots are whose.
-            SpiffeName::AllBundles if node.is_validator_disabled => {
-                return Err(NotFollowed::Unknown(BadName::Unknown(text.to_string())));
+            SpiffeName::AllBundles if !has_validator => {
+                return Err(NotFollowed::Unknown(BadName::Malformed {
+                    name: text.to_string(),
+                    reason: "trust bundles of several trust domains need Envoy's SPIFFE validator, and \
+                             disable_spiffe_cert_validation in the node's metadata or --spiffe-validator off turns it off",
+                }));
             }
             SpiffeName::Identity(_) => None,
             SpiffeName::Bundle(_) | SpiffeName::AllBundles => Some(subscribe(own(SecretName::Roots))?),
         };
+        let foreign = match &name {
+            SpiffeName::Bundle(id) => service.cache.federated_key(service.workload, id.trust_domain()),
+            SpiffeName::Identity(_) | SpiffeName::AllBundles => None,
+        };
         Ok(Self::Spiffe(Box::new(FollowedSpiffe {
             text: Arc::clone(text),
             name,
-            is_validator_disabled: node.is_validator_disabled,
+            has_validator,
             key_pair: subscribe(own(SecretName::Workload))?,
             roots,
+            foreign: foreign.map(subscribe).transpose()?,
             versions: VecDeque::new(),
         })))
     }
@@ -126,14 +144,18 @@ impl Followed {
     fn subscription(&self) -> &Subscription {
         match self {
             Self::Entry { subscription, .. } => subscription,
-            Self::Spiffe(followed) => followed.roots.as_ref().unwrap_or(&followed.key_pair),
+            Self::Spiffe(followed) => {
+                followed.foreign.as_ref().or(followed.roots.as_ref()).unwrap_or(&followed.key_pair)
+            }
         }
     }
 
     fn subscription_mut(&mut self) -> &mut Subscription {
         match self {
             Self::Entry { subscription, .. } => subscription,
-            Self::Spiffe(followed) => followed.roots.as_mut().unwrap_or(&mut followed.key_pair),
+            Self::Spiffe(followed) => {
+                followed.foreign.as_mut().or(followed.roots.as_mut()).unwrap_or(&mut followed.key_pair)
+            }
         }
     }
 
@@ -179,31 +201,46 @@ impl FollowedSpiffe {
         // Files change both at once.
         let together = service.cache.together();
         let (own, key_pair) = self.key_pair.entry(|entry| (identity(entry), look_at(service, entry)));
-        let roots = self.roots.as_ref().map(|roots| {
-            roots.entry(|entry| {
-                let bundle = entry.good.as_ref().and_then(|good| bundle(&good.secret));
-                (look_at(service, entry), bundle)
-            })
-        });
+        let look = |subscription: &Subscription| subscription.entry(|entry| look_at_bundle(service, entry));
+        let roots = self.roots.as_ref().map(look);
+        let foreign = self.foreign.as_ref().map(look);
         drop(together);
         let own = match own {
             Some(Some(own)) => own,
             Some(None) => return self.unknown(),
             None => return key_pair,
         };
-        let is_own = match &self.name {
-            SpiffeName::Identity(id) => *id == own,
-            SpiffeName::Bundle(id) => id.trust_domain() == own.trust_domain(),
-            SpiffeName::AllBundles => true,
-        };
-        match (is_own, roots) {
-            (false, _) => self.unknown(),
-            (true, None) => self.found(key_pair, |resource| resource.payload.clone()),
-            (true, Some((roots, Some(bundle)))) if !self.is_validator_disabled => {
-                self.found(roots, |_| Payload::of_validator(own.trust_domain(), &bundle))
+        let domain = own.trust_domain();
+        match (&self.name.clone(), roots) {
+            (SpiffeName::Identity(id), _) if *id == own => {
+                self.found(key_pair, |resource| resource.payload.clone())
             }
-            (true, Some((roots, _))) => self.found(roots, |resource| resource.payload.clone()),
+            (SpiffeName::Bundle(id), Some(roots)) if id.trust_domain() == domain => {
+                self.foreign = None;
+                self.found_bundle(id.trust_domain().to_owned(), roots)
+            }
+            (SpiffeName::Bundle(id), _) => match foreign {
+                Some(foreign) => self.found_bundle(id.trust_domain().to_owned(), foreign),
+                None => self.unknown(),
+            },
+            (SpiffeName::AllBundles, Some((roots, bundle))) => {
+                let others = service.cache.federated(service.workload, service.clock.now());
+                let others = others.iter().filter(|one| one.name.domain() != domain);
+                let others = others.filter_map(|one| Some((one.name.domain(), one.bundle()?)));
+                let own = bundle.iter().map(|bundle| (domain, bundle));
+                self.found(roots, |_| Payload::of_validator(own.chain(others)))
+            }
+            _ => self.unknown(),
         }
+    }
+
+    /// The trust bundle of `domain`, in the form that the client wants.
+    fn found_bundle(&mut self, domain: String, (look, bundle): (Look, Option<TrustBundle>)) -> Look {
+        let has_validator = self.has_validator;
+        self.found(look, |resource| match bundle {
+            Some(bundle) if has_validator => Payload::of_validator([(&*domain, &bundle)]),
+            _ => resource.payload.clone(),
+        })
     }
 
     /// What was found under the name of the entry, under this name.
@@ -234,11 +271,12 @@ fn identity(entry: &Entry) -> Option<Option<SpiffeId>> {
     }
 }
 
-fn bundle(secret: &Secret) -> Option<TrustBundle> {
-    match secret {
+fn look_at_bundle(service: &Service, entry: &Entry) -> (Look, Option<TrustBundle>) {
+    let bundle = entry.good.as_ref().and_then(|good| match &good.secret {
         Secret::TrustBundle(bundle) => Some(bundle.clone()),
         Secret::KeyPair(_) => None,
-    }
+    });
+    (look_at(service, entry), bundle)
 }
 
 #[cfg(test)]

@@ -11,6 +11,23 @@ use crate::secret::{BadName, KubernetesName, SecretName};
 /// The node metadata that turns the SPIFFE validator off.
 const DISABLE_SPIFFE_VALIDATOR: &str = "disable_spiffe_cert_validation";
 
+/// Which trust bundles have the form of Envoy's SPIFFE validator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SpiffeValidator {
+    /// None.
+    Off,
+    /// Those of SPIFFE's names: `spiffe://DOMAIN` and `ALL`.
+    #[default]
+    SpiffeNames,
+    /// `ROOTCA` too, which is the same as `ALL` then.
+    All,
+}
+
+impl SpiffeValidator {
+    pub const NAMES: [(&str, Self); 3] =
+        [("off", Self::Off), ("spiffe-names", Self::SpiffeNames), ("all", Self::All)];
+}
+
 /// Which names clients may use beside those that every agent serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Naming {
@@ -18,6 +35,7 @@ pub struct Naming {
     pub has_bare_names: bool,
     /// Clients are trusted to say in which cluster they run.
     pub trusts_clusters: bool,
+    pub validator: SpiffeValidator,
 }
 
 impl Naming {
@@ -69,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_bare_name_is_that_of_a_secret_where_that_is_allowed() {
-        let all = Naming { has_bare_names: true, trusts_clusters: false };
+        let all = Naming { has_bare_names: true, ..Naming::default() };
         for text in ["www.example.com", "default", "ROOTCA", "file-root:/a", "kubernetes://web"] {
             let name = all.name(&text.into(), None).unwrap();
             assert_eq!(name.as_str(), text);
@@ -96,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_cluster_comes_from_the_node_where_that_is_trusted() {
-        let naming = Naming { has_bare_names: false, trusts_clusters: true };
+        let naming = Naming { trusts_clusters: true, ..Naming::default() };
         let east = metadata(Kind::StringValue("east".to_owned()));
         let cluster = naming.cluster(Some(&east)).unwrap();
         assert_eq!(&*cluster, "east");

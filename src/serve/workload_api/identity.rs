@@ -16,7 +16,7 @@ use crate::secret::{NotAnSvid, Secret, SecretName, Svid, TrustBundle, Version};
 use crate::serve::others::Step;
 use crate::serve::sds::Peer;
 use crate::serve::sds::message::{Message, MessageWriter};
-use crate::store::{Entry, Key, Subscriber, Subscription};
+use crate::store::{Entry, Federated, Key, Subscriber, Subscription};
 
 /// How long a call waits for the first certificate.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -58,13 +58,15 @@ pub(super) struct IdentityStream<I> {
     _charge: Charge,
 }
 
-/// What a message was made of: the identity, or its trust domain where only that is sent; and the roots.
+/// What a message was made of: the identity, or its trust domain where only that is sent; and the bundles.
 type Versions = (Version, Option<Version>);
 
 /// A message that can be sent.
 struct Ready {
     identity: Identity,
     roots: Option<(TrustBundle, Version)>,
+    /// Those of other trust domains.
+    federated: Vec<Federated>,
     /// When it must no longer be held to be true.
     not_after: Option<SystemTime>,
 }
@@ -184,9 +186,12 @@ where
         let roots = self.roots.as_ref().map(|roots| roots.entry(|entry| bundle(entry, now))).transpose();
         let ((identity, pair_ends), roots) = (identity?, roots?);
         let roots_end = roots.as_ref().map(|(bundle, _)| bundle.not_after());
+        let domain = identity.svid.id.trust_domain();
+        let mut federated = service.cache.federated(service.workload, now);
+        federated.retain(|one| one.name.domain() != domain);
         let not_after =
             if self.content == Content::Svid { roots_end.min(Some(pair_ends)) } else { roots_end };
-        Ok(Ready { identity, roots, not_after })
+        Ok(Ready { identity, roots, federated, not_after })
     }
 
     /// The identity in the entry of the key pair, and when it expires. Bundles need only its trust domain.
@@ -212,7 +217,7 @@ where
             self.key_pair.holds(ready.identity.version);
         }
         if let (Some(subscription), Some((_, version))) = (&mut self.roots, ready.roots) {
-            if roots_sent.flatten().as_ref() != Some(&version) {
+            if roots_sent.flatten() != versions.1 {
                 subscription.pushed();
             }
             subscription.holds(version);
@@ -239,7 +244,20 @@ impl Ready {
             Content::Svid => version.clone(),
             Content::Bundles | Content::JwtBundles => Version::of(id.trust_domain().as_bytes()),
         };
-        (identity, self.roots.as_ref().map(|(_, version)| version.clone()))
+        let own = self.roots.as_ref().map(|(_, version)| version);
+        if self.federated.is_empty() {
+            return (identity, own.cloned());
+        }
+        let mut all = own.map(ToString::to_string).unwrap_or_default();
+        for one in &self.federated {
+            all.extend(["\n", one.name.as_str()]);
+            // The names alone are sent with empty key sets.
+            if content != Content::JwtBundles {
+                all.push('\n');
+                all.push_str(&one.good.resource.version.to_string());
+            }
+        }
+        (identity, Some(Version::of(all.as_bytes())))
     }
 
     /// The message, which shares its bytes with those of all streams.
@@ -250,17 +268,25 @@ impl Ready {
         };
         let domain = format!("spiffe://{}", self.identity.svid.id.trust_domain());
         let crls = crls.iter().map(|crl| Bytes::from_owner(SharedCrl(Arc::clone(crl))));
+        let federated =
+            self.federated.iter().filter_map(|one| Some((one.name.as_str(), one.bundle()?.joined())));
         let mut writer = MessageWriter::default();
         match content {
             Content::Svid => {
                 writer.extended(1, self.identity.svid.bytes().clone(), 4, roots);
                 crls.for_each(|crl| writer.shared(2, crl));
+                federated.for_each(|(domain, roots)| writer.keyed(3, domain, roots));
             }
             Content::Bundles => {
                 crls.for_each(|crl| writer.shared(1, crl));
                 writer.keyed(2, &domain, roots);
+                federated.for_each(|(domain, roots)| writer.keyed(2, domain, roots));
             }
-            Content::JwtBundles => writer.keyed(1, &domain, Bytes::from_static(NO_KEYS)),
+            Content::JwtBundles => {
+                let all = federated.map(|(domain, _)| domain);
+                let all = std::iter::once(&*domain).chain(all);
+                all.for_each(|domain| writer.keyed(1, domain, Bytes::from_static(NO_KEYS)));
+            }
         }
         writer.finish()
     }

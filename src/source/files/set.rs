@@ -20,7 +20,8 @@ use crate::secret::{Secret, TrustBundle, Unchained};
 pub(super) struct FileSet {
     places: Places,
     watch: Watch,
-    key_pair: SecretPublisher,
+    /// None where the files are roots alone.
+    key_pair: Option<SecretPublisher>,
     roots: SecretPublisher,
     /// Whether the leaf chains to the roots.
     chained: FailureLog,
@@ -51,7 +52,7 @@ impl Taken {
 impl FileSet {
     pub(super) fn new(
         places: Places,
-        key_pair: SecretPublisher,
+        key_pair: Option<SecretPublisher>,
         roots: SecretPublisher,
         context: Context,
     ) -> Self {
@@ -150,7 +151,9 @@ impl FileSet {
     /// Whether this can be taken for a whole generation, and not for half of a change.
     fn is_whole(&self, generation: &Generation) -> bool {
         let Generation { key_pair, roots, chained } = generation;
-        self.key_pair.expects(key_pair) && self.roots.expects(roots) && !matches!(chained, Some(Err(_)))
+        self.key_pair.as_ref().is_none_or(|publisher| publisher.expects(key_pair))
+            && self.roots.expects(roots)
+            && !matches!(chained, Some(Err(_)))
     }
 
     /// Returns when a file changes, or when a certificate becomes valid or expires, and the window of the last publish is
@@ -174,12 +177,15 @@ impl FileSet {
         let cache = self.roots.cache().clone();
         let _together = cache.together();
         // Roots first, as from a CA.
-        if let Some(pair) = key_pair.good() {
-            self.key_pair.announce(pair, now);
+        if let (Some(publisher), Some(pair)) = (&self.key_pair, key_pair.good()) {
+            publisher.announce(pair, now);
         }
         let mut is_new = self.roots.take(roots.map(Secret::TrustBundle), now, &self.places, metrics);
-        is_new |= self.key_pair.take(key_pair.map(Secret::KeyPair), now, &self.places, metrics);
-        let expiries = [&self.roots, &self.key_pair].into_iter().filter_map(SecretPublisher::not_after);
+        if let Some(publisher) = &mut self.key_pair {
+            is_new |= publisher.take(key_pair.map(Secret::KeyPair), now, &self.places, metrics);
+        }
+        let publishers = std::iter::once(&self.roots).chain(&self.key_pair);
+        let expiries = publishers.filter_map(SecretPublisher::not_after);
         let expiries = expiries.filter(|moment| *moment > now);
         let until = starts.into_iter().chain(expiries).min();
         self.taken = Some(Taken { digest, at: now, until });
@@ -192,7 +198,7 @@ impl FileSet {
             return;
         }
         if let (Some(Secret::KeyPair(pair)), Some(Secret::TrustBundle(bundle))) =
-            (self.key_pair.served(), self.roots.served())
+            (self.key_pair.as_ref().and_then(SecretPublisher::served), self.roots.served())
         {
             generation.hold_back((&pair, &bundle), &self.places, now);
         }
@@ -202,7 +208,7 @@ impl FileSet {
     fn report_restless(&mut self) {
         self.taken = None;
         let error = FileError::Restless { paths: self.places.homes() };
-        for publisher in [&mut self.roots, &mut self.key_pair] {
+        for publisher in std::iter::once(&mut self.roots).chain(&mut self.key_pair) {
             publisher.fail(&error, &self.context.metrics);
         }
     }

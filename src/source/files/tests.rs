@@ -155,6 +155,7 @@ fn settings(directory: &Path) -> FileSettings {
         debounce: DEBOUNCE,
         prefixes: FilePrefixes::Usual(vec!["/".into()]),
         system_roots: None,
+        federated: Vec::new(),
     }
 }
 

@@ -1,3 +1,4 @@
+use std::collections::HashSet;
 use std::time::SystemTime;
 
 use prost::Message as _;
@@ -9,9 +10,10 @@ use crate::base::clock::Clock;
 use crate::metrics::Metrics;
 use crate::pki::crl::testing::Authority;
 use crate::pki::key::{KeyType, SigningKey};
+use crate::proto::envoy::config::core::v3::DataSource;
 use crate::proto::envoy::extensions::transport_sockets::tls::v3 as tls;
 use crate::proto::google::protobuf::{Struct, Value, value::Kind};
-use crate::secret::KeyPair;
+use crate::secret::{FederatedName, KeyPair};
 use crate::serve::sds::{Capacity, SecretDiscovery};
 use crate::store::{Cache, Connection, Origin, Publisher};
 
@@ -49,9 +51,16 @@ impl Agent {
     }
 
     fn renew_roots(&self) {
-        let root = Authority::root("root").certificate;
-        let bundle = TrustBundle::new(vec![root]).unwrap();
-        self.roots.publish(Secret::TrustBundle(bundle), SystemTime::now(), None);
+        self.roots.publish(bundle(), SystemTime::now(), None);
+    }
+
+    /// A source of the trust bundle of another trust domain.
+    fn federate(&self, domain: &str) -> Publisher {
+        let name = SecretName::Federated(FederatedName::new(domain).unwrap());
+        let key = Key { workload: self.service.0.workload, name };
+        let publisher = self.cache.publisher(key, Origin::FILES);
+        publisher.publish(bundle(), SystemTime::now(), None);
+        publisher
     }
 
     fn follow(&self, name: &str, node: &Node) -> Result<Followed, NotFollowed> {
@@ -78,6 +87,11 @@ impl Agent {
         let mut followed = self.follow(name, &Node::default()).ok().unwrap();
         !matches!(followed.look(&self.service.0), Look::Unknown(_))
     }
+}
+
+/// New roots.
+fn bundle() -> Secret {
+    Secret::TrustBundle(TrustBundle::new(vec![Authority::root("root").certificate]).unwrap())
 }
 
 fn context(secret: tls::secret::Type) -> tls::CertificateValidationContext {
@@ -147,6 +161,100 @@ fn bundles_come_as_a_validator_unless_the_node_turns_it_off() {
     assert_eq!(context(agent.serves("spiffe://one.example", &without_validator())), plain);
     let all = agent.follow("ALL", &without_validator());
     assert!(matches!(all, Err(NotFollowed::Unknown(_))), "the plain form can't say which roots are whose");
+}
+
+/// The trust domains of a validator, each with its PEM file.
+fn domains(secret: tls::secret::Type) -> Vec<(String, Option<DataSource>)> {
+    let config = context(secret).custom_validator_config.unwrap().typed_config.unwrap();
+    let config = tls::SpiffeCertValidatorConfig::decode(config.value).unwrap();
+    config.trust_domains.into_iter().map(|domain| (domain.name, domain.trust_bundle)).collect()
+}
+
+fn names(secret: tls::secret::Type) -> Vec<String> {
+    domains(secret).into_iter().map(|(name, _)| name).collect()
+}
+
+#[test]
+fn bundles_of_other_trust_domains_are_served_by_their_names_and_in_all() {
+    let agent = Agent::new();
+    agent.renew("spiffe://one.example/web");
+    agent.renew_roots();
+    let plain = Node::default();
+    assert!(!agent.knows("spiffe://two.example"));
+    let (two, three) = (agent.federate("two.example"), agent.federate("three.example"));
+    assert_eq!(names(agent.serves("spiffe://two.example", &plain)), ["two.example"]);
+    assert_eq!(names(agent.serves("spiffe://one.example", &plain)), ["one.example"]);
+    let all = domains(agent.serves("ALL", &plain));
+    assert_eq!(
+        all.iter().map(|(name, _)| &**name).collect::<Vec<_>>(),
+        ["one.example", "three.example", "two.example"]
+    );
+    let distinct: HashSet<_> = all.iter().map(|(_, pem)| format!("{pem:?}")).collect();
+    assert_eq!(distinct.len(), 3, "each trust domain has its own roots");
+    let foreign = context(agent.serves("spiffe://two.example", &without_validator()));
+    assert!(foreign.trusted_ca.is_some() && foreign.custom_validator_config.is_none());
+    // A withdrawn one is no longer among them; a bundle of the own domain is never that of another source.
+    two.withdraw("no longer federated".to_owned());
+    let own = agent.federate("one.example");
+    assert_eq!(names(agent.serves("ALL", &plain)), ["one.example", "three.example"]);
+    assert_eq!(domains(agent.serves("spiffe://one.example", &plain)), all[..1]);
+    drop((own, three));
+}
+
+#[test]
+fn a_stream_is_sent_a_changed_bundle_of_another_trust_domain() {
+    let agent = Agent::new();
+    agent.renew("spiffe://one.example/web");
+    agent.renew_roots();
+    let two = agent.federate("two.example");
+    for name in ["ALL", "spiffe://two.example"] {
+        let subscriber = Subscriber::new(Connection::distinct());
+        let mut followed =
+            Followed::new(&agent.service.0, &name.into(), &Node::default(), &subscriber, 3).ok().unwrap();
+        let before = agent.look(&mut followed).unwrap();
+        two.publish(bundle(), SystemTime::now(), None);
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let std::task::Poll::Ready(changed) = subscriber.poll_changes(&mut context) else { panic!("{name}") };
+        assert!(changed.contains(&3), "{name}");
+        assert_ne!(agent.look(&mut followed).unwrap().version, before.version, "{name}");
+    }
+}
+
+#[test]
+fn the_option_chooses_which_names_get_the_validator() {
+    let agent = Agent::new();
+    agent.renew("spiffe://one.example/web");
+    agent.renew_roots();
+    let _two = agent.federate("two.example");
+    let node = |validator| Node::of(Naming { validator, ..Naming::default() }, None);
+    let all = node(SpiffeValidator::All);
+    assert_eq!(names(agent.serves("ROOTCA", &all)), ["one.example", "two.example"]);
+    let resource = agent.look(&mut agent.follow("ROOTCA", &all).ok().unwrap()).unwrap();
+    assert_eq!(&*resource.name, "ROOTCA");
+    let off = node(SpiffeValidator::Off);
+    assert!(context(agent.serves("spiffe://one.example", &off)).trusted_ca.is_some());
+    assert!(matches!(agent.follow("ALL", &off), Err(NotFollowed::Unknown(_))));
+    let disabled = Naming { validator: SpiffeValidator::All, ..Naming::default() };
+    let disabled = Node { validator: without_validator().validator, ..Node::of(disabled, None) };
+    assert!(context(agent.serves("ROOTCA", &disabled)).trusted_ca.is_some());
+}
+
+#[test]
+fn crls_stand_among_the_roots_of_their_trust_domain_where_the_validator_reads_them() {
+    let agent = Agent::new();
+    agent.renew("spiffe://one.example/web");
+    let authority = Authority::root("root");
+    let roots = TrustBundle::new(vec![authority.certificate.clone()]).unwrap();
+    let now = SystemTime::now();
+    agent.roots.publish(Secret::TrustBundle(roots), now, None);
+    let crl = Arc::new(authority.crl());
+    agent.cache.set_crls(agent.roots.key(), &[crl], now).unwrap().covered.unwrap();
+    for name in ["ALL", "spiffe://one.example"] {
+        let secret = agent.serves(name, &Node::default());
+        assert_eq!(context(secret.clone()).crl, None);
+        let pem = format!("{:?}", domains(secret).remove(0).1);
+        assert!(pem.contains("BEGIN CERTIFICATE") && pem.contains("BEGIN X509 CRL"), "{name}: {pem}");
+    }
 }
 
 #[test]
