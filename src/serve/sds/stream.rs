@@ -35,7 +35,7 @@ pub struct SecretStream<D: Dialect, I> {
     /// By [`NameId`]; none where nothing is served.
     names: Vec<Option<Subscribed>>,
     /// A request with many names and its memory, until it is this stream's turn.
-    large: Option<(D::Request, Charge)>,
+    large: Option<Box<(D::Request, Charge)>>,
     /// Names of the last request that are not subscribed to yet.
     added: VecDeque<NameId>,
     /// Names whose entries changed.
@@ -122,7 +122,7 @@ impl<D: Dialect, I> SecretStream<D, I> {
         if names > 2 * limits::NAMES_PER_STREAM {
             return Err(self.refuse(Refusal::TooManyNames(names)));
         }
-        self.large = Some((request, self.peer.charge(names * UNHANDLED_NAME)?));
+        self.large = Some(Box::new((request, self.peer.charge(names * UNHANDLED_NAME)?)));
         Ok(())
     }
 
@@ -374,7 +374,7 @@ where
             let next = match this.large.is_some() {
                 true => {
                     ready!(this.turn.poll_take(cx));
-                    Poll::Ready(this.large.take().map(|(request, _)| Ok(request)))
+                    Poll::Ready(this.large.take().map(|large| Ok(large.0)))
                 }
                 false => Pin::new(&mut this.requests).poll_next(cx),
             };
