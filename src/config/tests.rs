@@ -369,6 +369,31 @@ fn key_types_follow_from_flags_and_istios_variables() {
 }
 
 #[test]
+fn bundles_of_other_trust_domains_are_named_once_and_are_not_the_own() {
+    let ca = "--ca embedded --trust-domain one.example ";
+    let with = |bundles: &str| format!("{ca}{bundles}");
+    let two =
+        config(&with("--federated-bundle two.example=/a.pem --federated-bundle spiffe://three=b=c"), &[]);
+    let two = two.unwrap();
+    let paths: Vec<_> =
+        two.files.federated.iter().map(|one| (one.name.as_str(), one.path.to_str().unwrap())).collect();
+    assert_eq!(paths, [("spiffe://two.example", "/a.pem"), ("spiffe://three", "b=c")]);
+    for (line, expected) in [
+        ("--federated-bundle two.example", "is not DOMAIN=FILE"),
+        ("--federated-bundle Two=/a", "lower-case"),
+        ("--federated-bundle spiffe://two/web=/a", "no path"),
+        ("--federated-bundle one.example=/a", "own trust domain"),
+        ("--federated-bundle two=/a --federated-bundle two=/b", "names two twice"),
+        ("--spiffe-validator on", "\"on\" is none of off, spiffe-names, all"),
+    ] {
+        let all = mistakes(&with(line), &[]);
+        assert!(all.len() == 1 && all[0].contains(expected), "{line}: {all:?}");
+    }
+    assert_eq!(two.spiffe_validator, SpiffeValidator::SpiffeNames);
+    assert_eq!(config(&with("--spiffe-validator all"), &[]).unwrap().spiffe_validator, SpiffeValidator::All);
+}
+
+#[test]
 fn the_default_crl_file_may_be_missing() {
     let crl = |line: &str, environment: &[_]| config(line, environment).unwrap().crl;
     let default = crl("--ca embedded", &[]);

@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::support::envoy::{Envoy, http_get};
+use crate::support::envoy::{Envoy, NEWEST, OLDEST, http_get};
 use crate::support::files::{Mounted, spiffe};
-use crate::support::mesh::{Traffic, api_envoy, caller_envoy, wait_success};
+use crate::support::mesh::{Traffic, bootstrap, caller_envoy, named, wait_success};
 use crate::support::process::{Agent, output};
 
 const HOUR: i64 = 3600;
@@ -64,6 +64,8 @@ impl Authority {
     fn mounted(&self, account: &str, root: &Self) -> Mounted {
         let key = SigningKey::generate(KeyType::EcdsaP256).unwrap();
         let mut params = CertificateParams::default();
+        // Envoy's SPIFFE validator refuses leaves that don't say what their key is for.
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.subject_alt_names = vec![
             SanType::URI(spiffe(account).try_into().unwrap()),
             SanType::DnsName("localhost".try_into().unwrap()),
@@ -269,6 +271,11 @@ struct World {
 impl World {
     /// All callers are accepted, without CRLs; the `--crl` file of `api` does not exist yet.
     async fn start() -> Self {
+        Self::start_with(NEWEST, "ROOTCA").await
+    }
+
+    /// The same, with an Envoy of this version for `api`, which asks for its trust bundle by this name.
+    async fn start_with(version: &str, roots: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let root = Authority::root("root");
@@ -296,7 +303,9 @@ impl World {
         }
         let mut agents = agents.into_iter();
         let (api, good, bad) = (agents.next().unwrap(), agents.next().unwrap(), agents.next().unwrap());
-        let api_envoy = api_envoy(path, &api).await;
+        let bootstrap = bootstrap(&api.socket, &["--allow", &spiffe("web")]).await;
+        let bootstrap = named(&bootstrap, roots);
+        let api_envoy = Envoy::start_version(version, bootstrap, path, "api").await;
         let inbound = api_envoy.listener_address("inbound").await;
         let good_caller = caller_envoy(path, "good", &good, inbound, &spiffe("api")).await;
         let revoked_caller = caller_envoy(path, "revoked", &bad, inbound, &spiffe("api")).await;
@@ -379,6 +388,19 @@ async fn a_revoked_client_is_refused_once_the_file_says_so_and_no_other_client_e
     assert!(shown.starts_with("ROOTCA: trust bundle, 1 certificate, 2 CRLs\n"), "{shown}");
     let shown = output(&["get", "--socket", socket, "--output", "json", "ROOTCA"]).await;
     assert_eq!(serde_json::from_slice::<Value>(&shown.stdout).unwrap()[0]["crls"], 2);
+}
+
+#[tokio::test]
+async fn the_spiffe_validator_refuses_a_revoked_client_too() {
+    for (version, name) in [(NEWEST, "ALL"), (OLDEST, "spiffe://cluster.local")] {
+        let mut world = World::start_with(version, name).await;
+        let traffic = world.traffic().await;
+        let of_middle = world.middle.crl(-HOUR, HOUR, &[&world.revoked]);
+        world.swap(&[world.root.crl(-HOUR, HOUR, &[]), of_middle]);
+        world.wait_revoked(503).await;
+        assert_eq!(world.api.metric("attache_nacks_total{name=\"ROOTCA\"}").await, 0.0);
+        no_failure(&world, traffic).await;
+    }
 }
 
 #[tokio::test]

@@ -37,6 +37,7 @@ mod docs;
 mod east_west;
 mod envoy_sds;
 mod failover;
+mod federation;
 mod files;
 mod get;
 mod hardening;

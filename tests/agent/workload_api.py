@@ -15,6 +15,10 @@ def say(line):
 
 
 with WorkloadApiClient(address) as client:
+    for name in sys.argv[2:]:
+        bundle = client.fetch_x509_bundles(timeout=50).get_bundle_for_trust_domain(TrustDomain(name))
+        keys = client.fetch_jwt_bundles(timeout=50).get_bundle_for_trust_domain(TrustDomain(name))
+        say(f"of {name}: roots={len(bundle.x509_authorities)} keys={len(keys.jwt_authorities)}")
     say(f"jwt keys: {len(client.fetch_jwt_bundles(timeout=50).get_bundle_for_trust_domain(domain).jwt_authorities)}")
     say(f"bundle: {len(client.fetch_x509_bundles(timeout=50).get_bundle_for_trust_domain(domain).x509_authorities)}")
     try:
@@ -32,6 +36,9 @@ def show():
     roots = len(bundle.x509_authorities)
     # Java's and the agent's form: hexadecimal, in whole bytes.
     serial = svid.leaf.serial_number.to_bytes(20, "big").hex().lstrip("0")
+    for name in sys.argv[2:]:
+        federated = context.x509_bundle_set.get_bundle_for_trust_domain(TrustDomain(name))
+        say(f"federated: {name} roots={len(federated.x509_authorities)}")
     say(f"update: {svid.spiffe_id} serial={serial} roots={roots} key={same}")
 
 

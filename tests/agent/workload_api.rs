@@ -7,6 +7,7 @@ use std::sync::Arc;
 use attache::base::clock::Clock;
 use attache::ca::embedded::DevelopmentCa;
 use attache::net::http2::with_connection;
+use attache::pki::pem;
 use attache::proto::spiffe_workload_api_client::SpiffeWorkloadApiClient;
 use attache::proto::{JwtBundlesResponse, X509BundlesResponse, X509svid, X509svidRequest, X509svidResponse};
 use prost::Message;
@@ -30,10 +31,32 @@ async fn python() -> Command {
 }
 
 /// A Python program that uses the package as it comes, and logs what it gets.
-async fn client(socket: &Path) -> Process {
+async fn client(socket: &Path, federated: &[&str]) -> Process {
     let mut python = python().await;
     python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agent/workload_api.py")).arg(socket);
+    python.args(federated);
     Process::start(python)
+}
+
+#[tokio::test]
+async fn a_python_client_gets_bundles_of_other_trust_domains_and_their_changes() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = |name: &str| {
+        let ca = DevelopmentCa::open(&directory.path().join(name), Clock::system()).unwrap();
+        pem::of_certificates([ca.chain()[1]])
+    };
+    let (first, second, file) = (root("first"), root("second"), directory.path().join("two.pem"));
+    std::fs::write(&file, &first).unwrap();
+    let (ca, federated) = (directory.path().join("ca"), format!("two.example={}", file.display()));
+    let options = ["--ca", "embedded", "--ca-dir", ca.to_str().unwrap(), "--federated-bundle", &federated];
+    let agent = Agent::ready(directory.path(), "web", &options).await;
+    let mut client = client(&agent.socket, &["two.example"]).await;
+    client.wait_log("of two.example: roots=1 keys=0").await;
+    client.wait_log("federated: two.example roots=1").await;
+    let beside = file.with_extension("new");
+    std::fs::write(&beside, [first, second].concat()).unwrap();
+    std::fs::rename(beside, file).unwrap();
+    client.wait_log("federated: two.example roots=2").await;
 }
 
 #[tokio::test]
@@ -51,7 +74,7 @@ async fn a_python_client_gets_identity_renewals_and_roots_across_a_restart() {
     let mut agent = Agent::start(directory.path(), "web", &strs(&options));
     agent.process.wait_log("attache serves").await;
 
-    let mut client = client(&agent.socket).await;
+    let mut client = client(&agent.socket, &[]).await;
     client.wait_log("jwt keys: 0").await;
     client.wait_log("bundle: 1").await;
     client.wait_log("no JWT: ").await;

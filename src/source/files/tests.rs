@@ -3,6 +3,7 @@
 mod changes;
 mod checks;
 mod damage;
+mod federated;
 mod lifetime;
 mod model;
 mod names;

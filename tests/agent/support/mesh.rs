@@ -34,6 +34,12 @@ pub async fn bootstrap(socket: &Path, arguments: &[&str]) -> Value {
     bootstrap
 }
 
+/// The same bootstrap with a trust bundle of this name.
+pub fn named(bootstrap: &Value, roots: &str) -> Value {
+    let text = bootstrap.to_string().replace("\"ROOTCA\"", &format!("\"{roots}\""));
+    serde_json::from_str(&text).unwrap()
+}
+
 /// Starts the Envoy of `api`: only `web` may call.
 pub async fn api_envoy(directory: &Path, agent: &Agent) -> Envoy {
     let bootstrap = bootstrap(&agent.socket, &["--allow", &spiffe("web")]).await;
