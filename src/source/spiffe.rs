@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use rustls::pki_types::CertificateDer;
 use tokio::time::Instant;
 
 use self::answer::Answer;
@@ -125,7 +126,9 @@ pub struct SpiffeSource {
     crls: Option<Vec<Arc<Crl>>>,
     /// When one of them begins, or goes out of use.
     next_crl_change: Option<SystemTime>,
-    /// When the endpoint should have renewed the certificate.
+    /// The certificate that was received last, and when for the first time.
+    newest: Option<(CertificateDer<'static>, SystemTime)>,
+    /// When the endpoint should have renewed it.
     due: Option<SystemTime>,
     /// How often it was asked in vain since.
     overdue: u32,
@@ -181,6 +184,7 @@ impl SpiffeSource {
             roots,
             crls: None,
             next_crl_change: None,
+            newest: None,
             due: None,
             overdue: 0,
             has_answered: false,
@@ -280,8 +284,10 @@ impl SpiffeSource {
         self.note_others(others);
         self.take_crls(crls);
         self.federation.take(foreign, now);
-        let (not_before, not_after) = (pair.leaf().not_before, pair.not_after());
-        let lifetime = not_after.duration_since(not_before).unwrap_or_default();
+        let not_after = pair.not_after();
+        // CAs date certificates back, and an endpoint sends the same one again.
+        let begun = pair.leaf().not_before.max(self.first_received(&pair, now));
+        let lifetime = not_after.duration_since(begun).unwrap_or_default();
         self.trust.answered(&self.endpoint.name, bundle.roots(), lifetime, now);
         // New roots come with their CRLs, which must cover the new chain already.
         self.key_pair.announce(&pair, now);
@@ -298,28 +304,40 @@ impl SpiffeSource {
             let endpoint = &*self.endpoint.name;
             tracing::info!(identity, serial, not_after = %rfc3339(not_after), endpoint, "certificate received");
         }
-        if self.failures.recovered() {
-            tracing::info!(endpoint = &*self.endpoint.name, "SPIFFE endpoint delivers again");
-        }
         let now = self.clock.now();
         self.components.report_renewal(|renewal| renewal.issued(&self.endpoint.name, now));
-        self.judge_age(not_before, not_after);
+        self.judge_age(lifetime, not_after);
         Ok(())
     }
 
+    /// When the certificate of `pair` was received for the first time.
+    fn first_received(&mut self, pair: &KeyPair, now: SystemTime) -> SystemTime {
+        match (pair.chain().first(), &self.newest) {
+            (Some(leaf), Some((newest, received))) if leaf == newest => *received,
+            (leaf, _) => {
+                self.newest = leaf.map(|leaf| (leaf.clone(), now));
+                now
+            }
+        }
+    }
+
     /// Sets when the endpoint should have renewed the certificate, and reports where it has not.
-    fn judge_age(&mut self, not_before: SystemTime, not_after: SystemTime) {
+    fn judge_age(&mut self, lifetime: Duration, not_after: SystemTime) {
         let now = self.clock.now();
-        let due = not_after - not_after.duration_since(not_before).unwrap_or_default() / OVERDUE_SHARE;
-        if due > now {
-            (self.due, self.overdue) = (Some(due), 0);
+        let due = not_after - lifetime / OVERDUE_SHARE;
+        let is_due = due <= now;
+        self.overdue = if is_due { self.overdue.saturating_add(1) } else { 0 };
+        if self.overdue < 2 && self.failures.recovered() {
+            tracing::info!(endpoint = &*self.endpoint.name, "SPIFFE endpoint delivers again");
+        }
+        if !is_due {
+            self.due = Some(due);
             return;
         }
-        self.overdue = self.overdue.saturating_add(1);
         let delay = self.pause(Class::Transient, self.overdue);
         self.due = Some(now + delay);
         if self.overdue == 1 {
-            // Certificates that live for seconds may arrive at any age.
+            // The endpoint may be about to renew it.
             return;
         }
         let reason = format!(

@@ -351,3 +351,16 @@ async fn bundles_of_other_trust_domains_are_served_as_long_as_the_endpoint_deliv
     world.wait(of("two"), |entry| entry.failure().is_some()).await;
     assert_eq!(served(&world).len(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_certificate_that_is_dated_back_is_as_old_as_its_arrival() {
+    let (mut world, ca) = (World::new(any(), Mood::Serves), Ca::new("ca"));
+    // Of its hour, a minute is left.
+    let svid = ca.svid(ID, start() - HOUR + Duration::from_secs(60));
+    let call = world.call().await;
+    call.send(&answer([svid.clone()]));
+    world.wait_serial(&svid).await;
+    call.left().await;
+    assert!(world.clock.now() >= start() + Duration::from_secs(52), "{:?}", world.clock.now());
+    assert_eq!(world.entry(SecretName::Workload).failure(), None);
+}
