@@ -50,6 +50,8 @@ use crate::os::supervise::CommandFailed;
 use crate::os::systemd::Started;
 use crate::serve::listener::{Listener, SocketFile};
 use crate::serve::peer::{AdminPeers, Peers};
+use crate::serve::sds::Bearer;
+use crate::source::issuer::IdentitySource;
 use crate::source::kubernetes::kept::Keeper;
 use crate::store::Cache;
 use crate::store::health::{self, Health, HealthWatcher};
@@ -90,6 +92,7 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
 
     let mut command = Command::of(&config, sds.first.path(), &mut workloads, &shared, &running, &log)?;
     let (allowed, options_file) = (config.allowed.clone(), config.options_file.clone());
+    let bearer = bearer(&config);
     let naming = config.kubernetes.as_ref().map(|kubernetes| kubernetes.naming).unwrap_or_default();
     let reporter = start_workload(&mut workloads, &shared, &running, config, &sds, addresses).await?;
     let subject = Subject::One(reporter);
@@ -106,6 +109,9 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     let peers = Peers::new(allowed, shared.metrics.clone(), shared.cache.components(running.workload));
     let service = workloads.service(&running);
     service.set_naming(naming);
+    if let Some(bearer) = bearer {
+        service.set_bearer(bearer);
+    }
     let server = Server { stop: running.ended.clone(), ..server };
     for (socket, file) in sds.into_parts() {
         let socket = Arc::new(socket);
@@ -137,6 +143,15 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     };
 
     stop(ended, command, files, &shared, drain_timeout, &mut signals).await
+}
+
+/// What takes the tokens of clients, if the options want them.
+fn bearer(config: &Config) -> Option<Bearer> {
+    let identity = match &config.workload.identity {
+        IdentitySource::Fixed(identity) => Some(identity.clone()),
+        IdentitySource::Unknown | IdentitySource::Token { .. } => None,
+    };
+    Some(Bearer::new(config.token_from_request.clone()?, identity))
 }
 
 /// Stops what runs, each after what needs it.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::net::UnixListener;
 
+use crate::agent::bearer;
 use crate::agent::sockets::Server;
 use crate::agent::workloads::{Plan, Running, Shared, Workloads};
 use crate::ca::failover::Failover;
@@ -46,9 +47,13 @@ impl Starter {
         if let IdentitySource::Fixed(identity) = &config.workload.identity {
             cache.set_identity(running.workload, identity.clone());
         }
+        let bearer = bearer(&config);
         let peers = Peers::new(config.allowed, metrics.clone(), cache.components(running.workload));
         let server = Server { calls: calls.clone(), stop: running.ended.clone() };
         let service = workloads.service(&running);
+        if let Some(bearer) = bearer {
+            service.set_bearer(bearer);
+        }
         let serving = async move { server.sds(listener.await, peers, service).await };
         let plan = Plan {
             kubernetes: None,
@@ -65,7 +70,9 @@ impl Starter {
 
     /// The CAs for a workload: with its own credential, or those of all.
     fn cas(&self, description: &Description, config: &Config) -> Result<Failover, ClientError> {
-        let has_credential = description.token.is_some() || description.options.get("token-file").is_some();
+        let has_credential = description.token.is_some()
+            || config.token_from_request.is_some()
+            || description.options.get("token-file").is_some();
         if !has_credential {
             return Ok(self.cas.apart());
         }
