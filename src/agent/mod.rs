@@ -49,7 +49,8 @@ use crate::os::supervise::CommandFailed;
 use crate::os::systemd::Started;
 use crate::serve::listener::{Listener, SocketFile};
 use crate::serve::peer::{AdminPeers, Peers};
-use crate::serve::sds::Naming;
+use crate::serve::sds::{Bearer, Naming};
+use crate::source::issuer::IdentitySource;
 use crate::source::kubernetes::kept::Keeper;
 use crate::source::spiffe;
 use crate::store::Cache;
@@ -91,6 +92,7 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
 
     let mut command = Command::of(&config, sds.first.path(), &mut workloads, &shared, &running, &log)?;
     let (allowed, options_file) = (config.allowed.clone(), config.options_file.clone());
+    let bearer = bearer(&config);
     let naming = config.kubernetes.as_ref().map(|kubernetes| kubernetes.naming).unwrap_or_default();
     let naming = Naming { validator: config.spiffe_validator, ..naming };
     let reporter = start_workload(&mut workloads, &shared, &running, config, &sds, addresses).await?;
@@ -108,6 +110,9 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     let peers = Peers::new(allowed, shared.metrics.clone(), shared.cache.components(running.workload));
     let service = workloads.service(&running);
     service.set_naming(naming);
+    if let Some(bearer) = bearer {
+        service.set_bearer(bearer);
+    }
     let server = Server { stop: running.ended.clone(), ..server };
     for (socket, file) in sds.into_parts() {
         let (server, peers, service) = (server.clone(), peers.clone(), service.clone());
@@ -139,6 +144,15 @@ pub async fn run(config: Config, log: Log, given: Started, requests: Requests) -
     };
 
     stop(ended, command, files, &shared, drain_timeout, &mut signals).await
+}
+
+/// What takes the tokens of clients, if the options want them.
+fn bearer(config: &Config) -> Option<Bearer> {
+    let identity = match &config.workload.identity {
+        IdentitySource::Fixed(identity) => Some(identity.clone()),
+        IdentitySource::Unknown | IdentitySource::Token { .. } => None,
+    };
+    Some(Bearer::new(config.token_from_request.clone()?, identity))
 }
 
 /// Stops what runs, each after what needs it.

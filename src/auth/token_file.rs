@@ -1,4 +1,4 @@
-//! The bearer token: a file that another process rotates, read for each call, or one that the kubelet brings.
+//! The bearer token: a file that another process rotates, read for each call, or one that the kubelet or a client brings.
 
 use std::fmt;
 use std::io;
@@ -31,23 +31,59 @@ enum Place {
     Brought(BroughtToken),
 }
 
-/// A token in memory alone, which the kubelet brings and replaces. Clones are the same place.
+/// A token in memory alone, which the kubelet or a client brings and replaces. Clones are the same place.
 #[derive(Clone, Default)]
-pub struct BroughtToken(Arc<Mutex<Option<Token>>>);
+pub struct BroughtToken(Arc<Brought>);
+
+#[derive(Default)]
+struct Brought {
+    token: Mutex<Option<Token>>,
+    is_of_clients: bool,
+}
 
 impl BroughtToken {
+    /// A place for what clients bring. Others are the kubelet's.
+    pub fn of_clients() -> Self {
+        Self(Arc::new(Brought { token: Mutex::default(), is_of_clients: true }))
+    }
+
+    /// Keeps the token if it expires later than the one that is held, which is wiped then. True if it is kept.
+    pub fn offer(&self, token: Token) -> bool {
+        let expires = |token: &Token| token.claims().and_then(|claims| claims.expires);
+        let mut held = self.lock();
+        let is_newer = held.as_ref().is_none_or(|held| expires(held) < expires(&token));
+        if is_newer {
+            *held = Some(token);
+        }
+        is_newer
+    }
+
+    /// The subject of the token that is held.
+    pub fn subject(&self) -> Option<String> {
+        Some(self.lock().as_ref()?.claims()?.subject.clone())
+    }
+
     /// Replaces the token, and wipes the one before.
     pub fn bring(&self, token: Token) {
         *self.lock() = Some(token);
     }
 
     fn read(&self) -> Result<Token, CredentialError> {
-        self.lock().as_ref().map(|token| Token::new(token.secret())).ok_or(CredentialError::NotBrought)
+        self.lock().as_ref().map(|token| Token::new(token.secret())).ok_or_else(|| self.absent())
+    }
+
+    fn absent(&self) -> CredentialError {
+        if self.0.is_of_clients { CredentialError::NotSent } else { CredentialError::NotBrought }
+    }
+
+    /// Who brings it.
+    fn bringer(&self) -> &'static str {
+        if self.0.is_of_clients { "a client" } else { "the kubelet" }
     }
 
     /// No code panics while it holds this lock.
     fn lock(&self) -> MutexGuard<'_, Option<Token>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -90,6 +126,11 @@ pub enum CredentialError {
          CSIDriver has requiresRepublish"
     )]
     NotBrought,
+    #[error(
+        "no client has brought a token since the agent started: --token-from-request takes the one in the metadata of a \
+         request (authorization: Bearer TOKEN)"
+    )]
+    NotSent,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -119,7 +160,7 @@ impl TokenFile {
     pub fn origin(&self) -> String {
         match &self.0 {
             Place::File { path, .. } => format!("it is read from {}", path.display()),
-            Place::Brought(_) => "the kubelet brought it".to_owned(),
+            Place::Brought(brought) => format!("{} brought it", brought.bringer()),
         }
     }
 
@@ -143,7 +184,7 @@ impl fmt::Display for TokenFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Place::File { path, .. } => write!(f, "the token in {}", path.display()),
-            Place::Brought(_) => f.write_str("the token that the kubelet brought"),
+            Place::Brought(brought) => write!(f, "the token that {} brought", brought.bringer()),
         }
     }
 }

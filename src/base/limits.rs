@@ -46,6 +46,8 @@ pub const OCSP_STAPLE_BYTES: usize = 32 << 10;
 pub const OPTIONS_FILE_BYTES: u64 = 256 << 10;
 /// Bytes of a token file.
 pub const TOKEN_BYTES: u64 = 64 << 10;
+/// Bytes of a token that a client brings with a call.
+pub const BROUGHT_TOKEN_BYTES: usize = 16 << 10;
 /// Bytes of a file with the password of a keystore.
 pub const PASSWORD_FILE_BYTES: u64 = 4 << 10;
 /// Threads that may wait for file systems that do not answer.

@@ -67,6 +67,10 @@ impl Findings {
         config: &Config,
         has_certificate: bool,
     ) {
+        if config.token_from_request.is_some() {
+            let text = "clients bring it with their requests (--token-from-request)";
+            return self.note(Severity::Ok, "token", text);
+        }
         let about = if matches!(settings, token::TokenSettings::File(_)) { "token" } else { "token service" };
         let source =
             TokenSource::new(settings, self.clock.clone(), self.disk.within(config.workload.timeout));

@@ -2,6 +2,7 @@
 
 mod files;
 mod hints;
+mod node;
 mod sidecar;
 
 use std::io::Read as _;
@@ -33,14 +34,31 @@ Examples:
   Secrets from Vault, with the root of its TLS certificate in a volume of the Pod:
     attache inject --image attache:1 --mount vault-root=/vault web.yaml -- \\
         --ca vault --ca-address vault.example:8200 --ca-root /vault/ca.pem \\
-        --spiffe-id spiffe://td/web --vault-role web --vault-auth-role web")]
+        --spiffe-id spiffe://td/web --vault-role web --vault-auth-role web
+  Secrets from the agent of the node:
+    attache inject --node web.yaml | kubectl apply -f -")]
 pub(super) struct InjectArgs {
     /// Manifests in YAML or JSON; - is standard input
     #[arg(value_name = "FILE", default_value = "-")]
     files: Vec<PathBuf>,
     /// The agent's image, with the agent as its entry point, as the Dockerfile builds it
-    #[arg(long, value_name = "IMAGE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
-    image: String,
+    #[arg(
+        long,
+        value_name = "IMAGE",
+        value_parser = clap::builder::NonEmptyStringValueParser::new(),
+        required_unless_present = "node"
+    )]
+    image: Option<String>,
+    /// Add no container, but the volume of the node's agent (attache node), read-only at /var/run/secrets/workload-spiffe-uds;
+    /// a sidecar that is there already goes. Options of the sidecar have no place beside it
+    #[arg(long)]
+    node: bool,
+    /// With --node: the name of the CSI driver
+    #[arg(long, value_name = "NAME", default_value = "csi.attache.dev")]
+    csi_driver_name: String,
+    /// With --node: an attribute of the volume, like key-type=ecdsa-p384 (see docs/node.md); repeatable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = attribute)]
+    csi_attribute: Vec<(String, String)>,
     /// The sidecar's name. Updates find the sidecar by this name, and its volumes by NAME-socket and the like
     #[arg(long, value_name = "NAME", default_value = "attache", value_parser = name)]
     name: String,
@@ -108,6 +126,11 @@ fn mount(text: &str) -> Result<(String, String), &'static str> {
     let parts = text.split_once('=').filter(|(volume, dir)| !volume.is_empty() && dir.starts_with('/'));
     let (volume, dir) = parts.ok_or("the shape is VOLUME=DIR, like vault-root=/vault")?;
     Ok((volume.to_owned(), dir.to_owned()))
+}
+
+fn attribute(text: &str) -> Result<(String, String), &'static str> {
+    let (name, value) = text.split_once('=').ok_or("the shape is NAME=VALUE, like key-type=ecdsa-p384")?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 fn image_path(text: &str) -> Result<PathBuf, &'static str> {

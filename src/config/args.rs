@@ -86,6 +86,10 @@ pub struct RunArgs {
     /// [default: /var/run/secrets/tokens/istio-token]
     #[arg(long, value_name = "FILE", help_heading = "CA")]
     pub token_file: Option<String>,
+    /// Take the token that a client brings with a request (authorization: Bearer TOKEN) as the workload's, instead of --token-file.
+    /// The newest valid one is kept, in memory alone. A request with the token of another identity is refused
+    #[arg(long, help_heading = "CA")]
+    pub token_from_request: bool,
 
     #[arg(long, value_name = "SOURCE", help_heading = "Token exchange", help = token_source_help())]
     pub token_source: Option<String>,

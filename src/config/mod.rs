@@ -38,6 +38,7 @@ pub use self::node::{
 pub use self::options_file::agents_option;
 use self::selection::ProviderOptions;
 use self::shared::Credentials;
+use crate::auth::token_file::BroughtToken;
 use crate::ca::provider::{Choice, Selection, SharedOptions};
 pub use crate::ca::providers::Provider;
 use crate::export::output::{self as export, DirectorySettings};
@@ -85,6 +86,8 @@ pub struct Config {
     pub workload: issuer::IssuerSettings,
     /// The Workload API that delivers the identity instead of a CA.
     pub spiffe: Option<Box<SpiffeSettings>>,
+    /// Where the token is kept that clients bring, if they are to.
+    pub token_from_request: Option<BroughtToken>,
     /// Certificates for hosts.
     pub mint: Option<MintSettings>,
     /// Where Secrets of Kubernetes are served from.
@@ -184,7 +187,7 @@ impl Config {
         }
         let mut private: Vec<PathBuf> = own.iter().map(|(path, _)| (*path).to_owned()).collect();
         check_output(r, &files, output.as_ref(), &selection, &mounted);
-        let (workload, providers) =
+        let (workload, providers, token_from_request) =
             workload_and_providers(r, args, options, &selection, state, has_kubernetes_secrets, subject);
 
         let sockets: Vec<_> = std::iter::once(&socket).chain(&other_sockets).map(PathBuf::as_path).collect();
@@ -223,6 +226,7 @@ impl Config {
             provider_reason: selection.reason,
             workload,
             spiffe,
+            token_from_request,
             mint,
             kubernetes,
             crl,
@@ -316,10 +320,12 @@ fn workload_and_providers(
     state: Option<StateDir>,
     has_other_source: bool,
     subject: Subject<'_>,
-) -> (issuer::IssuerSettings, Vec<Provider>) {
-    let credentials = Credentials::new(r, args, &options, selection, subject.token());
+) -> (issuer::IssuerSettings, Vec<Provider>, Option<BroughtToken>) {
+    let from_request = token::from_request(r, args, selection, subject);
+    let brought = subject.token().or(from_request.as_ref());
+    let credentials = Credentials::new(r, args, &options, selection, brought);
     let identity = identity::identity(r, args, &credentials, selection.ca());
-    node::check_token(r, args, selection.ca(), subject);
+    node::check_token(r, args, selection.ca(), subject, from_request.is_some());
     let names = identity::names(r, args, &identity, selection.ca());
     let certificate = CertificateOptions::new(r, args);
     let drops_old_roots = r.switch("drop-old-roots", args.drop_old_roots, &[]).or(false);
@@ -343,7 +349,7 @@ fn workload_and_providers(
         drops_old_roots,
         state,
     };
-    (workload, providers)
+    (workload, providers, from_request)
 }
 
 fn shared_options(

@@ -31,6 +31,7 @@ const OF_A_WORKLOAD: &[&str] = &[
     "namespace",
     "service-account",
     "token-file",
+    "token-from-request",
     "dns-san",
     "common-name",
     "key-type",
@@ -452,7 +453,7 @@ pub fn read_description(path: &Path, content: &[u8]) -> Result<(Description, Vec
         }
         Some(_) => {}
     }
-    if options.get("spiffe-id").is_none() && options.get("token-file").is_none() {
+    if ["spiffe-id", "token-file", "token-from-request"].iter().all(|key| options.get(key).is_none()) {
         mistakes.push(format!(
             "{shown} names no identity: add spiffe-id = \"spiffe://…\", or token-file = \"PATH\" with the workload's token"
         ));
@@ -467,6 +468,7 @@ pub(super) fn check_token(
     args: &RunArgs,
     kind: Option<&ProviderKind>,
     subject: Subject<'_>,
+    is_from_request: bool,
 ) {
     let Some(kind) = kind else { return };
     if subject.impersonates() && kind != ISTIO {
@@ -474,7 +476,7 @@ pub(super) fn check_token(
     }
     let Subject::Workload { description, impersonates } = subject else { return };
     let token = r.text("token-file", &args.token_file, &[]);
-    let has_its_own = description.token.is_some() || token.level == Some(Level::Workload);
+    let has_its_own = description.token.is_some() || is_from_request || token.level == Some(Level::Workload);
     match (impersonates, has_its_own) {
         (true, true) => r.mistake(format!(
             "{} and --ca-impersonate contradict each other: with the latter all certificates are requested with the agent's \

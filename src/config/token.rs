@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use super::args::RunArgs;
+use super::node::Subject;
 use super::shared::Credentials;
 use crate::auth::exchange::{Exchange, Url};
 use crate::auth::metadata_server::{self, MetadataServer, Wanted};
 use crate::auth::token::{Service, TokenSettings};
+use crate::auth::token_file::BroughtToken;
 use crate::ca::provider::{MetadataToken, Selection, TokenUse};
 use crate::ca::providers;
 use crate::net::address::Address;
@@ -59,6 +61,53 @@ pub(super) fn source(
         Some(service) => TokenSettings::Service { service, patience: timeout / 2 },
         None => file.into(),
     }
+}
+
+/// The place of the token that clients bring; none without `--token-from-request`.
+pub(super) fn from_request(
+    r: &mut Reader<'_>,
+    args: &RunArgs,
+    selection: &Selection,
+    subject: Subject<'_>,
+) -> Option<BroughtToken> {
+    let wanted = r.switch("token-from-request", args.token_from_request, &[]);
+    // The kubelet brings that of a Pod.
+    if wanted.value != Some(true) || subject.token().is_some() {
+        return None;
+    }
+    let file = r.text("token-file", &args.token_file, &[]);
+    if file.level > wanted.level {
+        return None;
+    }
+    if file.level == wanted.level {
+        r.mistake(format!(
+            "{} and {} contradict each other: the token is in a file, or clients bring it; drop one of them",
+            wanted.from, file.from
+        ));
+    }
+    if subject.impersonates() {
+        r.mistake(format!(
+            "{} and --ca-impersonate contradict each other: with the latter all certificates are requested with the agent's \
+             own token; drop one of them",
+            wanted.from
+        ));
+    }
+    let source = r.text("token-source", &args.token_source, &[]);
+    if source.value.as_deref() == Some("gce") {
+        r.mistake(format!(
+            "{} and {} contradict each other: the metadata server has a token of its own; drop one of them",
+            wanted.from, source.from
+        ));
+    }
+    let takes_one = matches!(selection.ca().map(|kind| kind.token), Some(TokenUse::Source { .. }));
+    if !takes_one && selection.choice.is_some() {
+        let takers = providers::names_of_token_takers();
+        r.mistake(format!(
+            "{} is for CAs that take such a token ({takers}): choose one with --ca, or drop it",
+            wanted.from
+        ));
+    }
+    takes_one.then(BroughtToken::of_clients)
 }
 
 impl TokenOptions {

@@ -38,7 +38,7 @@ const NAMES: [&str; 6] = ["cert-ttl", "files", "key-type", "socket-mode", "trust
 
 impl Attributes {
     /// Reads all of them. The error has every mistake.
-    pub(super) fn parse<'a>(given: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, String> {
+    pub fn parse<'a>(given: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, String> {
         let mut attributes = Self::default();
         let mut mistakes = Vec::new();
         for (name, value) in given {

@@ -3,6 +3,7 @@
 use super::access;
 use super::pod::{Container, ISTIO_PROXY, Pod};
 use super::problem::Problem;
+use super::sidecar::{NodeVolume, Purpose};
 use super::workload::CONTAINER_LISTS;
 use super::yaml::Node;
 use crate::base::text;
@@ -47,7 +48,9 @@ pub(super) fn check_volumes(pod: &Pod<'_>, volumes: &[Node]) -> Result<(), Probl
     }
     for volume in volumes {
         let Some(purpose) = sidecar.purpose_of(volume) else { continue };
-        if !has_sidecar || volume.get(purpose.kind()).is_none() {
+        // A Pod may move from its own agent to the node's, and back.
+        let is_nodes = matches!(purpose, Purpose::Socket(_)) && volume.get("csi").is_some();
+        if !is_nodes && (!has_sidecar || volume.get(purpose.kind()).is_none()) {
             let name = sidecar.volume_name(purpose);
             let message = format!(
                 "this Pod has a volume {name} of its own; rename it, or give the sidecar another --name"
@@ -63,6 +66,28 @@ pub(super) fn check_volumes(pod: &Pod<'_>, volumes: &[Node]) -> Result<(), Probl
         }
     }
     Ok(())
+}
+
+/// Checks that the volume `name`, which a container has where the socket is to be, is one of the node's agent, if the Pod has it
+/// already.
+pub(super) fn check_nodes_volume(
+    pod: &Pod<'_>,
+    node: &NodeVolume,
+    volumes: &[Node],
+    name: &str,
+) -> Result<(), Problem> {
+    let present = volumes.iter().find(|volume| volume.text_of("name") == Some(name));
+    match present.filter(|volume| !node.is_of_driver(volume)) {
+        Some(other) => {
+            let message = format!(
+                "the volume {name} is mounted at {}, and is none of the driver {}: remove it",
+                NodeVolume::DIRECTORY,
+                node.driver
+            );
+            Err(pod.problem(other.line, message))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Checks that no other agent serves on the same socket.

@@ -21,6 +21,7 @@ fn sidecar(is_native: bool) -> Sidecar {
         volumes: vec![Volume { purpose: Purpose::Token, source: token, path: "/run/tokens".to_owned() }],
         mounts: Vec::new(),
         reads_service_account: false,
+        node: None,
     }
 }
 

@@ -61,9 +61,20 @@ pub(super) fn volume(name: &str) -> Value {
     json!({ "name": name, "emptyDir": {} })
 }
 
-/// Whether `value` is one of these volumes.
+/// Whether `value` is one of these volumes, or that of a node's agent in the place of one.
 pub(super) fn is_volume(value: &Value) -> bool {
-    [VOLUME, CREDENTIAL_VOLUME].iter().any(|name| *value == volume(name))
+    let is_nodes = value.get("name") == Some(&json!(VOLUME)) && value.get("csi").is_some();
+    is_nodes || [VOLUME, CREDENTIAL_VOLUME].iter().any(|name| *value == volume(name))
+}
+
+/// Checks that no container is named beside the proxy that Istio injects.
+pub(super) fn check_no_containers(pod: &Pod<'_>) -> Result<(), Problem> {
+    if pod.sidecar.containers.is_empty() {
+        return Ok(());
+    }
+    let message =
+        "Istio injects its proxy into this Pod, and only the proxy gets the socket: drop --container";
+    Err(pod.problem(pod.spec.line, message))
 }
 
 /// Checks that the options suit the proxy that Istio injects.

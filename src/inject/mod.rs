@@ -25,7 +25,7 @@ pub mod fuzz;
 pub use self::outcome::Outcome;
 use self::plan::Plan;
 pub use self::problem::Problem;
-pub use self::sidecar::{Purpose, Sidecar, Volume};
+pub use self::sidecar::{NodeVolume, Purpose, Sidecar, Volume};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Injected {

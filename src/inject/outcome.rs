@@ -14,6 +14,8 @@ pub struct Outcome {
     workload: String,
     /// The sidecar's name.
     sidecar: String,
+    /// Whether it is a volume of the node's agent alone.
+    is_of_node: bool,
     change: Change,
     socket: SocketMounts,
     /// Names of the volumes that the sidecar brings along.
@@ -39,7 +41,15 @@ impl Outcome {
     /// The outcome for `object`, whose Pod was planned before any edit is made.
     pub(super) fn new(object: &Node, pod: &Pod<'_>, socket: SocketMounts, is_changed: bool) -> Self {
         let lists = CONTAINER_LISTS.into_iter().filter_map(|list| pod.spec.get(list));
-        let had_sidecar = lists.flat_map(Node::items).any(|item| pod.sidecar.is_container(item));
+        let had_sidecar = match pod.sidecar.node {
+            Some(_) => pod
+                .spec
+                .get("volumes")
+                .into_iter()
+                .flat_map(Node::items)
+                .any(|item| item.get("csi").is_some() && pod.sidecar.purpose_of(item).is_some()),
+            None => lists.flat_map(Node::items).any(|item| pod.sidecar.is_container(item)),
+        };
         let change = match (is_changed, had_sidecar) {
             (false, _) => Change::Unchanged,
             (true, true) => Change::Updated,
@@ -49,6 +59,7 @@ impl Outcome {
         Self {
             workload: format!("{} {}", pod.kind, name(object)),
             sidecar: pod.sidecar.name.clone(),
+            is_of_node: pod.sidecar.node.is_some(),
             change,
             socket,
             volumes: volumes.collect(),
@@ -69,11 +80,13 @@ fn name(object: &Node) -> String {
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { workload, sidecar, change, socket, volumes } = self;
+        let Self { workload, sidecar, is_of_node, change, socket, volumes } = self;
+        let what =
+            if *is_of_node { "volume of the node's agent".to_owned() } else { format!("sidecar {sidecar}") };
         let change = match change {
-            Change::Added => format!("sidecar {sidecar} added"),
-            Change::Updated => format!("sidecar {sidecar} updated"),
-            Change::Unchanged => format!("sidecar {sidecar} unchanged"),
+            Change::Added => format!("{what} added"),
+            Change::Updated => format!("{what} updated"),
+            Change::Unchanged => format!("{what} unchanged"),
         };
         let socket = match socket {
             SocketMounts::In(names) if names.is_empty() => "socket in no container".to_owned(),

@@ -68,7 +68,11 @@ impl<'a> Plan<'a> {
         let mut containers = pod.containers()?;
         let is_injected_later = istio::is_injected_later(pod.object, &containers, volumes);
         if is_injected_later {
-            istio::check_options(pod)?;
+            if pod.sidecar.node.is_none() {
+                istio::check_options(pod)?;
+            } else {
+                istio::check_no_containers(pod)?;
+            }
             // Istio mounts the volume into its proxy, and no other container uses the socket.
             containers.iter_mut().for_each(|container| container.is_target = false);
         }
@@ -80,11 +84,14 @@ impl<'a> Plan<'a> {
             false => pod.shared_volumes(&containers)?,
         };
         for shared in shared.iter().flatten() {
-            checks::check_agents(pod, &containers, shared)?;
+            match &pod.sidecar.node {
+                Some(node) => checks::check_nodes_volume(pod, node, volumes, shared)?,
+                None => checks::check_agents(pod, &containers, shared)?,
+            }
         }
         self.warnings.extend(checks::warnings(pod, &containers, is_injected_later));
         let step = self.edits.step(pod.spec, "containers");
-        if is_injected_later {
+        if is_injected_later && pod.sidecar.node.is_none() {
             istio::annotate(pod, &mut self.edits, step)?;
         }
         let has_istio = is_injected_later || containers.iter().any(|container| container.name == ISTIO_PROXY);
@@ -92,9 +99,16 @@ impl<'a> Plan<'a> {
         if is_injected_later {
             let is_there = |name: &str| volumes.iter().any(|volume| volume.text_of("name") == Some(name));
             let missing = shared.iter().flatten().filter(|name| !is_there(name));
-            own_volumes.splice(..0, missing.map(|name| istio::volume(name)));
+            own_volumes.splice(
+                ..0,
+                missing.map(|name| match &pod.sidecar.node {
+                    Some(node) => node.volume(name),
+                    None => istio::volume(name),
+                }),
+            );
         }
-        let wanted = Wanted { container: pod.sidecar.container(&shared, has_istio), volumes: own_volumes };
+        let container = pod.sidecar.node.is_none().then(|| pod.sidecar.container(&shared, has_istio));
+        let wanted = Wanted { container, volumes: own_volumes };
         PodEdits { pod, step, edits: &mut self.edits }.make(&containers, wanted, &shared)?;
         if is_injected_later {
             return Ok(SocketMounts::InjectedLater);
@@ -106,7 +120,8 @@ impl<'a> Plan<'a> {
 
 /// The sidecar's items at the level of the Pod.
 struct Wanted {
-    container: Value,
+    /// None if the node's agent is used.
+    container: Option<Value>,
     volumes: Vec<Value>,
 }
 
@@ -127,8 +142,8 @@ impl PodEdits<'_, '_, '_> {
     ) -> Result<(), Problem> {
         let Pod { sidecar, spec, .. } = *self.pod;
         let (native, ordinary) = match sidecar.is_native {
-            true => (Some(wanted.container), None),
-            false => (None, Some(wanted.container)),
+            true => (wanted.container, None),
+            false => (None, wanted.container),
         };
         let is_sidecar = |item: &Node| sidecar.is_container(item);
         let is_own_volume = |item: &Node| sidecar.purpose_of(item).is_some();

@@ -37,6 +37,35 @@ pub struct Sidecar {
     pub mounts: Vec<(String, String)>,
     /// Whether the agent reads what Kubernetes itself mounts for the Pod's service account.
     pub reads_service_account: bool,
+    /// Instead of a container and its volumes: the volume of the node's agent.
+    pub node: Option<NodeVolume>,
+}
+
+/// A volume of the node's agent, which is a CSI driver.
+#[derive(Clone, Debug)]
+pub struct NodeVolume {
+    pub driver: String,
+    /// Names and values.
+    pub attributes: Vec<(String, String)>,
+}
+
+impl NodeVolume {
+    /// Where containers get it: Istio's proxies look there.
+    pub const DIRECTORY: &str = "/var/run/secrets/workload-spiffe-uds";
+
+    /// The volume of this name, as in the Kubernetes API.
+    pub(super) fn volume(&self, name: &str) -> Value {
+        let mut csi = json!({ "driver": self.driver, "readOnly": true });
+        if !self.attributes.is_empty() {
+            set(&mut csi, "volumeAttributes", self.attributes.iter().cloned().collect::<Value>());
+        }
+        json!({ "name": name, "csi": csi })
+    }
+
+    /// Whether `volume` is one of the driver's.
+    pub(super) fn is_of_driver(&self, volume: &Node) -> bool {
+        volume.get("csi").and_then(|csi| csi.text_of("driver")) == Some(&self.driver)
+    }
 }
 
 /// A volume that is added with the sidecar.
@@ -152,11 +181,12 @@ impl Sidecar {
     /// The volumes for all but the directories that have a volume in `shared`.
     pub(super) fn own_volumes(&self, shared: &[Option<&str>]) -> Vec<Value> {
         let own = self.sockets(shared).filter(|(_, _, shared)| shared.is_none());
-        let sockets = own.map(|(purpose, ..)| {
-            json!({
+        let sockets = own.map(|(purpose, ..)| match &self.node {
+            Some(node) => node.volume(&self.volume_name(purpose)),
+            None => json!({
                 "name": self.volume_name(purpose),
                 "emptyDir": { "medium": "Memory", "sizeLimit": "1Mi" },
-            })
+            }),
         });
         let others = self.volumes.iter().map(|volume| {
             let mut described = json!({ "name": self.volume_name(volume.purpose) });

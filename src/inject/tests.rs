@@ -24,6 +24,7 @@ fn sidecar() -> Sidecar {
         }],
         mounts: Vec::new(),
         reads_service_account: false,
+        node: None,
     }
 }
 

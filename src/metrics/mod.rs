@@ -67,7 +67,7 @@ pub struct ByResult {
 }
 
 /// Every reason for a refusal.
-const REFUSALS: [&str; 11] = [
+const REFUSALS: [&str; 13] = [
     "peer",
     "connections",
     "no_memory",
@@ -79,6 +79,8 @@ const REFUSALS: [&str; 11] = [
     "forbidden",
     "no_spiffe_header",
     "no_identity",
+    "bad_token",
+    "foreign_token",
 ];
 
 /// Every counter. Clones count together.

@@ -1,5 +1,6 @@
 //! The secret discovery service, for Envoy.
 
+mod bearer;
 pub mod call;
 pub mod dialect;
 mod fetch;
@@ -20,6 +21,7 @@ use std::sync::{Arc, OnceLock};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+pub use self::bearer::Bearer;
 pub use self::call::Calls;
 pub use self::naming::{Naming, SpiffeValidator};
 use self::turns::Turns;
@@ -58,6 +60,7 @@ pub(super) struct Service {
     budget: Budget,
     turns: Turns,
     naming: OnceLock<Naming>,
+    bearer: OnceLock<Box<Bearer>>,
     /// Ends every stream: the agent stops, or the workload was removed.
     pub(super) draining: CancellationToken,
 }
@@ -83,15 +86,20 @@ impl SecretDiscovery {
         Capacity { budget, turns }: Capacity,
     ) -> Self {
         let components = cache.components(workload);
-        let naming = OnceLock::new();
+        let (naming, bearer) = (OnceLock::new(), OnceLock::new());
         let service =
-            Service { cache, workload, components, metrics, clock, budget, turns, naming, draining };
+            Service { cache, workload, components, metrics, clock, budget, turns, naming, bearer, draining };
         Self(Arc::new(service))
     }
 
     /// Which names clients may use, beside those that every agent serves. Set once, before the first connection.
     pub fn set_naming(&self, naming: Naming) {
         let _ = self.0.naming.set(naming);
+    }
+
+    /// Takes the tokens that clients bring. Set once, before the first connection.
+    pub fn set_bearer(&self, bearer: Bearer) {
+        let _ = self.0.bearer.set(Box::new(bearer));
     }
 
     /// Serves a new connection; none if there is no memory for another one, which is counted.

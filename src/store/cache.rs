@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::{Notify, watch};
 
 use super::demand::{Desertion, NotServed, Routes};
-use super::entry::{Entry, Key, Origin, Snapshot};
+use super::entry::{Entry, Good, Key, Origin, Snapshot};
 use super::health::Components;
 use super::publisher::Publisher;
 use super::renewal::RenewalDesk;
@@ -229,6 +229,11 @@ impl Cache {
     /// Whether there is a good value for `key`.
     pub fn has_value(&self, key: &Key) -> bool {
         self.slot(key).is_some_and(|slot| slot.entry().good.is_some())
+    }
+
+    /// The good value for `key`.
+    pub fn good(&self, key: &Key) -> Option<Arc<Good>> {
+        self.slot(key)?.entry().good.clone()
     }
 
     /// Something waits for room.

@@ -63,6 +63,20 @@ impl Cache {
     }
 }
 
+impl Cache {
+    /// Has the source of `key` try now, if it serves nothing or its last attempt failed. Does not wait for it.
+    pub fn renew_if_needed(&self, key: &Key) {
+        let Some(slot) = self.slot(key) else { return };
+        let is_needed = {
+            let entry = slot.entry();
+            entry.good.is_none() || entry.failure().is_some()
+        };
+        if let Some(desk) = slot.renewal().filter(|_| is_needed) {
+            desk.requests.send_modify(|requests| requests.made += 1);
+        }
+    }
+}
+
 /// A source's side of the requests.
 #[derive(Debug)]
 pub struct Renewals(pub(super) Arc<Slot>);

@@ -451,3 +451,101 @@ async fn an_agent_that_reads_secrets_needs_the_pods_account_or_its_kubeconfigs()
         "{error}"
     );
 }
+
+/// The exit code, standard output and standard error of `attache inject --node`.
+async fn inject_node(options: &[&str], manifests: &str) -> (Option<i32>, String, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("in.yaml");
+    std::fs::write(&file, manifests).unwrap();
+    let line = [&["inject", "--node"], options, &[file.to_str().unwrap()]].concat();
+    let output = crate::support::process::output(&line).await;
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[tokio::test]
+async fn each_kind_of_workload_gets_the_volume_of_the_nodes_agent_and_no_container() {
+    let manifests = workloads();
+    let options =
+        ["--container=web", "--csi-attribute=key-type=ecdsa-p384", "--csi-driver-name=csi.example.com"];
+    let (code, outcome, notes) = inject_node(&options, &manifests).await;
+    assert_eq!(code, Some(0), "{notes}");
+    assert!(notes.contains("volume of the node's agent added, socket in web"), "{notes}");
+    assert_eq!(validate(&outcome).await, Ok(8));
+    let (_, again, notes) = inject_node(&options, &outcome).await;
+    assert_eq!(again, outcome, "a second injection changes nothing");
+    assert!(notes.contains("volume of the node's agent unchanged"), "{notes}");
+    for object in
+        documents(&outcome).await.iter().filter(|object| object["kind"] != "Service" && object.is_object())
+    {
+        let spec = pod_spec(object).unwrap();
+        assert_eq!(containers(spec).count(), 1, "{outcome}");
+        let attributes = json!({ "key-type": "ecdsa-p384" });
+        let csi = json!({ "driver": "csi.example.com", "readOnly": true, "volumeAttributes": attributes });
+        assert_eq!(spec["volumes"], json!([{ "name": "attache-socket", "csi": csi }]));
+        let path = "/var/run/secrets/workload-spiffe-uds";
+        let mount = json!({ "name": "attache-socket", "mountPath": path, "readOnly": true });
+        assert_eq!(spec["containers"][0]["volumeMounts"], json!([mount]));
+    }
+    // From a sidecar to the node's agent, and back.
+    let with_sidecar = injected(&[&["--container=web"], &ISTIOD[..]].concat(), &manifests).await;
+    let (code, moved, notes) = inject_node(&options, &with_sidecar).await;
+    assert_eq!(code, Some(0), "{notes}");
+    let found = documents(&moved).await;
+    let spec = pod_spec(&found[0]).unwrap();
+    assert_eq!((containers(spec).count(), spec["volumes"].as_array().unwrap().len()), (1, 1), "{moved}");
+    let back = injected(&[&["--container=web"], &ISTIOD[..]].concat(), &moved).await;
+    let found = documents(&back).await;
+    assert!(pod_spec(&found[0]).unwrap()["volumes"][0]["emptyDir"].is_object(), "{back}");
+}
+
+#[tokio::test]
+async fn istios_later_proxy_gets_the_volume_of_the_nodes_agent_in_the_place_of_its_own() {
+    let pod = "\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: web
+  labels:
+    sidecar.istio.io/inject: \"true\"
+spec:
+  containers:
+    - name: web
+      image: web
+";
+    let (code, outcome, notes) = inject_node(&[], pod).await;
+    assert_eq!(code, Some(0), "{notes}");
+    assert_eq!(validate(&outcome).await, Ok(1));
+    let object = documents(&outcome).await.remove(0);
+    let csi = json!({ "driver": "csi.attache.dev", "readOnly": true });
+    assert_eq!(object["spec"]["volumes"], json!([{ "name": "workload-socket", "csi": csi }]));
+    assert!(object["metadata"]["annotations"].is_null(), "the agent runs before the Pod starts");
+    assert_eq!(inject_node(&[], &outcome).await.1, outcome);
+    let (code, _, error) = inject_node(&["--container=web"], pod).await;
+    assert!(code == Some(1) && error.contains("drop --container"), "{error}");
+}
+
+#[tokio::test]
+async fn options_of_the_sidecar_are_refused_beside_the_nodes_agent() {
+    let line = [
+        "inject",
+        "--node",
+        "--image=a",
+        "--run-as=5",
+        "--csi-attribute=keytype=x",
+        "-",
+        "--",
+        "--ca=embedded",
+    ];
+    let (code, error) = failure(&line).await;
+    assert_eq!(code, 2, "{error}");
+    for part in [
+        "--image is for",
+        "--run-as is for",
+        "what stands behind -- is for",
+        "keytype",
+        "did you mean key-type?",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}

@@ -265,3 +265,32 @@ async fn a_check_reports_the_mistakes_of_all_files_with_their_lines_and_what_eac
     assert!(code == 2 && error.contains("--crl is not for attache node"), "{error}");
     assert!(error.contains("there are no workloads"), "{error}");
 }
+
+#[tokio::test]
+async fn workloads_take_the_tokens_of_their_own_clients() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
+    let address = format!("http://{}", ca.address);
+    let node = Node::start(directory.path(), &["--ca-address", &address]).await;
+    node.describe("web", "web", "token-from-request = true");
+    node.describe("db", "db", "token-from-request = true");
+    for name in ["web", "db"] {
+        node.wait_socket(name).await;
+    }
+    let ask = async |name: &str, account: &str| {
+        let own = token(account, "istio-ca", 3600);
+        on_connection(&node.socket(name), async |mut client| {
+            let mut request = tonic::Request::new(crate::support::sds::request(&["default"]));
+            request.metadata_mut().insert("authorization", format!("Bearer {own}").parse().unwrap());
+            client.fetch_secrets(request).await.map(drop)
+        })
+        .await
+    };
+    let refused = ask("web", "db").await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    ask("web", "web").await.unwrap();
+    assert_eq!(identity(&node.socket("web")).await, spiffe("web"));
+    let waits =
+        wait_for("the reason", async || node.workload("db").await["error"].as_str().map(str::to_owned));
+    assert!(waits.await.contains("no client has brought a token"));
+}

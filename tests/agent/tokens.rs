@@ -22,7 +22,8 @@ use tonic::metadata::MetadataValue;
 use crate::support::fake_ca::{FakeCa, Mood as CaMood};
 use crate::support::fake_vault::FakeVault;
 use crate::support::files::{spiffe, token};
-use crate::support::process::{Agent, strs};
+use crate::support::process::{Agent, failure, output, strs};
+use crate::support::sds::on_connection;
 use crate::support::token_service::{Mood, TokenService};
 use crate::support::wait::wait_until;
 
@@ -325,5 +326,80 @@ async fn the_login_to_vault_uses_the_exchanged_token() {
     let log = agent.process.log();
     for part in vault.jwt.split('.').chain(service.subject().split('.')).filter(|part| part.len() > 8) {
         assert!(!log.contains(part), "a token is in the log:\n{log}");
+    }
+}
+
+/// The outcome of a fetch of `default` with `token`.
+async fn fetched_with(socket: &Path, token: Option<&str>) -> Result<(), tonic::Status> {
+    on_connection(socket, async |mut client| {
+        let mut request = tonic::Request::new(crate::support::sds::request(&["default"]));
+        if let Some(token) = token {
+            request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        }
+        client.fetch_secrets(request).await.map(drop)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn the_token_of_a_request_is_the_workloads_and_that_of_another_identity_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca = FakeCa::start(directory.path(), &spiffe("web")).await;
+    let mut options = ca.client(directory.path());
+    options.truncate(2);
+    options.push("--token-from-request".to_owned());
+    let mut agent = Agent::start(directory.path(), "web", &strs(&options));
+    let (_, line) = agent.process.wait_log("no new certificate").await;
+    assert!(line.contains("no client has brought a token since the agent started"), "{line}");
+    assert_eq!(ca.calls().len(), 0);
+
+    let own = crate::support::files::token("web", "istio-ca", 3600);
+    fetched_with(&agent.socket, Some(&own)).await.unwrap();
+    let sent = ca.calls()[0].metadata.get("authorization").unwrap().to_str().unwrap().to_owned();
+    assert_eq!(sent, format!("Bearer {own}"));
+
+    // From now on the workload has an identity.
+    let other = crate::support::files::token("other", "istio-ca", 7200);
+    let refused = fetched_with(&agent.socket, Some(&other)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    assert!(refused.message().contains("serviceaccount:default:other"), "{refused}");
+    assert!(refused.message().contains(&spiffe("web")), "{refused}");
+    let expired = crate::support::files::token("web", "istio-ca", -10);
+    for usual in [None, Some("opaque"), Some(&*expired), Some(&*own)] {
+        fetched_with(&agent.socket, usual).await.unwrap();
+    }
+    assert_eq!(agent.metric("attache_refusals_total{reason=\"foreign_token\"}").await, 1.0);
+    assert_eq!(agent.metric("attache_refusals_total{reason=\"bad_token\"}").await, 2.0);
+
+    // The newest one is used for the next certificate.
+    let newer = crate::support::files::token("web", "istio-ca", 7200);
+    fetched_with(&agent.socket, Some(&newer)).await.unwrap();
+    let socket = agent.socket.to_str().unwrap().to_owned();
+    assert!(output(&["renew", "--socket", &socket]).await.status.success());
+    let calls = ca.calls();
+    let last = calls.last().unwrap().metadata.get("authorization").unwrap().to_str().unwrap().to_owned();
+    assert_eq!(last, format!("Bearer {newer}"));
+    let status = output(&["status", "--output", "json", "--socket", &socket]).await;
+    let status = String::from_utf8(status.stdout).unwrap();
+    for token in [&own, &other, &newer, &expired] {
+        let signature = token.rsplit('.').nth(1).unwrap();
+        assert!(!agent.process.log().contains(signature) && !status.contains(signature));
+    }
+}
+
+#[tokio::test]
+async fn a_token_from_requests_is_refused_beside_what_contradicts_it() {
+    let cases: [(&[&str], &str); 4] = [
+        (&["run", "--ca-address", "ca:1", "--token-file", "t"], "contradict each other"),
+        (&["run", "--ca", "embedded"], "is for CAs that take such a token"),
+        (&["run", "--ca-address", "ca:1", "--token-source", "gce"], "contradict each other"),
+        (
+            &["node", "--ca-address", "ca:1", "--workloads", "/w", "--ca-impersonate"],
+            "--ca-impersonate contradict each other",
+        ),
+    ];
+    for (line, words) in cases {
+        let (code, error) = failure(&[line, &["--token-from-request"]].concat()).await;
+        assert!(code == 2 && error.contains("--token-from-request") && error.contains(words), "{error}");
     }
 }

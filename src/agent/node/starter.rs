@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::net::UnixListener;
 
+use crate::agent::bearer;
 use crate::agent::sockets::Server;
 use crate::agent::workloads::{Plan, Running, Shared, Workloads};
 use crate::ca::failover::Failover;
@@ -47,10 +48,14 @@ impl Starter {
         if let IdentitySource::Fixed(identity) = &config.workload.identity {
             cache.set_identity(running.workload, identity.clone());
         }
+        let bearer = bearer(&config);
         let peers = Peers::new(config.allowed, metrics.clone(), cache.components(running.workload));
         let server = Server { calls: calls.clone(), stop: running.ended.clone() };
         let service = workloads.service(&running);
         service.set_naming(Naming { validator: config.spiffe_validator, ..Naming::default() });
+        if let Some(bearer) = bearer {
+            service.set_bearer(bearer);
+        }
         // Freed once the socket is bound.
         let listener = Box::pin(listener);
         let serving = async move {
@@ -73,7 +78,9 @@ impl Starter {
 
     /// The CAs for a workload: with its own credential, or those of all.
     fn cas(&self, description: &Description, config: &Config) -> Result<Failover, ClientError> {
-        let has_credential = description.token.is_some() || description.options.get("token-file").is_some();
+        let has_credential = description.token.is_some()
+            || config.token_from_request.is_some()
+            || description.options.get("token-file").is_some();
         if !has_credential {
             return Ok(self.cas.apart());
         }

@@ -64,6 +64,9 @@ impl<'a> Files<'a> {
     /// Adds the workload's token, if the agent reads it from a file that nothing else mounts.
     fn add_token(&mut self) {
         let Some(provider) = self.provider() else { return };
+        if self.config.token_from_request.is_some() {
+            return;
+        }
         let is_identity = matches!(self.config.workload.identity, IdentitySource::Token { .. });
         // The metadata server's token is no file. The identity may be read from the workload's nevertheless.
         let is_file = |token: &TokenSettings| {

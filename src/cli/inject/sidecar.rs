@@ -10,6 +10,7 @@ use serde_json::json;
 use super::InjectArgs;
 use super::files::{self, Files};
 use super::hints;
+use super::node;
 use crate::base::text;
 use crate::cli::{self, RunLine};
 use crate::config::{Config, ConfigErrors, Environment, RunArgs};
@@ -24,6 +25,9 @@ const STATUS_ADDRESS: &str = "0.0.0.0:15055";
 
 /// The sidecar for these options, if `attache run` accepts them.
 pub(super) fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
+    if args.node {
+        return node::sidecar(args);
+    }
     let mut run_args = vec!["run".to_owned()];
     run_args.extend(args.options.iter().cloned());
     let (run, unknown) = parse(&run_args)?;
@@ -59,7 +63,7 @@ pub(super) fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
     errors.extend(status.and_then(unreachable_status));
     let sidecar = Sidecar {
         name: args.name.clone(),
-        image: args.image.clone(),
+        image: args.image.clone().unwrap_or_default(),
         args: run_args,
         is_native: args.native,
         run_as: args.run_as.0,
@@ -72,6 +76,7 @@ pub(super) fn sidecar(args: &InjectArgs) -> anyhow::Result<Sidecar> {
         volumes,
         mounts: args.mount.clone(),
         reads_service_account,
+        node: None,
     };
     errors.extend(shared_directories(&sidecar));
     errors.extend(unwritable_files(&sidecar, admin_socket.into_iter().chain(ready_file)));

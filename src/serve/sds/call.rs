@@ -40,8 +40,14 @@ impl Service<http::Request<Incoming>> for Calls {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<Incoming>) -> Answer {
+    fn call(&mut self, mut request: http::Request<Incoming>) -> Answer {
         let peer = Arc::clone(&self.0);
+        if let Some(bearer) = peer.service.bearer.get()
+            && request.uri().path().starts_with(SERVICE)
+            && let Err(status) = bearer.take(request.headers_mut(), &peer.service)
+        {
+            return Answer::Now(Some(respond(Err(status))));
+        }
         let method = request.uri().path().strip_prefix(SERVICE);
         let body = match method {
             Some("StreamSecrets") => open(peer, request.into_body()).map(ResponseBody::StateOfTheWorld),
