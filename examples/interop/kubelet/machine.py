@@ -57,7 +57,7 @@ def docker_archive(path, name, files):
                 tar.addfile(entry, content)
     layer = layer.getvalue()
     digest = "sha256:" + hashlib.sha256(layer).hexdigest()
-    config = json.dumps({"architecture": "amd64" if os.uname().machine == "x86_64" else "arm64", "os": "linux", "config": {},
+    config = json.dumps({"architecture": "amd64" if os.uname().machine == "x86_64" else "arm64", "os": "linux", "config": {"Entrypoint": [next(iter(files))]},
                          "rootfs": {"type": "layers", "diff_ids": [digest]}}).encode()
     manifest = json.dumps([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]).encode()
     with tarfile.open(path, "w") as tar:
@@ -83,7 +83,7 @@ class Machine:
         self.cluster = Cluster("api", directory)
         self.kubelet_port, self.healthz, self.status, self.ca_port = free_ports(4)
         self.ca_dir = directory / "ca"
-        self.options, self.driver = [], {}
+        self.options, self.ca_options = [], []
 
     def spawn(self, name, command, env=None):
         with open(self.log(name), "a") as log:
@@ -140,7 +140,8 @@ class Machine:
         self.cluster.apply({
             "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": DRIVER},
             "spec": {"attachRequired": False, "podInfoOnMount": True, "volumeLifecycleModes": ["Ephemeral"], "fsGroupPolicy": "None",
-                     "requiresRepublish": True, "tokenRequests": [{"audience": "istio-ca", "expirationSeconds": 600}], **more},
+                     "requiresRepublish": True, "serviceAccountTokenInSecrets": False,
+                     "tokenRequests": [{"audience": "istio-ca", "expirationSeconds": 600}], **more},
         })
 
     def start_ca(self):
@@ -225,7 +226,7 @@ SystemdCgroup = false
     def agent_command(self, *more):
         return [
             attache(), "node", "--csi-socket", self.csi_socket(), "--kubelet-dir", self.kubelet_dir, "--state-dir", self.state,
-            "--ca-address", f"localhost:{self.ca_port}", "--ca-root", self.ca_dir / "root-cert.pem", "--node-name", NODE,
+            "--node-name", NODE, *(self.ca_options or ["--ca-address", f"localhost:{self.ca_port}", "--ca-root", self.ca_dir / "root-cert.pem"]),
             "--admin-socket", self.directory / "admin.sock", "--status-address", f"127.0.0.1:{self.status}",
             "--log-level", "info,attache::csi=debug", *self.options, *more,
         ]
