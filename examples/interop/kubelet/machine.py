@@ -22,6 +22,8 @@ from clusters import ADMIN, ROOT, Cluster, NotRun, free_ports, until
 NODE = "node-1"
 DRIVER = "csi.attache.dev"
 NAMESPACE = "shop"
+# Where programs write whatever they are told: it is not the machine's own in here.
+OWN = ["/var/log", "/var/lib/kubelet", "/run/containerd"]
 PEERS = ["containerd", "containerd-shim-runc-v2", "ctr", "kubelet"]
 
 PAUSE = """package main
@@ -122,8 +124,8 @@ class Machine:
         # What is mounted in it reaches containers, as on a node whose mounts are shared.
         subprocess.run(["mount", "--bind", self.kubelet_dir, self.kubelet_dir], check=True)
         subprocess.run(["mount", "--make-rshared", self.kubelet_dir], check=True)
-        for directory in ["/var/log", "/run/containerd"]:
-            pathlib.Path(directory).mkdir(exist_ok=True)
+        for directory in OWN:
+            pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
             subprocess.run(["mount", "-t", "tmpfs", "tmpfs", directory], check=True)
         self.cluster.open()
         for account in ["default", "web", "db"]:
@@ -137,12 +139,9 @@ class Machine:
 
     def put_driver(self, **more):
         """The CSIDriver, with the shortest life of tokens that Kubernetes knows."""
-        self.cluster.apply({
-            "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": DRIVER},
-            "spec": {"attachRequired": False, "podInfoOnMount": True, "volumeLifecycleModes": ["Ephemeral"], "fsGroupPolicy": "None",
-                     "requiresRepublish": True, "serviceAccountTokenInSecrets": False,
-                     "tokenRequests": [{"audience": "istio-ca", "expirationSeconds": 600}], **more},
-        })
+        spec = {"attachRequired": False, "podInfoOnMount": True, "volumeLifecycleModes": ["Ephemeral"], "fsGroupPolicy": "None",
+                "requiresRepublish": True, "tokenRequests": [{"audience": "istio-ca", "expirationSeconds": 600}], **more}
+        self.cluster.apply({"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": DRIVER}, "spec": spec})
 
     def start_ca(self):
         self.spawn("ca", [attache(), "ca", "--listen", f"127.0.0.1:{self.ca_port}", "--ca-dir", self.ca_dir])
@@ -223,17 +222,18 @@ SystemdCgroup = false
     def csi_socket(self):
         return self.kubelet_dir / "plugins" / DRIVER / "csi.sock"
 
-    def agent_command(self, *more):
+    def agent_command(self, is_second):
+        """`is_second`: another one runs, and has its addresses."""
+        own = ["none", "none"] if is_second else [self.directory / "admin.sock", f"127.0.0.1:{self.status}"]
         return [
             attache(), "node", "--csi-socket", self.csi_socket(), "--kubelet-dir", self.kubelet_dir, "--state-dir", self.state,
             "--node-name", NODE, *(self.ca_options or ["--ca-address", f"localhost:{self.ca_port}", "--ca-root", self.ca_dir / "root-cert.pem"]),
-            "--admin-socket", self.directory / "admin.sock", "--status-address", f"127.0.0.1:{self.status}",
-            "--log-level", "info,attache::csi=debug", *self.options, *more,
+            "--admin-socket", own[0], "--status-address", own[1], "--log-level", "info,attache::csi=debug", *self.options,
         ]
 
-    def start_agent(self, name="agent", *more):
+    def start_agent(self, is_second=False):
         self.csi_socket().parent.mkdir(parents=True, exist_ok=True)
-        self.spawn(name, self.agent_command(*more))
+        self.spawn("agent", self.agent_command(is_second))
 
     # What a Pod is, and what becomes of it.
 

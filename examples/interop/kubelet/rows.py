@@ -133,7 +133,7 @@ def an_agent_that_is_upgraded_disturbs_nothing(machine):
     """The new one takes over while the old one still runs, as with a DaemonSet's surge."""
     def disturb():
         old, since = machine.processes["agent"], machine.log_end("agent")
-        machine.start_agent("agent", "--admin-socket", machine.directory / "admin2.sock", "--status-address", "none")
+        machine.start_agent(is_second=True)
         serving(machine, since)
         old.terminate()
         old.wait(60)
@@ -258,11 +258,12 @@ def a_pod_deleted_while_the_agent_is_down_leaves_nothing(machine):
     machine.run(*(machine.pod(name, attributes=attributes) for name, attributes in pods.items()))
     found = {name: (machine.uid(name), machine.volume_id(machine.uid(name))) for name in pods}
     machine.end("agent", signal.SIGKILL)
+    since = machine.log_end("kubelet")
     machine.delete("one")
     machine.delete("two")
     machine.delete("three", "--force", "--grace-period=0")
     # The kubelet has called in vain.
-    until("the kubelet could not remove a volume", lambda: "TearDown failed" in machine.log_since("kubelet") or "UnmountVolume" in machine.log_since("kubelet"), 60)
+    until("the kubelet could not remove a volume", lambda: "UnmountVolume.TearDown failed" in machine.log_since("kubelet", since), 60)
     machine.start_agent()
     for name, (uid, volume) in found.items():
         is_gone(machine, name, uid, volume)
