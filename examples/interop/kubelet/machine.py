@@ -22,7 +22,7 @@ from clusters import ADMIN, ROOT, Cluster, NotRun, free_ports, until
 NODE = "node-1"
 DRIVER = "csi.attache.dev"
 NAMESPACE = "shop"
-# Where programs write whatever they are told: it is not the machine's own in here.
+# Where programs write in any case: in here these are not the machine's own.
 OWN = ["/var/log", "/var/lib/kubelet", "/run/containerd"]
 PEERS = ["containerd", "containerd-shim-runc-v2", "ctr", "kubelet"]
 
