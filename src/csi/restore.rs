@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::mounts::Mount;
 use super::record::{self, KubeletsRecord, Record, Records};
 use super::target::Target;
-use super::volumes::Volumes;
+use super::volumes::{NOT_RESTORED, Volumes};
 
 /// What is there of a volume that has a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ async fn restore_one(volumes: &Volumes, record: Record) {
         Ok(Fate::Orphaned) => volumes.discard(&id, Some(record.target)).await,
         Ok(Fate::Gone) => volumes.discard(&id, None).await,
         Err(error) => {
-            tracing::warn!(volume = %id, %error, "volume not restored; it is served once the kubelet comes by");
+            tracing::warn!(volume = %id, %error, "{NOT_RESTORED}");
             return;
         }
     };

@@ -35,6 +35,9 @@ const LATER_WAIT: Duration = Duration::from_secs(100);
 /// How long the end of a volume waits for another call about it, and for the end of its workload.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// What the log says of a volume of an agent before that is not served yet.
+pub(super) const NOT_RESTORED: &str = "volume not restored; it is served once the kubelet comes by";
+
 /// All volumes. Clones are the same.
 #[derive(Clone, Debug)]
 pub(super) struct Volumes(Arc<Inner>);
@@ -117,13 +120,13 @@ impl Slot {
         self.removed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Logs a failure, once until there is another one.
-    fn report(&self, id: &VolumeId, reason: &str) {
+    /// Logs a failure, once until there is another one. `what` says what has failed.
+    fn report(&self, id: &VolumeId, what: &'static str, reason: &str) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         if failures.is_new(reason) {
-            tracing::warn!(volume = %id, reason, "volume not published");
+            tracing::warn!(volume = %id, reason, "{what}");
         } else {
-            tracing::debug!(volume = %id, reason, "volume not published");
+            tracing::debug!(volume = %id, reason, "{what}");
         }
     }
 
@@ -262,7 +265,7 @@ impl Volumes {
                 Ok(())
             }
             Err(status) => {
-                turn.slot.report(&id, status.message());
+                turn.slot.report(&id, "volume not published", status.message());
                 Err(status)
             }
         }
@@ -296,7 +299,7 @@ impl Volumes {
             };
         }
         if let Err(status) = turn.set_up(&record, None).await {
-            turn.slot.report(&record.id, status.message());
+            turn.slot.report(&record.id, NOT_RESTORED, status.message());
         }
     }
 

@@ -78,6 +78,26 @@ async fn a_restart_takes_over_each_volume_and_serves_it_while_the_ca_is_down() {
 }
 
 #[tokio::test]
+async fn a_volume_that_is_not_restored_is_said_to_be_that_and_served_once_the_kubelet_comes_by() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca = Ca::start(directory.path()).await;
+    let kubelet = Kubelet::new(directory.path());
+    let mut node = start(&ca, &kubelet, directory.path()).await;
+    let volume = kubelet.volume(1, "web", &[]);
+    kubelet.publish(&volume).await.unwrap();
+    // No socket can take the place of a directory.
+    std::fs::remove_file(volume.socket()).unwrap();
+    std::fs::create_dir(volume.socket()).unwrap();
+    node.restart(Signal::KILL).await;
+    let log = node.process.log();
+    assert!(log.contains("volume not restored; it is served once the kubelet comes by"), "{log}");
+    assert!(!log.contains("volume not published"), "{log}");
+    std::fs::remove_dir(volume.socket()).unwrap();
+    kubelet.publish(&volume).await.unwrap();
+    assert_eq!(identity(&volume.socket()).await, spiffe("web"));
+}
+
+#[tokio::test]
 async fn a_publish_that_waits_in_vain_says_why_and_ends_well_with_the_next_token() {
     let directory = tempfile::tempdir().unwrap();
     let ca = FakeCa::start(directory.path(), &spiffe("web")).await;

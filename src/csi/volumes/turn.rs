@@ -27,14 +27,14 @@ impl Turn {
         let token = match request.token(&record.pod, volumes.settings()) {
             Ok(token) => token,
             Err(status) => {
-                slot.report(id, status.message());
+                slot.report(id, "token of a volume not renewed", status.message());
                 let is_running = slot.state().is_running;
                 return if is_running { Ok(()) } else { Err(Status::unavailable(status.message())) };
             }
         };
         let renewed = self.set_up(record, token).await;
         if let Err(status) = renewed {
-            slot.report(id, status.message());
+            slot.report(id, "published volume not served", status.message());
             return Err(Status::unavailable(status.message()));
         }
         self.record(record).await;
@@ -171,7 +171,7 @@ impl Turn {
             Ok(Err(error)) => format!("{error}choose another --state-dir"),
             Err(error) => error.to_string(),
         };
-        slot.report(id, &format!("it is published, but not recorded for a restart: {error}"));
+        slot.report(id, "volume published, but not recorded for a restart", &error);
     }
 
     /// Ends the workload, and removes the volume at `target`, and where it was made.

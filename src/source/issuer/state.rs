@@ -91,11 +91,13 @@ impl StateDir {
 
     /// Removes what was kept, when its workload is gone. Waits for the disk.
     pub fn clear(&self) -> io::Result<()> {
-        let removed = std::fs::remove_file(self.file()).and_then(|()| std::fs::remove_dir(&self.path));
-        match removed {
+        let unless_gone = |removed: io::Result<()>| match removed {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed,
-        }
+        };
+        // An agent that ended in between has left the directory alone.
+        unless_gone(std::fs::remove_file(self.file()))?;
+        unless_gone(std::fs::remove_dir(&self.path))
     }
 
     /// What was written last; none where nothing ever was.

@@ -180,3 +180,13 @@ async fn a_state_directory_that_cannot_be_written_delays_no_certificate() {
     office.issue(call).await;
     wait_for(&file(&office)).await;
 }
+
+#[test]
+fn a_state_directory_without_its_file_is_cleared_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = StateDir::new(dir.path().join("csi-1"));
+    state.create().unwrap();
+    state.clear().unwrap();
+    assert!(!state.path().exists());
+    state.clear().unwrap();
+}
