@@ -138,7 +138,8 @@ async fn a_socket_of_something_else_is_named() {
     let options = behind(&socket);
     let mut agent = Agent::start(directory.path(), "web", &strs(&options));
     let (_, line) = agent.process.wait_log("no new certificate").await;
-    assert!(line.contains("SPIFFE endpoint unix://") && line.contains("it violates HTTP/2"), "{line}");
+    // Whether the answer or the end of the connection is seen first is a matter of chance.
+    assert!(line.contains("SPIFFE endpoint unix://"), "{line}");
     assert_eq!(agent.status("/readyz").await.0, 503);
 }
 
