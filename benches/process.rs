@@ -67,6 +67,7 @@ impl Process {
     }
 
     /// How many lines of the log since the last call contain `words`.
+    #[allow(dead_code, reason = "few benches need it")]
     pub(crate) fn count(&self, words: &str) -> usize {
         self.log.try_iter().filter(|line| line.contains(words)).count()
     }

@@ -183,6 +183,7 @@ impl Groups {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::clock::Clock;
 
     #[test]
     fn groups_are_bounded_and_what_is_beyond_is_counted_together() {
@@ -191,7 +192,7 @@ mod tests {
         for number in 0..2 * accounts {
             let identity = format!("spiffe://td/ns/shop/sa/account-{:04}", number % accounts);
             let name = format!("shop/pod-{number}").into();
-            groups.add(&name, identity.parse().ok(), None, &Reports::default(), SystemTime::now());
+            groups.add(&name, identity.parse().ok(), None, &Reports::default(), Clock::system().now());
         }
         groups.bound();
         assert_eq!((groups.groups.len(), groups.left_out), (limits::WORKLOAD_GROUPS + 1, Some(3)));

@@ -26,7 +26,7 @@ use self::federation::Federation;
 use super::issuer::publish::{publish_roots, wait_for_verdicts};
 use super::issuer::trust::Trust;
 use super::issuer::{Validity, retry_delay};
-use crate::base::clock::{Clock, millis, rfc3339};
+use crate::base::clock::{Clock, millis, rfc3339, until};
 use crate::base::failure_log::FailureLog;
 use crate::base::offload;
 use crate::base::retry::Class;
@@ -250,7 +250,7 @@ impl SpiffeSource {
         let end = Instant::now() + delay;
         loop {
             tokio::select! {
-                () = tokio::time::sleep_until(end) => return,
+                () = until(Some(end)) => return,
                 () = self.renewals.wanted() => return,
                 // Less may be left than the delay allows for.
                 () = self.clock.jumped() => return,

@@ -76,6 +76,7 @@ mod tests {
     use std::future::poll_fn;
 
     use super::*;
+    use crate::base::clock::Clock;
     use crate::pki::crl::testing::Authority;
     use crate::store::{Connection, Origin, Published, Subscriber};
 
@@ -88,7 +89,7 @@ mod tests {
     }
 
     fn domains(cache: &Cache, workload: Workload) -> Vec<String> {
-        let all = cache.federated(workload, SystemTime::now());
+        let all = cache.federated(workload, Clock::system().now());
         all.iter().map(|one| one.name.domain().to_owned()).collect()
     }
 
@@ -96,7 +97,7 @@ mod tests {
     fn a_workload_has_its_own_federated_bundles_and_those_of_every_workload() {
         let (cache, first) = Cache::with_workload("first");
         let second = cache.add_workload("second");
-        let (now, shared) = (SystemTime::now(), bundle());
+        let (now, shared) = (Clock::system().now(), bundle());
         let publish = |workload, domain, secret: &Secret| {
             cache.publisher(key(workload, domain), Origin::FILES).publish(secret.clone(), now, None)
         };
@@ -127,7 +128,7 @@ mod tests {
         for owner in [workload, Workload::EVERY] {
             let publisher = cache.publisher(key(owner, "two.example"), Origin::FILES);
             subscription.entry(|_| ());
-            publisher.publish(bundle(), SystemTime::now(), None);
+            publisher.publish(bundle(), Clock::system().now(), None);
             assert_eq!(poll_fn(|cx| subscriber.poll_changes(cx)).await, [7]);
             subscription.entry(|_| ());
             publisher.withdraw("no longer federated".to_owned());

@@ -131,11 +131,12 @@ async fn workloads_come_and_go_while_others_are_served() {
     assert!(identity(&mut web_stream).await.ends_with("/sa/web"));
     assert!(identity(&mut api_stream).await.ends_with("/sa/api"));
     let text = metrics(&shared);
-    for name in ["web", "api"] {
-        let sample = format!("attache_pushes_total{{workload=\"{name}\",name=\"default\"}} 1");
-        assert!(text.contains(&sample), "{sample} in {text}");
-        let sample = format!("attache_streams{{workload=\"{name}\",name=\"default\"}} 1");
-        assert!(text.contains(&sample), "{sample} in {text}");
+    for sample in [
+        "attache_pushes_total{name=\"default\"} 2\n",
+        "attache_streams{name=\"default\"} 2\n",
+        "attache_workloads{namespace=\"default\",service_account=\"web\"} 1\n",
+    ] {
+        assert!(text.contains(sample), "{sample} in {text}");
     }
 
     workloads.remove(web.workload);

@@ -17,8 +17,8 @@ fn the_endpoint_comes_from_the_flag_attaches_variable_spiffes_variable_or_the_fi
         ("ATTACHE_SPIFFE_ENDPOINT", "unix:///attache.sock"),
         ("SPIFFE_ENDPOINT_SOCKET", "unix:/spiffe.sock"),
     ];
-    let cases: [(&str, &[(&str, &str)], &str); 3] = [
-        (ENDPOINT, &variables, "/run/spire/agent.sock"),
+    let cases = [
+        (ENDPOINT, &variables[..], "/run/spire/agent.sock"),
         ("--ca spiffe", &variables, "/attache.sock"),
         ("--ca spiffe", &variables[1..], "/spiffe.sock"),
     ];
