@@ -347,7 +347,7 @@ impl World {
 async fn no_failure(world: &World, traffic: Traffic) {
     let report = traffic.stop().await;
     assert!(report.failures.is_empty(), "{:#?}\n{}", report.failures, world.api.process.log());
-    assert!(report.succeeded > 10, "only {} requests", report.succeeded);
+    assert!(report.succeeded >= 5, "only {} requests", report.succeeded);
 }
 
 #[tokio::test]
